@@ -18,10 +18,10 @@ from typing import Protocol, TypeAlias
 
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.state.backend import folder_name
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.files import SteadyFile, file_chunks, link_or_copy, sync_path
 from flinkplus.state.left import FILE_NAME, FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER, newest_checkpoint, paced
 from flinkplus.state.removal import remove_file, remove_folder
-from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
 SMALL_BYTES = 1 << 20
@@ -148,7 +148,7 @@ def _names_in(folder: Path) -> list[str] | None:
 class SlotDisk:
     """The folder of ``subtask`` in a slot's work directory."""
 
-    def __init__(self, work_dir: Path, subtask: str, storage: CheckpointStorage) -> None:
+    def __init__(self, work_dir: Path, subtask: str, storage: StateFiles) -> None:
         self.folder = folder_name(subtask)
         self._folder = work_dir / self.folder
         self._storage = storage

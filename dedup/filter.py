@@ -132,7 +132,7 @@ class FilterCounts:
 
     @property
     def false_positive_rate(self) -> float:
-        """Of the IDs that were new, the share that the Bloom filter did not rule out."""
+        """Share of the new IDs that the Bloom filter did not rule out."""
         new = self.asked - self.known
         return (self.maybe - self.known) / new if new else 0.0
 

@@ -53,8 +53,8 @@ def measure(folder: Path, key_count: int, share: float, same: int, rounds: int) 
     """Figures of a state of ``key_count`` keys. JSON-able."""
     rng = np.random.default_rng(1)
     storage = CheckpointStorage(folder / "checkpoints")
-    storage.prepare({"name": "bench", "fingerprint": ""}, resume=False)
-    state = SubtaskState(folder / "work", storage, "count[0]", 1, max_entries=MEMTABLE_ENTRIES)
+    storage.ownership.prepare({"name": "bench", "fingerprint": ""}, resume=False)
+    state = SubtaskState(folder / "work", storage.state_files, "count[0]", 1, max_entries=MEMTABLE_ENTRIES)
     fill(state, key_count, rng)
     checkpoint = 1
     figures: dict[str, Any] = {"keys": key_count, "state_mb": round(key_count * VALUE_BYTES / 1e6, 1)}

@@ -81,8 +81,10 @@ def made_up_keys(rng: np.random.Generator, key_count: int) -> list[bytes]:
 
 def open_state(folder: Path, key_count: int) -> tuple[CheckpointStorage, SubtaskState]:
     storage = CheckpointStorage(folder / "checkpoints")
-    storage.prepare({"name": "bench", "fingerprint": ""}, resume=False)
-    return storage, SubtaskState(folder / "work", storage, "count[0]", 1, max_entries=4 * key_count, policy=DELTAS_ONLY)
+    storage.ownership.prepare({"name": "bench", "fingerprint": ""}, resume=False)
+    return storage, SubtaskState(
+        folder / "work", storage.state_files, "count[0]", 1, max_entries=4 * key_count, policy=DELTAS_ONLY
+    )
 
 
 def sst_entries_per_s(keys: list[bytes], folder: Path, rounds: int) -> float:
@@ -155,7 +157,7 @@ def measure(folder: Path, key_count: int, rounds: int) -> dict[str, float]:
         state.checkpoint_complete(checkpoint)
     state.close()
     for generation, work in ((2, "work"), (3, "elsewhere")):
-        again = SubtaskState(folder / work, storage, "count[0]", generation, max_entries=4 * key_count)
+        again = SubtaskState(folder / work, storage.state_files, "count[0]", generation, max_entries=4 * key_count)
         where = "local" if work == "work" else "stored"
         note(f"restore_{where}_ms", timed(lambda again=again: again.restore(handle)) * 1e3)  # type: ignore[misc]
         note("after_restore_us_per_key", count_all(again.number_state("count"), keys, rng) * 1e6 / key_count)

@@ -1,9 +1,10 @@
-"""Options of a streaming job: one frozen dataclass, safe defaults, three ways to set them.
+"""Options of a streaming job: declared here, each with its default, rule and text, in six groups.
 
 Rules: keyword arguments of ``StreamEnvironment`` win over ``spark.flinkplus.*`` of the session's configuration, which
 wins over the defaults. The configuration key of ``checkpoint_interval`` is ``spark.flinkplus.checkpointInterval``.
-Times are seconds here (what users type) and milliseconds in the protocol. Every value is checked once, in
-``Options.checked``.
+Times are seconds here (what users type) and milliseconds in the protocol. ``Options.checked`` checks every value once.
+docs/options.md (``make options``) and the help of the command line are made from the docstrings here, in Markdown. The
+types are repeated only in ``flinkplus.job_options``, for editors and type checkers; a test compares the two.
 """
 
 from __future__ import annotations
@@ -18,248 +19,256 @@ from typing import Any
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
+from flinkplus.option_rules import Rule, at_least, one_of, option, seconds, share, string, truth, whole
 from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 
 CONF_PREFIX = "spark.flinkplus."
 GUARANTEES = tuple(guarantee.value for guarantee in Guarantee)
-RECOVERY_MODES = ("rollback", "partial", "standby")
+RECOVERY_MODES = ("standby", "partial", "rollback")
 PLACEMENTS = ("spread", "near")
 FAILBACK_MODES = ("auto", "never")
 TRANSPORTS = ("tcp", "grpc")
 CHECKPOINT_MODES = ("aligned", "unaligned", "synchronous")
+ENCODING_ERRORS = ("replace", "strict")
 FULL_DEPTH = "full"
 CUSTOM_PLACEMENT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_PARALLELISM = 1024
 MOST_SPARES = 100
-"""Spare slots that a job may have."""
+"""Maximum number of spare slots of a job."""
 MAX_IN_FLIGHT_MB = 128
-"""Half of what a message between driver and slot may have (``flinkplus.runtime.control.messages.MAX_BYTES``)."""
-WHOLE_NUMBERS = (
-    ("parallelism", 1, MAX_PARALLELISM),
-    ("max_concurrent_checkpoints", 1, 16),
-    ("retained_checkpoints", 1, 1000),
-    ("replicas", 1, 100),
-    ("cache_memory_mb", 1, 1_000_000),
-    ("in_flight_mb", 1, MAX_IN_FLIGHT_MB),
-    ("max_restarts", 0, 1_000_000),
-    ("max_slot_losses", 0, 1_000_000),
-    ("batch_rows", 1, 1_000_000),
-    ("window", 2, 4096),
-    ("window_kb", 1, 1 << 20),
-    ("memtable_entries", 1000, 1_000_000_000),
-)
-"""Options that are whole numbers: name, minimum, maximum."""
+"""Half of the maximum of a message between driver and slot (``flinkplus.runtime.control.messages.MAX_BYTES``)."""
 SPREAD, MAX_SPREAD_S = 0.2, 0.2
 CLOSE_OPTIONS = 0.75
-"""There are many options: how alike a misspelt name must be to the one that an error suggests."""
+"""How alike a misspelt name must be to the one that an error suggests: high, because there are many options."""
+
+
+def _is_placement(value: object) -> bool:
+    return isinstance(value, str) and (value in PLACEMENTS or bool(CUSTOM_PLACEMENT.match(value)))
+
+
+def _is_tls(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and bool(value.strip()))
+
+
+def _is_texts(value: Any) -> bool:
+    return not isinstance(value, str) and all(isinstance(one, str) for one in value)
+
+
+PLACEMENT = Rule(
+    _is_placement,
+    f"{' or '.join(PLACEMENTS)}, or a function of your own as 'module:function'",
+    "`spread`, `near`, `module:function`",
+    metavar="STRATEGY",
+)
+TLS = Rule(_is_tls, "True, False or a directory with certificates", "true, false, a directory")
+TEXTS = Rule(_is_texts, "a sequence of texts")
 
 
 @dataclass(frozen=True)
-class Options:
-    """Settings of one job. Times are in seconds; ``checked`` raises ``ConfigurationError`` for one that cannot work."""
+class ProcessingOptions:
+    """Processing: how much runs at once, and how much memory it takes."""
 
-    parallelism: int = 2
-    """Subtasks of each operator, and slots."""
-    checkpoint_interval: float | None = 1.0
-    """Seconds between checkpoints; ``None``: only the checkpoint that ends a bounded job."""
-    checkpoint_timeout: float = 60.0
-    """Seconds after which a checkpoint is aborted; the stream keeps running."""
-    checkpoint_min_pause: float = 0.0
-    """Minimum seconds between the end of one checkpoint and the start of the next."""
-    max_concurrent_checkpoints: int = 1
+    parallelism: int = option(2, whole(1, MAX_PARALLELISM))
+    """Number of subtasks of each operator, and of slots (Spark tasks)."""
+    batch_rows: int = option(32_768, whole(1, 1_000_000))
+    """Target number of rows per read of a source, and maximum number that a step takes of several messages."""
+    flush_interval: float = option(0.02, seconds(0.001))
+    """Maximum time for which a few rows wait at two exchanges. Small batches move in waves, one in half of this time
+    for each stage of the job; a source that is paced by `throttle` reads with them. A slot that has little to do waits
+    less, or not at all. [Decision 50](decisions/0050-steps-take-bundles.md)."""
+    window: int = option(16, whole(2, 4096))
+    """Maximum number of in-flight messages per channel (credit)."""
+    window_kb: int = option(2048, whole(1, 1 << 20))
+    """Maximum KiB in flight to one subtask over all channels of an exchange. Each channel has an equal part, and may
+    always have one message in flight."""
+    cache_memory_mb: int = option(64, whole(1, 1_000_000))
+    """MiB of sent output that a slot keeps in memory for replay. The same limit holds for messages that wait on back
+    edges of loops, with `rollback` too. The rest goes to disk."""
+    memtable_entries: int = option(2_000_000, whole(1000, 1_000_000_000))
+    """Maximum number of keys of each keyed state in memory. The others are in RocksDB only."""
+    dedup_error_rate: float = option(0.01, share())
+    """Maximum share of new messages that the Bloom filter of message IDs takes for known. For each of them memory or
+    RocksDB decides. `message_ids` in `job.metrics()` has the measured share."""
+    encoding_errors: str = option("replace", one_of(ENCODING_ERRORS))
+    """What happens to text that is not UTF-8. `replace` replaces it and counts it (`invalid_lines`); `strict` fails."""
+    work_dir: str | None = option(None, string("a path, a URI", "DIR"))
+    """Directory in which the job's temporary directory is made. `None`: the system's directory for temporary files."""
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Checkpoints: when and how they are taken, and what they guarantee."""
+
+    checkpoint_interval: float | None = option(1.0, seconds(0.01))
+    """Time from one checkpoint to the next. `None`: only the checkpoint that ends a bounded job."""
+    checkpoint_timeout: float = option(60.0, seconds(0.1))
+    """Time after which a checkpoint is aborted. The stream keeps running."""
+    checkpoint_min_pause: float = option(0.0, seconds(0.0))
+    """Minimum time between the end of one checkpoint and the start of the next."""
+    max_concurrent_checkpoints: int = option(1, whole(1, 16))
     """Maximum number of checkpoints in progress at the same time."""
-    retained_checkpoints: int = 3
+    retained_checkpoints: int = option(3, whole(1, 1000))
     """Number of complete checkpoints to keep."""
-    checkpoint_dir: str | None = None
-    """Path or ``pyarrow.fs`` URI that every slot and the driver can reach; ``None``: deleted with the job."""
-    checkpoint_mode: str = "aligned"
-    """``aligned``: asynchronous barrier snapshots. ``unaligned``: barriers overtake messages that wait in channels, and
-    these messages belong to the checkpoint. ``synchronous``: the whole job pauses for each checkpoint (a baseline)."""
-    aligned_timeout: float | None = None
-    """Seconds for which barriers of an unaligned checkpoint do not overtake; ``None``: 0."""
-    in_flight_mb: int = 64
-    """Maximum MiB of in-flight messages in the snapshots of one slot; beyond it the checkpoint is aborted.
+    checkpoint_dir: str | None = option(None, string("a path, a URI", "DIR"))
+    """Path or `pyarrow.fs` URI that the driver and every slot can reach. `None`: the checkpoints are deleted with the
+    job."""
+    checkpoint_mode: str = option("aligned", one_of(CHECKPOINT_MODES))
+    """How checkpoints are taken: aligned (asynchronous barrier snapshots), unaligned (barriers overtake waiting
+    messages) or synchronous (the job pauses). With `unaligned` the overtaken messages belong to the checkpoint, so it
+    takes no longer under back-pressure; it needs `exactly-once` and a job without loops. `synchronous` pauses the whole
+    job from the barrier to the end of the checkpoint, as a baseline for comparison; it needs a job without loops. All
+    modes fail over locally. [Decision 19](decisions/0019-synchronous-checkpoints.md), [decision
+    21](decisions/0021-unaligned-checkpoints.md)."""
+    aligned_timeout: float | None = option(None, seconds(0.0))
+    """Time from the trigger of an unaligned checkpoint until its barriers overtake. A checkpoint that is complete by
+    then was an aligned one. `None`: 0."""
+    in_flight_mb: int = option(64, whole(1, MAX_IN_FLIGHT_MB))
+    """Maximum MiB of in-flight messages in the snapshots of one slot, as stored. This concerns unaligned checkpoints
+    and loops. The maximum is half of it for one snapshot, and four times it for a checkpoint. A subtask that receives
+    more before a barrier lets the rest wait, as an aligned checkpoint does. A checkpoint that is still over the maximum
+    is aborted (`over budget`), and the next one is aligned. [Decision 21](decisions/0021-unaligned-checkpoints.md)."""
+    guarantee: str = option("exactly-once", one_of(GUARANTEES))
+    """How often an input row takes effect in the committed output. `at-least-once` loses nothing, and has no alignment,
+    determinants or filter. `at-most-once` doubles nothing and sends nothing again. A job with loops must be
+    `exactly-once`. [Decision 18](decisions/0018-weaker-guarantees.md)."""
+    signing_key: str | None = option(None, string("a path of a file with a key", "FILE"))
+    """File on the driver's host with the key that signs checkpoints. `None`: the file that `FLINKPLUS_KEY_FILE` names,
+    otherwise `~/.config/flinkplus/key`, which is made when it is missing
+    ([security](security.md#signed-checkpoints))."""
 
-    The maximum is half of it for one snapshot and four times it for a checkpoint (see
-    ``flinkplus.protocol.vocabulary.in_flight``).
-    """
-    guarantee: str = "exactly-once"
-    """How often the effect of an input row is in the committed output: ``exactly-once``, ``at-least-once`` or
-    ``at-most-once`` (see ``flinkplus.protocol.vocabulary.guarantee``)."""
-    recovery: str = "standby"
-    """``standby``: only the failed subtasks move, to standbys. ``partial``: no standbys; the failed subtasks and their
-    upstreams return to the last checkpoint. ``rollback``: the whole job returns to it."""
-    replicas: int = 3
-    """Copies of each subtask's state, the active one included; at most one per slot."""
-    sharing_depth: int | None = None
-    """Number of channels downstream that determinants travel; ``None`` ("full"): all the way."""
-    placement: str = "spread"
-    """Where the copies are: ``spread`` over hosts, ``near``, or ``module:function`` (see
-    ``chain_backup.failover.placement``)."""
-    failback: str = "auto"
-    """Whether subtasks return to a slot that has restarted: ``auto`` or ``never``."""
-    zookeeper: str | None = None
-    """``HOST:PORT,...`` of a ZooKeeper ensemble; ``None``: the job starts its own server."""
-    zookeeper_acl: str | None = None
-    """Who may read and change the job's nodes in ZooKeeper.
 
-    ``open``: every client. ``job``: only this job, with credentials made for it. Otherwise a file on the driver's host
-    with ``user:password``. ``None``: ``open`` in an ensemble, ``job`` with the job's own server.
-    """
-    session_timeout: float = 4.0
-    """Seconds without contact after which ZooKeeper expires the session of a slot."""
-    cache_memory_mb: int = 64
-    """MiB of output log that a slot keeps in memory; the rest is on disk."""
-    dedup_error_rate: float = 0.01
-    """Maximum share of new messages that the Bloom filter of message IDs takes for known.
+@dataclass(frozen=True)
+class RecoveryOptions:
+    """Recovery: what happens after a failure, and when the job gives up."""
 
-    Above 0 and below 1. For each of them RocksDB must be read.
-    """
-    max_restarts: int = 3
-    """Maximum number of recoveries after exceptions; the next exception fails the job.
+    recovery: str = option("standby", one_of(RECOVERY_MODES))
+    """What a failure moves: standby (only the failed subtasks), partial (they and their upstreams) or rollback (the
+    whole job). `standby`: the failed subtasks move to standbys. `partial`: there are no standbys; the failed subtasks
+    and their upstreams return to the last checkpoint, and all others drop what they have received already ([decision
+    22](decisions/0022-partial-graph-recovery.md)). `rollback`: the whole job returns to the last checkpoint. With one
+    slot, one replica or no periodic checkpoints a job has no standbys. `partial` needs periodic checkpoints and a job
+    without loops."""
+    replicas: int = option(3, whole(1, 100))
+    """Number of copies of each subtask's state, the active one included. `standby`: at most one per slot, so at most
+    `parallelism`, and one more for each [spare slot](operations.md#spare-slots). `partial`: the number of slots that
+    `placement` names for a subtask; when its own slot is lost, the next of them is preferred."""
+    sharing_depth: int | None = option(None, at_least(1))
+    """Number of channels downstream that determinants travel. `None` (or `full` in the configuration): all the way, so
+    that any set of subtasks that fails together fails over. With 1, messages are a little smaller, and a slot that
+    hosts two keyed stages in a row rolls back. With any limit a job with loops recovers by rollback."""
+    placement: str = option("spread", PLACEMENT)
+    """Where the copies are: spread (over hosts), near (neighbouring slots), or a function of your own."""
+    failback: str = option("auto", one_of(FAILBACK_MODES))
+    """Whether subtasks move back to a restarted slot. `auto`: at a checkpoint. `never`: they stay where they are."""
+    max_restarts: int = option(3, whole(0, 1_000_000))
+    """Maximum number of recoveries after exceptions. The next exception fails the job and is its cause. A recovery
+    counts once, however many subtasks fail in it ([decision
+    33](decisions/0033-what-counts-as-one-recovery-and-which-input-is-to-blame.md)), and as long as `restart_window`
+    says."""
+    restart_window: float | None = option(600.0, seconds(0.001))
+    """Time for which a recovery counts against `max_restarts`, and until a checkpoint completes after it. So rare
+    exceptions do not add up, and an input that fails repeatedly ends the job. `None`: for the life of the job."""
+    max_slot_losses: int = option(20, whole(0, 1_000_000))
+    """Maximum number of slots lost in a row without a complete checkpoint. The next loss fails the job. An input that
+    ends a process fails the job after the second loss, with `ProcessCrashed`."""
 
-    Each counts for ``restart_window`` seconds, and until a checkpoint completes after it.
-    """
-    restart_window: float | None = 600.0
-    """Seconds for which a recovery counts against ``max_restarts``; ``None``: for the life of the job."""
-    max_slot_losses: int = 20
-    """Maximum number of slots lost in a row without a complete checkpoint; the next loss fails the job."""
-    slot_timeout: float = 60.0
-    """Seconds to wait for all slots at the start."""
-    deploy_timeout: float = 60.0
-    """Seconds that slots may take to restore their subtasks."""
-    heartbeat_interval: float = 0.1
-    """Seconds between two heartbeats of a slot."""
-    heartbeat_timeout: float = 10.0
-    """Seconds without a heartbeat after which a slot is replaced; at least three times ``heartbeat_interval``."""
-    hang_timeout: float | None = 0.4
-    """Seconds without a pulse after which a slot's host counts as hung or cut off; ``None``: only ``heartbeat_timeout``
-    counts."""
-    batch_rows: int = 32_768
-    """Target number of rows per message."""
-    flush_interval: float = 0.02
-    """Maximum in seconds for which a few rows wait at two exchanges. A paced source reads once in half of it for each
-    stage of the job."""
-    window: int = 16
-    """Maximum number of in-flight messages per channel."""
-    window_kb: int = 2048
-    """KiB in flight to one subtask over all channels of an exchange; each channel has an equal part."""
-    transport: str = "tcp"
-    """Transport of messages between slots, and between slots and driver: ``tcp`` or ``grpc``."""
-    tls: bool | str = False
-    """Mutual TLS between slots and driver: ``True`` (certificates are made for the job), or a directory of certificates
-    on every host (see ``flinkplus.runtime.transport.auth.tls``)."""
-    memtable_entries: int = 2_000_000
-    """Maximum number of keys of each keyed state in memory; the rest is in RocksDB."""
-    encoding_errors: str = "replace"
-    """Text that is not UTF-8: ``replace`` (and count) or ``strict`` (fail)."""
-    work_dir: str | None = None
-    """Where the job's temporary directory is made; ``None``: the system's directory for temporary files."""
-    trace_output: str | None = None
-    """Directory shared by slots and driver, for the time and rows of every output (see
-    ``flinkplus.runtime.slot.subtasks.output_trace``)."""
-    record_machines: str | None = None
-    """File for a record of what the coordinator's state machines do (see
-    ``flinkplus.runtime.coordinator.record.recorder``)."""
-    allow_inject: bool = True
-    """Whether the job accepts ``flinkplus inject`` from a holder of its command key (see
-    ``flinkplus.runtime.operations.access_file``)."""
-    log: str | None = None
-    """How driver and slots log: ``json``, ``text``, ``json:debug``, ... (``flinkplus.runtime.base.logs``)."""
-    faults: tuple[str, ...] = ()
-    """Fault injection at named points (see ``flinkplus.runtime.faults.points``)."""
-    signing_key: str | None = None
-    """File on the driver's host with the key that signs the plan and the manifests (``flinkplus.runtime.job.signing``).
 
-    ``None``: the file that ``FLINKPLUS_KEY_FILE`` names, or the user's own key.
-    """
+@dataclass(frozen=True)
+class LivenessOptions:
+    """Slots and liveness: how long to wait, and when a slot counts as failed."""
+
+    slot_timeout: float = option(60.0, seconds(1.0))
+    """Time to wait for all slots at the start. The same time is the limit for a [spare slot](operations.md#spare-slots)
+    to start and join; three times as long is the limit for the needed slots in a recovery. A slot that cannot start
+    (missing module, full disk) reports why. When it fails three times in a row, a job that has not begun ends with that
+    reason (`SlotStartError`)."""
+    deploy_timeout: float = option(60.0, seconds(1.0))
+    """Time that slots may take to restore their subtasks."""
+    heartbeat_interval: float = option(0.1, seconds(0.01))
+    """Time between two heartbeats of a slot, which report its progress."""
+    heartbeat_timeout: float = option(10.0, seconds(0.1))
+    """Time without a heartbeat after which a slot is ended and replaced. At least three times `heartbeat_interval`."""
+    hang_timeout: float | None = option(0.4, seconds(0.1))
+    """Time after which a slot is replaced whose process is stopped, or whose host hangs or is cut off. The same holds
+    for one of two slots that cannot reach each other, or of which one refuses the connections of the other. `None`:
+    only `heartbeat_timeout` counts. Decisions [24](decisions/0024-pulses.md),
+    [26](decisions/0026-slots-that-do-not-reach-each-other.md)."""
+    session_timeout: float = option(4.0, seconds(0.2))
+    """Time without contact after which ZooKeeper expires the session of a slot. The slot then counts as failed, and
+    stops by itself."""
+    zookeeper: str | None = option(None, string("HOST:PORT,...", "HOSTS"))
+    """`HOST:PORT,...` of a ZooKeeper ensemble. `None`: the job starts its own server, restarts it if it dies, and ends
+    it."""
+    zookeeper_acl: str | None = option(
+        None, string("'job', 'open', a path of a file with USER:PASSWORD", "job|open|FILE")
+    )
+    """Access to the job's nodes in ZooKeeper: open (every client), job (only this job), or a file with user:password.
+    `None`: `job` with the job's own server, `open` in an ensemble ([security](security.md))."""
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Connections: how slots and driver reach each other, and which commands they accept."""
+
+    transport: str = option("tcp", one_of(TRANSPORTS))
+    """Transport of messages between slots, and between slots and driver. [Decision
+    11](decisions/0011-sockets-in-the-loops.md)."""
+    tls: bool | str = option(False, TLS)
+    """Mutual TLS between slots and driver, with certificates made for the job. A directory on every host with `ca.pem`,
+    `cert.pem` and `key.pem` is used instead ([security](security.md))."""
+    allow_inject: bool = option(True, truth())
+    """Whether the job accepts `flinkplus inject` ([operations](operations.md))."""
+
+
+@dataclass(frozen=True)
+class DiagnosticOptions:
+    """Diagnosis: logs, records and faults."""
+
+    log: str | None = option(None, string("'json', 'text', 'json:debug', ..."))
+    """Log format of driver and slots: `json` or `text`, with a level other than info as in `json:debug`. `None`: as
+    `FLINKPLUS_LOG` in the driver's environment, otherwise as Python's `logging` is configured
+    ([operations](operations.md#logs))."""
+    trace_output: str | None = option(None, string("a path", "DIR"))
+    """Directory shared by slots and driver, for the time and rows of every output. For measurements
+    (`flinkplus/runtime/slot/subtasks/output_trace.py`)."""
+    record_machines: str | None = option(None, string("a path", "FILE"))
+    """File for a record of the events and effects of the coordinator's state machines. The simulator can repeat it
+    (`docs/simulation.md`)."""
+    faults: tuple[str, ...] = option((), TEXTS)
+    """Fault injection at named points (`flinkplus/runtime/faults/points.py`)."""
+
+
+@dataclass(frozen=True)
+class Options(
+    ProcessingOptions, CheckpointOptions, RecoveryOptions, LivenessOptions, ConnectionOptions, DiagnosticOptions
+):
+    """Settings of one job. Times are in seconds; ``checked`` raises ``ConfigurationError`` for one that cannot work."""
 
     def checked(self) -> Options:
         """Return self; raise ``ConfigurationError`` naming the first setting that cannot work."""
-        for name, low, high in WHOLE_NUMBERS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ConfigurationError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
-        for name, low_s in (
-            ("checkpoint_timeout", 0.1),
-            ("slot_timeout", 1.0),
-            ("deploy_timeout", 1.0),
-            ("heartbeat_interval", 0.01),
-            ("heartbeat_timeout", 0.1),
-            ("flush_interval", 0.001),
-            ("session_timeout", 0.2),
-        ):
-            _check_seconds(name, getattr(self, name), low_s)
+        for field in dataclasses.fields(self):
+            value, rule, optional = getattr(self, field.name), field.metadata["rule"], is_optional(field.name)
+            if not (value is None and optional) and not rule.allows(value):
+                none = " or None" if optional else ""
+                raise ConfigurationError(f"{field.name} must be {rule.must_be}{none}, not {value!r}")
         if self.heartbeat_timeout < 3 * self.heartbeat_interval:
             raise ConfigurationError("heartbeat_timeout must be at least three times heartbeat_interval")
-        if self.hang_timeout is not None:
-            _check_seconds("hang_timeout", self.hang_timeout, 0.1)
-        if self.restart_window is not None:
-            _check_seconds("restart_window", self.restart_window, 0.001)
-        _check_seconds("checkpoint_min_pause", self.checkpoint_min_pause, 0.0)
-        if self.checkpoint_interval is not None:
-            _check_seconds("checkpoint_interval", self.checkpoint_interval, 0.01)
-        rate: Any = self.dedup_error_rate
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
-            raise ConfigurationError(f"dedup_error_rate must be a number above 0 and below 1, not {rate!r}")
-        depth = self.sharing_depth
-        if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
-            raise ConfigurationError(f"sharing_depth must be None, or a whole number of at least 1, not {depth!r}")
-        _check_one_of("guarantee", self.guarantee, GUARANTEES)
-        _check_one_of("recovery", self.recovery, RECOVERY_MODES)
-        _check_one_of("failback", self.failback, FAILBACK_MODES)
-        _check_one_of("transport", self.transport, TRANSPORTS)
-        _check_one_of("checkpoint_mode", self.checkpoint_mode, CHECKPOINT_MODES)
         if self.checkpoint_mode == "synchronous" and self.max_concurrent_checkpoints != 1:
             raise ConfigurationError("synchronous checkpoints come one at a time: max_concurrent_checkpoints must be 1")
         self._check_unaligned()
-        self._check_placement()
-        for name, what in (
-            ("checkpoint_dir", "a path, a URI"),
-            ("work_dir", "a path, a URI"),
-            ("trace_output", "a path"),
-            ("record_machines", "a path"),
-            ("log", "'json', 'text', 'json:debug', ..."),
-            ("zookeeper", "HOST:PORT,..."),
-            ("zookeeper_acl", "'job', 'open', a path of a file with USER:PASSWORD"),
-            ("signing_key", "a path of a file with a key"),
-        ):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value.strip()):
-                raise ConfigurationError(f"{name} must be {what} or None, not {value!r}")
-        tls: Any = self.tls
-        if not isinstance(tls, bool) and (not isinstance(tls, str) or not tls.strip()):
-            raise ConfigurationError(f"tls must be True, False or a directory with certificates, not {tls!r}")
-        if not isinstance(self.allow_inject, bool):
-            raise ConfigurationError(f"allow_inject must be True or False, not {self.allow_inject!r}")
-        faults: Any = self.faults
-        if isinstance(faults, str) or not all(isinstance(fault, str) for fault in faults):
-            raise ConfigurationError(f"faults must be a sequence of texts, not {faults!r}")
-        if self.encoding_errors not in ("replace", "strict"):
-            raise ConfigurationError(f"encoding_errors must be 'replace' or 'strict', not {self.encoding_errors!r}")
         return self
 
     def _check_unaligned(self) -> None:
-        if self.aligned_timeout is not None:
-            _check_seconds("aligned_timeout", self.aligned_timeout, 0.0)
-            if self.checkpoint_mode != "unaligned":
-                raise ConfigurationError(
-                    "aligned_timeout says when a checkpoint becomes an unaligned one: "
-                    f"it goes with checkpoint_mode 'unaligned', not {self.checkpoint_mode!r}"
-                )
+        if self.aligned_timeout is not None and self.checkpoint_mode != "unaligned":
+            raise ConfigurationError(
+                "aligned_timeout says when a checkpoint becomes an unaligned one: "
+                f"it goes with checkpoint_mode 'unaligned', not {self.checkpoint_mode!r}"
+            )
         if self.checkpoint_mode == "unaligned" and not self.promises.repeats:
             raise ConfigurationError(
                 f"unaligned checkpoints are for exactly-once: with {self.guarantee}, rows that were in flight would "
                 "come again, or nothing would be gained; use checkpoint_mode 'aligned'"
-            )
-
-    def _check_placement(self) -> None:
-        placement: Any = self.placement
-        if placement not in PLACEMENTS and not (isinstance(placement, str) and CUSTOM_PLACEMENT.match(placement)):
-            raise ConfigurationError(
-                f"placement must be {' or '.join(PLACEMENTS)}, or a function of your own as 'module:function', "
-                f"not {placement!r}"
             )
 
     @property
@@ -319,14 +328,12 @@ class Options:
         return min(self.replicas, self.parallelism)
 
 
-def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+TYPES: dict[str, Any] = typing.get_type_hints(Options)
 
 
-def _check_seconds(name: str, value: Any, low: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < 1e9:
-        raise ConfigurationError(f"{name} must be a number of seconds of at least {low}, not {value!r}")
+def is_optional(name: str) -> bool:
+    """Whether an option may be ``None``."""
+    return type(None) in typing.get_args(TYPES[name])
 
 
 def conf_key(name: str) -> str:
@@ -340,7 +347,7 @@ def options_from(conf: Mapping[str, str], overrides: Mapping[str, Any]) -> Optio
 
     Raises ``ConfigurationError`` for an unknown option or key, or a value of the wrong kind.
     """
-    names = {field.name for field in dataclasses.fields(Options)}
+    names = set(TYPES)
     unknown = sorted(set(overrides) - names)
     if unknown:
         raise ConfigurationError(f"unknown option {unknown[0]!r}{_suggestion(unknown[0], names)}")
@@ -362,7 +369,7 @@ def _suggestion(given: str, known: Iterable[str]) -> str:
 
 
 def _parse(key: str, text: str, name: str) -> Any:
-    hint = typing.get_type_hints(Options)[name]
+    hint = TYPES[name]
     kinds = typing.get_args(hint) or (hint,)
     if type(None) in kinds and text.strip().lower() in ("", "none"):
         return None

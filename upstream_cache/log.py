@@ -8,8 +8,8 @@ Rules:
 - Bounded: ``append`` is refused (``LogFull``) while as many messages or bytes were never sent as the limits allow. One
   message may overshoot the byte limit, so that a message larger than the limit can pass at all. What waits to be sent
   *again* after ``rewind`` does not count: a replay to one slow consumer does not stop the producer at once. What is
-  sent but not yet acknowledged is bounded by the consumer's credit (``limit``), and what is acknowledged by whoever
-  calls ``trim``.
+  sent but not yet acknowledged is bounded by the consumer's credit (``limit``), and what is acknowledged by the
+  caller of ``trim``.
 - A log whose limits were lifted (``lift_limits``) refuses nothing; what was never sent may be on disk then.
 - With a ``Retention`` the oldest messages may be on disk: ``[trimmed, kept)`` there, ``[kept, appended)`` in memory.
   Read back for a replay, a message is dropped from memory again once sent.
@@ -112,7 +112,7 @@ class OutputLog(LogCursors, Generic[M]):
     def has_room(self) -> bool:
         """Whether a message should be appended now: ``accepts``, and the memory budget holds or the disk takes more.
 
-        Whoever has found room in several logs may append one message to each, and what lets trimming go on (a
+        A caller that has found room in several logs may append one message to each, and what lets trimming continue (a
         checkpoint barrier) needs ``accepts`` only: a blocked spill volume may be freed by it.
         """
         return (

@@ -9,7 +9,7 @@ Rules:
 - A segment lives as long as its process: nothing is synchronised to disk, nothing is reopened by a later process.
 - A failed ``append`` changes nothing: what it may have written lies behind the last record and is overwritten by the
   next.
-- Every record is checked when it is handed out; whatever does not match is a ``CorruptSegment``.
+- Every record is checked when it is handed out; a record that does not match is a ``CorruptSegment``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _behind(buffers: list[Any], done_bytes: int) -> list[Any]:
 
 
 class Segment:
-    """One segment file. ``first <= seq < end`` are in it; positions count the bytes that the log was told of.
+    """One segment file. ``first <= seq < end`` are in it; positions count the bytes that the log was given.
 
     Raises ``OSError`` when the file cannot be created.
     """

@@ -68,7 +68,7 @@ class SpilledMessages(Generic[M]):
         return self._segment_of(seq).position(seq)
 
     def size_bytes(self, seq: int) -> int:
-        """Size of message ``seq``, which is on disk, as the log was told it."""
+        """Size of message ``seq``, which is on disk, as passed to the log."""
         segment = self._segment_of(seq)
         return segment.position(seq + 1) - segment.position(seq)
 
@@ -83,7 +83,7 @@ class SpilledMessages(Generic[M]):
         return message
 
     def stop_reading(self) -> None:
-        """Drop what was read ahead: reading goes on elsewhere, or not at all."""
+        """Drop what was read ahead: reading continues elsewhere, or stops."""
         self._drop_block()
         if self._reading is not None:
             self._retention.volume.close(self._handle)

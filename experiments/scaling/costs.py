@@ -34,7 +34,7 @@ from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 from flinkplus.runtime.transport.wire.wire import Message, MessageKind, decode_frame, decode_records
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 
 ROUND_TRIPS = 400
 FRAME_BYTES = (64, 16_384)
@@ -93,7 +93,7 @@ class Bench:
         self.decode_s = 0.0
         self._checkpoints = 0
         self._storage = CheckpointStorage(str(directory / "checkpoints"))
-        self._storage.prepare({"name": "costs", "fingerprint": ""}, False)
+        self._storage.ownership.prepare({"name": "costs", "fingerprint": ""}, False)
         self._arriving: deque[tuple[int, bytes]] = deque()
         names = [SubtaskId(v.name, index) for v in graph.vertices for index in range(options.parallelism)]
         edges = [(vertex, edge) for vertex in graph.vertices for edge in vertex.outputs]
@@ -129,7 +129,9 @@ class Bench:
 
         def state(plan: SubtaskPlan) -> SubtaskState:
             work = self.directory / "scratch"
-            return SubtaskState(work, self._storage, str(name), 1, max_entries=self.options.memtable_entries)
+            return SubtaskState(
+                work, self._storage.state_files, str(name), 1, max_entries=self.options.memtable_entries
+            )
 
         ports = SubtaskPorts(
             report=lambda message: None,

@@ -38,7 +38,7 @@ from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.cli.wordcount import TOKENIZE
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError, FlinkPlusError
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 
 TEXT_WORDS, VOCABULARY = 50_000, 20_000
 SETTLE_S = 5.0
@@ -228,7 +228,7 @@ class _Soak:
         return {
             "words": metrics["operators"][TOKENIZE]["rows_out"],
             **{name: metrics[name] for name in (*NOTED, "slot_restarts", "state_bytes")},
-            "unnamed_state_files": len(CheckpointStorage(job.checkpoint_dir).unnamed()),
+            "unnamed_state_files": len(CheckpointStorage(job.checkpoint_dir).retention.unnamed()),
             "exact": False,
         }
 

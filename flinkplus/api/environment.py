@@ -31,8 +31,8 @@ from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.sources.text import TextFiles
+from flinkplus.state.durable.ownership import Resume
 from flinkplus.state.files import absolute
-from flinkplus.state.storage import Resume
 
 
 @names_callers_line
@@ -140,9 +140,9 @@ class StreamEnvironment:
         """Start the job; returns its handle at once.
 
         ``resume``: ``False`` begins a new job; ``True`` continues from the last complete checkpoint in
-        ``checkpoint_dir``; ``"auto"`` does either: it begins where no run has begun yet, continues where one has, and
-        returns a handle in state ``finished``, without running anything, where one has finished. So the same command
-        can be repeated until it succeeds (``docs/operations.md``). ``trust``: also continue a job that was signed
+        ``checkpoint_dir``; ``"auto"`` does either: it starts the job if it has not begun, continues it if it has, and
+        returns a handle in state ``finished``, without running anything, if it has finished. So the same command can
+        be repeated until it succeeds (``docs/operations.md``). ``trust``: also continue a job that was signed
         with another key, on another machine or by another user. This runs its author's code (``docs/security.md``).
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
@@ -166,7 +166,7 @@ class StreamEnvironment:
         for node in self.graph.nodes:
             try:
                 cloudpickle.dumps(node.body)
-            except Exception as error:  # what cannot be pickled says so in many ways
+            except Exception as error:  # pickling fails with many kinds of errors
                 raise ConfigurationError(
                     f"operator {node.name!r} cannot be sent to the slots: {error}; let its function make what it needs"
                 ) from error
@@ -183,10 +183,12 @@ class StreamEnvironment:
         """Continue the job whose checkpoints are in ``checkpoint_dir``, as it was drawn, from its last complete
         checkpoint.
 
-        ``options`` change settings of the run; the parallelism must stay. ``trust``: as ``execute``. ``name``: of the
-        job that must be there; ``None``: any. Raises ``CheckpointDirectoryError`` when there is nothing to resume, or a
-        job of another name, ``UntrustedCheckpoint`` when it was signed with
-        another key than the one here (option ``signing_key``), or not at all.
+        ``options``: settings of this run; the parallelism cannot change.
+        ``trust``: as in ``execute``.
+        ``name``: the name that the job must have; ``None``: any.
+
+        Raises ``CheckpointDirectoryError`` when the directory has nothing to resume, or a job with another name;
+        ``UntrustedCheckpoint`` when the job is not signed with the key here (option ``signing_key``).
         """
         found = find_job(os.fspath(checkpoint_dir), options.get("signing_key"), trust, name)
         return JobHandle(resume_job(spark, found, dict(options)))

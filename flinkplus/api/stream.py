@@ -63,21 +63,21 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """The name of the operator this stream comes out of."""
+        """The name of the operator that produces this stream."""
         return self._env.graph.nodes[self._origins[0]].name
 
     def _node(self) -> int:
-        """The one node that gives all rows of this stream."""
+        """The one node that produces all rows of this stream."""
         return self._origins[0]
 
     def _then(self, operator: Operator) -> Stream:
-        """What ``operator`` makes of the rows, fused with what makes them."""
+        """The output of ``operator``, fused with the operator before it."""
         schema = operator.output_schema(self.schema)
         node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node(), None)
         return Stream(self._env, node, schema)
 
     def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
-        """What ``operator`` makes of the rows, which come to it by ``route``."""
+        """The output of ``operator``, which receives the rows by ``route``."""
         schema, graph = operator.output_schema(self.schema), self._env.graph
         node = graph.add(Node(operator.name, "operator", operator, schema), None, None)
         for origin in self._origins:
@@ -109,10 +109,11 @@ class Stream:
     def with_watermark(
         self, column: str, delay: Duration, *, every: Duration = "100 ms", name: str | None = None
     ) -> Stream:
-        """Take the event time of rows from ``column`` (a timestamp, or integer milliseconds): no row comes more than
-        ``delay`` (``"10 seconds"``, ``"500 ms"``, or seconds) behind a later one.
+        """Take the event time of rows from ``column``: a timestamp, or integer milliseconds.
 
-        Rows pass unchanged. Each subtask follows the latest row that it has seen. Behind an exchange the minimum of all
+        ``delay``: maximum time that a row arrives behind a later one (``"10 seconds"``, ``"500 ms"``, or seconds).
+
+        Rows pass unchanged. Each subtask follows the latest row that it has read. After an exchange the minimum of all
         subtasks counts, so that a subtask without rows holds back event time. Rows later than the delay are counted in
         the metric ``late_rows`` (see ``tumbling_window``). Watermarks are multiples of ``every``, which is the maximum
         delay that this adds to windows.
@@ -134,7 +135,7 @@ class Stream:
         return self
 
     def union(self, *others: Stream, name: str | None = None) -> Stream:
-        """The rows of this stream and of ``others``, which have the same columns, as one stream.
+        """Merge this stream and ``others``, which must have the same columns, into one stream.
 
         Rows of one stream keep their order; rows of different streams arrive in any order. A stream that is given twice
         contributes its rows twice. With ``key_by`` next, the rows of each stream go directly to the subtask of their
@@ -152,10 +153,10 @@ class Stream:
         return _UnitedStream(self._env, origins, schema, self._env.name_for("union", name))
 
     def iterate(self, body: Callable[[Stream], tuple[Stream, Stream]], *, name: str | None = None) -> Stream:
-        """A loop: ``body(rows)`` draws what happens to the rows of this stream, and to those that come round.
+        """A loop: ``body(rows)`` draws what happens to the rows of this stream, and to those that are fed back.
 
-        It returns two streams that it has made of ``rows``: ``(feedback, output)``. What is in ``feedback``, with the
-        columns of this stream, is in ``rows`` again; ``output`` is what ``iterate`` returns::
+        It returns two streams made from ``rows``: ``(feedback, output)``. The rows of ``feedback``, which must have the
+        columns of this stream, enter ``rows`` again; ``iterate`` returns ``output``::
 
             def halve(rows):
                 halves = rows.map(lambda row: row.n // 2, schema="n long")
@@ -163,21 +164,21 @@ class Stream:
 
             ones = numbers.iterate(halve)
 
-        ``key_by`` and state work in a loop as elsewhere. Rows that come round are beside those from outside, in no
-        particular order. When the input ends, the loop goes on until no row is in it any more, and ends with the job;
-        one whose rows go round for ever has to be cancelled. Event time ends at a loop: ``with_watermark`` may come
-        behind it. A job with loops must be exactly-once, with aligned checkpoints; loops cannot be nested. Raises
-        ``ConfigurationError`` for a feedback with other columns, and for what does not come out of the loop.
+        ``key_by`` and state work in a loop as elsewhere. Rows that are fed back and rows from outside arrive in no
+        particular order. When the input ends, the loop runs until it is empty, and then ends with the job. A loop whose
+        rows never leave it must be cancelled. Event time ends at a loop: call ``with_watermark`` again after it. A job
+        with loops must be exactly-once, with aligned checkpoints; loops cannot be nested. Raises
+        ``ConfigurationError`` for a feedback with other columns, and for streams that are not made from ``rows``.
         """
         head = LoopHead(self._env.name_for("iterate", name))
         rows = self._exchanged(head, route="forward")
         return close_loop(self._env.graph, rows, body(rows))
 
     def deduplicate(self, *columns: str, ttl: Duration | None = None, name: str | None = None) -> Stream:
-        """The first row for each value of ``columns``, such as the ID of an event that its producer may send twice;
+        """The first row for each value of ``columns``, for example the ID of an event that its producer may repeat;
         columnar.
 
-        ``ttl`` (``"10 minutes"``, or seconds): how long other rows are dropped after the one that was kept. The
+        ``ttl`` (``"10 minutes"``, or seconds): how long further rows are dropped after the one that was kept. The
         first row at or after that time is kept, and starts it again. It is processing time, and logged, so that a
         failover changes nothing. Without ``ttl`` the state grows with every new value. Nulls are equal to each other.
         """
@@ -185,14 +186,14 @@ class Stream:
         return self.key_by(*columns)._then(Deduplicate(self._env.name_for("deduplicate", name), columns, ttl_ms))
 
     def key_by(self, *columns: str) -> KeyedStream:
-        """Rows with equal values in ``columns`` meet in one subtask."""
+        """Send rows with equal values in ``columns`` to the same subtask."""
         if not columns:
-            raise ConfigurationError("a key needs at least one column; gather() makes all rows meet")
+            raise ConfigurationError("a key needs at least one column; gather() sends all rows to one subtask")
         check_key_columns(self.schema, columns)
         return KeyedStream(self, columns)
 
     def gather(self) -> KeyedStream:
-        """All rows meet in one subtask, as if they had the same key: for what concerns the stream as a whole, such as
+        """Send all rows to one subtask, as if they had the same key. For results over the whole stream, such as
         ``gather().count()``, the running count of all rows.
 
         One subtask runs the next operator and all operators fused with it, so more slots do not make it faster.
@@ -214,8 +215,8 @@ class Stream:
     def to_parquet(self, path: str | os.PathLike[str], *, name: str | None = None) -> str:
         """Exactly-once Parquet files in directory ``path``; returns the sink's name.
 
-        What a checkpoint covers becomes visible to ``spark.read.parquet(path)`` and ``spark.readStream``, at once,
-        when it completes. The directory must not hold data.
+        When a checkpoint completes, all rows that it covers become visible at once to ``spark.read.parquet(path)`` and
+        ``spark.readStream``. The directory must not hold data.
         """
         return self._sink(ParquetSink(self._env.name_for("parquet", name), absolute(os.fspath(path))))
 
@@ -233,7 +234,7 @@ class Stream:
 
 
 class _UnitedStream(Stream):
-    """What ``union`` gives. Its operator is drawn when something is to be fused with it, once."""
+    """The result of ``union``. Its operator is drawn once, when another operator is fused with it."""
 
     def __init__(self, env: Drawing, origins: tuple[int, ...], schema: pa.Schema, name: str) -> None:
         super().__init__(env, origins[0], schema)
@@ -258,7 +259,7 @@ class _UnitedStream(Stream):
 
 @names_callers_line
 class KeyedStream:
-    """A stream whose rows meet by key; every operator of it keeps state per key. Without ``keys`` all rows meet."""
+    """A stream partitioned by key; its operators keep state per key. Without ``keys`` one subtask gets all rows."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
         self._stream = stream
@@ -278,10 +279,10 @@ class KeyedStream:
         return self._then(Count(self._env.name_for("count", name), self.keys, output))
 
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
-        """Adds the running sum of ``column`` for the row's key, columnar; null as long as there were only nulls.
+        """Adds the running sum of ``column`` for the row's key, columnar; null while all values were null.
 
         Integers are summed as int64, floating point as float64, ``decimal(p, s)`` as ``decimal(p + 10, s)`` of at most
-        38 digits; a sum that goes beyond ends the job with a ``UserFunctionError``.
+        38 digits; a sum beyond that range fails the job with ``UserFunctionError``.
         """
         return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
 
@@ -297,11 +298,14 @@ class KeyedStream:
     ) -> Stream:
         """The ``k`` items of each key with the largest values (``ascending``: the smallest), kept up to date.
 
-        Each row says that the value of its ``item`` is ``by`` from now on. Out come the ranks that this changes: key
-        columns, ``rank`` from 1, item, value; the last row for each key and rank is the ranking. Of equal values the
-        one reached first stands first. A null value takes the item out; a rank that becomes free has nulls. Only ``k``
-        items a key are kept: exact as long as values do not get worse, such as counts
-        (``key_by("word").count().gather().top(10, by="count", item="word")``); see ``flinkplus.operators.keyed.top``.
+        ``by``: the column with the current value of a row's item. ``item``: the column that identifies the item.
+
+        Each row replaces the value of its item. The output has one row for each rank that changes: key columns,
+        ``rank`` from 1, item, value. The last row for each key and rank is the ranking. Among equal values the one
+        reached first ranks first. A null value removes the item; a rank without an item has nulls.
+
+        Only ``k`` items per key are kept. So the result is exact as long as values never get worse, as with counts:
+        ``key_by("word").count().gather().top(10, by="count", item="word")``; see ``flinkplus.operators.keyed.top``.
         """
         return self._then(Top(self._env.name_for("top", name), self.keys, k, by, item, ascending, output))
 
@@ -319,9 +323,9 @@ class KeyedStream:
     ) -> Stream:
         """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state.
 
-        ``ctx.event_timer(at)`` has ``on_timer(key, at_ms, ctx)`` called when event time reaches ``at``; that needs
-        ``with_watermark`` before. ``ctx.watermark`` is how far event time is, in milliseconds (``None``: not known
-        yet).
+        ``ctx.event_timer(at)`` sets a timer: ``on_timer(key, at_ms, ctx)`` is called when event time reaches ``at``.
+        This needs ``with_watermark`` before. ``ctx.watermark`` is the current event time in milliseconds (``None``: not
+        known yet).
         """
         name = self._env.name_for("process", name)
         if on_timer is not None:
@@ -340,13 +344,14 @@ class KeyedStream:
         right_prefix: str = "right_",
         name: str | None = None,
     ) -> Stream:
-        """Pairs of rows of this stream and of ``other`` with equal keys, where the time of the other row, less that of
-        this one, is from ``lower`` to ``upper`` (``"-5 seconds"``, ``"5 seconds"``). Both need ``with_watermark``
-        before.
+        """Join rows of this stream (left) and ``other`` (right) that have equal keys and close event times.
 
-        Out come the columns of both sides; the keys once, where they are called the same; of other columns of the same
-        name each with its side's prefix. A row before the watermark is dropped, and counted in the metric
-        ``late_rows``. Raises ``ConfigurationError`` for keys of different types.
+        ``left_time``, ``right_time``: the columns with the event times. Both streams need ``with_watermark`` before.
+        ``lower``, ``upper``: bounds of right time minus left time, inclusive (``"-5 seconds"``, ``"5 seconds"``).
+
+        The output has the columns of both sides. Keys with the same name appear once; other columns with the same name
+        get the prefix of their side. A row before the watermark is dropped, and counted in the metric ``late_rows``.
+        Raises ``ConfigurationError`` for keys of different types.
         """
         name = self._env.name_for("interval_join", name)
         if not isinstance(other, KeyedStream):
@@ -374,10 +379,12 @@ class KeyedStream:
         return Stream(self._env, node, schema)
 
     def tumbling_window(self, column: str, size: Duration) -> WindowedStream:
-        """Windows of event time, ``size`` long (``"10 seconds"``), by the time in ``column``; needs ``with_watermark``
-        before.
+        """Windows of event time.
 
-        A row whose window has been put out already is dropped, and counted in the metric ``late_rows``.
+        ``column``: has the event time; the stream needs ``with_watermark`` before.
+        ``size``: length of a window (``"10 seconds"``).
+
+        A row whose window was already emitted is dropped, and counted in the metric ``late_rows``.
         """
         return WindowedStream(self, column, duration_ms(size, "the size of a window", least=1))
 
@@ -388,8 +395,9 @@ class KeyedStream:
 
 @names_callers_line
 class WindowedStream:
-    """Windows of a keyed stream: one row for each key and window, when the watermark passes the window's end: the key
-    columns, ``window_start``, ``window_end``, and what is asked for here.
+    """Windows of a keyed stream. Each emits one row per key when the watermark passes its end.
+
+    The row has the key columns, ``window_start``, ``window_end``, and the results of the method called here.
     """
 
     def __init__(self, stream: KeyedStream, column: str, size_ms: int) -> None:
@@ -401,7 +409,7 @@ class WindowedStream:
         return f"<WindowedStream of {self._size_ms} ms of {self._column!r} over {self._stream!r}>"
 
     def count(self, *, output: str = "count", name: str | None = None) -> Stream:
-        """How many rows there are."""
+        """The number of rows."""
         return self._aggregated("count", name, Aggregate(output, "count"))
 
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
@@ -411,8 +419,9 @@ class WindowedStream:
         return self._aggregated("sum", name, Aggregate(output, "sum", column))
 
     def aggregate(self, *, name: str | None = None, **outputs: str | tuple[str, str]) -> Stream:
-        """Several at once, by output column: ``n="count", total=("sum", "x"), least=("min", "x")``; there are
-        ``count``, ``sum``, ``min``, ``max`` and ``mean``.
+        """Several aggregates at once, by output column: ``n="count", total=("sum", "x"), least=("min", "x")``.
+
+        The aggregates are ``count``, ``sum``, ``min``, ``max`` and ``mean``.
         """
         aggregates = []
         for output, wanted in outputs.items():

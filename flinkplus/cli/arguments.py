@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from typing import Any
+
+from flinkplus.config import TYPES, Options
+from flinkplus.option_rules import help_of, texts
 
 
 def positive(text: str) -> int:
@@ -17,3 +22,22 @@ def positive_number(text: str) -> float:
     if not 0 < value < 1e12:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
+
+
+def add_option(command: argparse.ArgumentParser, name: str, **different: Any) -> None:
+    """``--name``, for an option of the job, with its default and its text. ``different``: as for ``add_argument``."""
+    (field,) = (field for field in dataclasses.fields(Options) if field.name == name)
+    (text,) = (texts(group)[name] for group in Options.__bases__ if name in texts(group))
+    rule, default = field.metadata["rule"], different.get("default", field.default)
+    given: dict[str, Any] = {"default": default, "help": help_of(text)}
+    if default is not None:
+        given["help"] += " (default: %(default)s)"
+    if rule.choices:
+        given["choices"] = rule.choices
+    else:
+        given["metavar"] = rule.metavar
+    if float in (TYPES[name], *getattr(TYPES[name], "__args__", ())):
+        given["type"] = positive_number
+    elif TYPES[name] is int:
+        given["type"] = positive if rule.allows(1) and not rule.allows(0) else int
+    command.add_argument(f"--{name.replace('_', '-')}", **{**given, **different})

@@ -19,7 +19,7 @@ DESCRIPTIONS = {
 
 def add_example(commands: Any) -> None:
     """Add ``example`` to the sub-commands of ``flinkplus``."""
-    from flinkplus.cli.arguments import positive, positive_number
+    from flinkplus.cli.arguments import add_option, positive, positive_number
 
     example = commands.add_parser("example", help="jobs with loops: connected components, PageRank")
     kinds = example.add_subparsers(dest="name", required=True, metavar="EXAMPLE")
@@ -40,9 +40,9 @@ def add_example(commands: Any) -> None:
         command.add_argument(
             "--seed", type=int, default=1, metavar="S", help="seed of the random graph and of the kills"
         )
-        command.add_argument("--parallelism", type=positive, default=3, metavar="N", help="slots (default: 3)")
-        command.add_argument("--recovery", choices=["standby", "rollback"], default="standby")
-        command.add_argument("--checkpoint-interval", type=positive_number, default=0.5, metavar="S")
+        add_option(command, "parallelism", default=3)
+        add_option(command, "recovery", choices=["standby", "rollback"])
+        add_option(command, "checkpoint_interval", default=0.5)
         command.add_argument("--json", metavar="FILE", help="write every figure here")
         command.add_argument("--master", metavar="URL", help="Spark master (default: local)")
         command.set_defaults(run=run_example_command)

@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from flinkplus import __version__
-from flinkplus.cli.arguments import positive, positive_number
+from flinkplus.cli.arguments import add_option, positive, positive_number
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
 from flinkplus.cli.moves import add_moves
 from flinkplus.cli.status import add_status
-from flinkplus.config import CHECKPOINT_MODES
 from flinkplus.errors import (
     CheckpointDirectoryError,
     ConfigurationError,
@@ -72,56 +71,29 @@ def _add_wordcount(commands: Any) -> None:
     command = commands.add_parser("wordcount", help="running count of every word, with kills on request")
     command.add_argument("input", nargs="?", metavar="INPUT", help="file, directory or glob (default: the demo text)")
     command.add_argument("--output", metavar="DIR", help="Parquet directory; without it results are only counted")
-    command.add_argument("--parallelism", type=positive, default=2, metavar="N", help="slots (default: 2)")
+    add_option(command, "parallelism")
     command.add_argument("--rate", type=positive_number, metavar="WORDS_PER_S", help="steady rate (default: unlimited)")
     command.add_argument("--repeat", type=positive, default=1, metavar="N", help="read the input N times (default: 1)")
-    command.add_argument("--checkpoint-interval", type=positive_number, default=1.0, metavar="S")
+    add_option(command, "checkpoint_interval")
     command.add_argument("--no-checkpoints", action="store_true", help="only the checkpoint that ends the job")
-    command.add_argument(
-        "--checkpoint-mode",
-        choices=CHECKPOINT_MODES,
-        default="aligned",
-        help="unaligned: barriers overtake waiting messages; synchronous: the job pauses",
-    )
-    command.add_argument(
-        "--aligned-timeout",
-        type=positive_number,
-        metavar="S",
-        help="seconds for which barriers of an unaligned checkpoint do not overtake",
-    )
-    command.add_argument("--checkpoint-dir", metavar="DIR", help="keep checkpoints here, for flinkplus resume")
+    for name in ("checkpoint_mode", "aligned_timeout", "checkpoint_dir"):
+        add_option(command, name)
     command.add_argument(
         "--resume",
         choices=["auto"],
         help="start the job, or resume it from --checkpoint-dir; do nothing if it has finished (for a supervisor)",
     )
     _add_signing(command)
-    command.add_argument("--recovery", choices=["standby", "partial", "rollback"], default="standby")
-    command.add_argument("--replicas", type=positive, default=3, metavar="N", help="copies of each state (default: 3)")
-    command.add_argument("--placement", default="spread", metavar="STRATEGY", help="spread, near or module:function")
-    command.add_argument(
-        "--failback",
-        choices=["auto", "never"],
-        default="auto",
-        help="move subtasks back to a restarted slot (default: auto)",
-    )
-    command.add_argument("--zookeeper", metavar="HOSTS", help="an ensemble (default: a server of the job's own)")
-    command.add_argument(
-        "--zookeeper-acl", metavar="job|open|FILE", help="who may change the job's nodes (docs/security.md)"
-    )
-    command.add_argument(
-        "--max-restarts", type=int, default=3, metavar="N", help="restarts after exceptions (default: 3)"
-    )
-    command.add_argument(
-        "--transport", choices=["tcp", "grpc"], default="tcp", help="transport between slots (default: tcp)"
-    )
+    for name in ("recovery", "replicas", "placement", "failback", "zookeeper", "zookeeper_acl", "max_restarts"):
+        add_option(command, name)
+    add_option(command, "transport")
     command.add_argument("--tls", action="store_true", help="mutual TLS, with certificates made for the job")
     command.add_argument(
         "--tls-certificates", metavar="DIR", help="mutual TLS, with the certificates in DIR on every host"
     )
     command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
     command.add_argument("--duration", type=positive_number, metavar="S", help="end the input after S seconds")
-    command.add_argument("--encoding-errors", choices=["replace", "strict"], default="replace")
+    add_option(command, "encoding_errors")
     command.add_argument("--no-check", action="store_true", help="do not compare the output with a batch count")
     command.add_argument("--json", metavar="FILE", help="write every figure here")
     command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
@@ -129,7 +101,7 @@ def _add_wordcount(commands: Any) -> None:
 
 
 def _add_signing(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--signing-key", metavar="FILE", help="the key that checkpoints are signed with")
+    add_option(command, "signing_key")
     command.add_argument(
         "--trust", action="store_true", help="resume a job that another key has signed: runs the code of its author"
     )

@@ -26,7 +26,7 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.control.names import check_subtask, find_subtask
 from flinkplus.sources.text import TextFiles
-from flinkplus.state.storage import Resume
+from flinkplus.state.durable.ownership import Resume
 
 KILL = re.compile(r"(?P<subtask>.+)@(?P<at>\d+(?:\.\d+)?)$")
 POLL_S = 0.05

@@ -14,7 +14,7 @@ Rules:
   one at a time; checkpoint ids are never reused. Hence a file described for a checkpoint up to the last committed one
   is committed already, and every later one is not: all that a committer has to remember is that one number.
 - ``commit`` may be repeated, also by another process after a crash at any point of it, and then finishes what is left.
-- Before a subtask is deployed anew, every complete checkpoint is committed: a writer begins with nothing staged. The
+- Before a subtask is deployed again, every complete checkpoint is committed: a writer begins with nothing staged. The
   writer of a promoted standby adopts what its version describes.
 """
 
@@ -46,7 +46,7 @@ class SinkContext(Protocol):
 
 
 class SinkWriter(ABC):
-    """The sink in one subtask; used by one thread, but for ``settle``. After an exception it can only be closed: the
+    """The sink in one subtask; used by one thread, except for ``settle``. After an exception it can only be closed: the
     subtask failed.
     """
 
@@ -65,7 +65,7 @@ class SinkWriter(ABC):
         """Finish what ``stage`` has set aside; return what it described (``staged``, or a copy) with all details.
 
         Called before a snapshot counts, in another thread, one call after the other. Descriptions of what is known to
-        be complete by now are left out. Raises ``OSError``; whatever is called next raises it as well.
+        be complete by now are left out. Raises ``OSError``; the next call raises it as well.
         """
         return list(staged)
 

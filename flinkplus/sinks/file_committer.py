@@ -8,7 +8,7 @@ The output directory::
     _flinkplus.json                   which job and which sink of it write here
 
 Invariants: a listed file exists, whole, from before it is listed until it is no longer listed. A file is moved only
-when the checkpoint that covers it is complete. The highest checkpoint in the names of listed files tells what is
+when the checkpoint that covers it is complete. The highest checkpoint in the names of listed files shows what is
 committed; no other record exists that could disagree. Files that are neither listed nor needed any more (of generations
 that were rolled back) are removed in passing, at the latest by ``finish``.
 """
@@ -119,8 +119,7 @@ class FileCommitter(SinkCommitter):
                 self._committed_through = max(file.checkpoint for file in new)
             if self._is_new_generation(new):
                 self._sweep(checkpoint, {file.name for file in files})
-            if self._files.uploads is not None:
-                self._files.uploads.abort_old(self._staging)
+            self._files.uploads.abort_old(self._staging)
 
     def retract_after(self, checkpoint: int | None) -> None:
         def is_later(part: PartName | None) -> bool:
@@ -197,10 +196,9 @@ class FileCommitter(SinkCommitter):
         return name
 
     def _abort_uploads(self) -> None:
-        """No process of this job writes: what has begun, and is in no listing, is never completed."""
-        if self._files.uploads is not None:
-            self._files.check()
-            self._files.uploads.abort(self._staging)
+        """No process of this job writes any more, so uploads in progress are never completed."""
+        self._files.check()
+        self._files.uploads.abort(self._staging)
 
     def discard(self) -> None:
         self._abort_uploads()

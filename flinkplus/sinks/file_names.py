@@ -1,4 +1,4 @@
-"""Names of output files; what is known of a file is in its name, so that a listing tells the whole story.
+"""Names of output files. A name holds everything known of its file, so that a listing is enough.
 
 ``part-c<checkpoint>-s<subtask>-g<generation>-<n>.<suffix>``: staged for a checkpoint; the name it keeps when committed.
 ``open-s<subtask>-g<generation>-<n>.<suffix>``: being written.

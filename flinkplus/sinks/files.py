@@ -1,7 +1,7 @@
 """The output directory of a job: every file operation of the file sinks, on a local path or a ``pyarrow.fs`` URI.
 
 Rules: names are relative to the directory. ``write`` is atomic (a hidden temporary file, then a move); ``move``
-replaces. Removing what is not there is no error, so that every operation can be repeated. With ``check`` nothing is
+replaces. Removing a missing file is no error, so that every operation can be repeated. With ``check`` nothing is
 renamed or removed without asking before, once everything else is done. Locally a path is made
 absolute but links are not followed, because Spark compares the logged paths with the one that the reader was given.
 
@@ -24,12 +24,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from flinkplus.local_files import LocalFolder
+from flinkplus.state.durable.uploads import Uploads
 from flinkplus.state.files import filesystem_of
-from flinkplus.state.uploads import uploads_of
 
 TEMPORARY_SUFFIX = ".tmp"
 ABSENT = (FileNotFoundError, NotADirectoryError)
-"""What the system says of a name that is not there: nothing is, or a file is in the place of a directory above it."""
+"""Errors for a missing name: it does not exist, or a file is in the place of a directory above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class FileEntry:
 class OutputFiles:
     """The directory ``location``: a local path, or a URI that ``pyarrow.fs`` knows.
 
-    ``check`` is called before anything is renamed or removed, and raises when that is not for this process to do.
+    ``check`` is called before anything is renamed or removed, and raises when this process must not do that.
     """
 
     def __init__(self, location: str) -> None:
@@ -53,8 +53,8 @@ class OutputFiles:
         self.check: Callable[[], None] = lambda: None
         self._fs, self._base = filesystem_of(location)
         self._local: LocalFolder | None = None
-        self.uploads = uploads_of(location)
-        """Multipart uploads into the directory; ``None`` where it is not on S3."""
+        self.uploads = Uploads(location)
+        """Multipart uploads into the directory."""
         if isinstance(self._fs, fs.LocalFileSystem):
             self._base = os.path.abspath(self._base)
             self._local = LocalFolder(self._base)
@@ -75,7 +75,7 @@ class OutputFiles:
         return self._uri_prefix + quote(self._path(name))
 
     def info(self, name: str) -> FileEntry | None:
-        """The entry called ``name``; ``None`` when there is none."""
+        """The entry called ``name``; ``None`` when it does not exist."""
         if self._local is not None:
             with contextlib.suppress(*ABSENT):
                 return _local_entry(posixpath.basename(name), self._local.found(name))

@@ -6,7 +6,7 @@ Rules:
   slots, so that every deployment of a job sees the same splits. A reader finding something else than was written down
   raises ``InputError``.
 - ``reader(index, parallelism)`` is a pure function of descriptor and arguments: the readers of all indexes together
-  give every row exactly once, whatever slot they run on.
+  give every row exactly once, on any slot.
 - Replay: after ``open(position)`` a reader gives exactly the rows that followed when ``position()`` returned that
   value, in the same order. (Where ``read`` cuts them into batches depends on the sequence of ``max_rows`` and is not
   promised to be the same.)

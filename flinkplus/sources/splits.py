@@ -5,9 +5,9 @@ Rules:
 - A reader's splits are a pure function of the planned source, the subtask's index and the parallelism; they never
   change.
 - A split is read block by block; a block is a batch of rows, each with the *cursor* (a number within the split) at
-  which reading goes on after it. So a position can stand after any row: pass, split, cursor.
+  which reading continues after it. So a position can stand after any row: pass, split, cursor.
 - A source that loops (``repeat``) begins its splits again after the last one. A pass without a single row ends the
-  source, so that looping over nothing does not go on forever.
+  source, so that a loop over nothing ends.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class SplitReader(SourceReader, Generic[S]):
         return block.rows.slice(start, end - start)
 
     def _rows_before(self, block: Block) -> int:
-        """How many rows of a block were read before the position that reading goes on from."""
+        """How many rows of a block were read before the position that reading continues from."""
         if self._cursor in (None, self._began) or not block.rows.num_rows:
             return 0
         rows = int(np.searchsorted(block.cursors, self._cursor, side="right"))

@@ -4,7 +4,7 @@ Rules:
 
 - A line ends with LF or CR LF, which do not belong to it; the last one may end with the file. (A lone CR ends
   nothing.) A UTF-8 byte order mark at the beginning of a file is skipped, as Spark does.
-- A line belongs to the split in which its first byte lies, as with Hadoop's input splits. So whatever the splits, the
+- A line belongs to the split in which its first byte lies, as with Hadoop's input splits. So with any splits the
   readers together give every line once. The cursor of a split is the byte offset in the file at which the next line
   begins.
 - Files are planned in the driver, with their sizes; a file that has another size later is an ``InputError``.

@@ -1,9 +1,9 @@
 """Keyed state on RocksDB, its snapshots, and durable checkpoint storage."""
 
 from flinkplus.state.backend import SubtaskState
+from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.memtable import NumberState
 from flinkplus.state.objects import ObjectState
-from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.versions import BasePolicy, PendingSnapshot
 
 __all__ = [

@@ -6,12 +6,12 @@ Rules:
   ``state_bytes`` and ``state_keys`` may come from any thread; ``close`` from any thread, once the subtask's thread has
   stopped using the state;
 - a snapshot that could not be persisted loses nothing: the next one carries its changes;
-- a handle is JSON and says all that a fresh process needs, together with the storage; restoring takes a local file
-  when it is there and matches its checksum, and the stored one otherwise.
+- a handle is JSON and, with the storage, has all that a new process needs; restoring takes a local file when it exists
+  and matches its checksum, otherwise the stored one.
 
 Layout of ``work_dir``: ``<subtask>/files/`` (local copies, kept over generations), ``<subtask>/db-<generation>-<n>/``.
-A standby's are beside them, see ``chain_backup.replication.replica``: ``<subtask>/replica/``,
-``<subtask>/standby-<n>/``. So is what a dead process has left, see ``left``: ``<subtask>/left/``.
+A standby's files are in ``<subtask>/replica/`` and ``<subtask>/standby-<n>/`` (``chain_backup.replication.replica``),
+those of a dead process in ``<subtask>/left/`` (``left``).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.files import file_chunks, link_or_copy
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
 from flinkplus.state.objects import ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
-from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
@@ -56,7 +56,7 @@ def folder_name(subtask: str) -> str:
 class Prepared:
     """What a promoted standby begins with: an open store that holds exactly ``files``, all of them in storage.
 
-    ``store`` is ``None`` when there are no files. It belongs to whoever has this object, in any thread: hand it to a
+    ``store`` is ``None`` when there are no files. It belongs to the holder of this object, in any thread: hand it to a
     ``SubtaskState``, or ``close`` it.
     """
 
@@ -80,7 +80,7 @@ class SubtaskState:
     def __init__(
         self,
         work_dir: Path,
-        storage: CheckpointStorage,
+        storage: StateFiles,
         subtask: str,
         generation: int,
         *,
@@ -249,7 +249,7 @@ class SubtaskState:
         """Replace the files of versions to come by one, if they have become many; true when that was done.
 
         Takes as long as the state is large: beside everything, after a ``persist``. Raises ``StateError`` when it
-        fails, or the state is closed meanwhile; versions go on as before then.
+        fails, or the state is closed meanwhile; then versions continue as before.
         """
         return self._versions.rebase()
 

@@ -1,4 +1,4 @@
-"""State files: one sorted SST of RocksDB per delta or base, with its identity card.
+"""State files: one sorted SST of RocksDB per delta or base, and its description.
 
 Rules:
 - an SST holds one reserved entry (``FORMAT_KEY``) with the format version, then entries in strictly ascending order
@@ -6,7 +6,7 @@ Rules:
 - a file is written under a temporary name and renamed when it is whole; it never changes afterwards (ingestion was
   seen to leave its bytes alone, so hard links of it are safe);
 - the writer holds the interpreter lock for at most ``WRITE_CHUNK_ENTRIES`` entries (about 0.5 ms) and then sleeps a
-  moment, so that the thread of the stream can go on; it never waits for the disk meanwhile (see ``spool``).
+  moment, so that the stream's thread can continue; it never waits for the disk meanwhile (see ``spool``).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 
 
 def sync_path(path: Path) -> None:
-    """Have the disk write what there is of a file, or, so that a rename survives a power failure, of a folder."""
+    """Sync a file to disk, or a folder, so that a rename in it survives a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -68,8 +68,8 @@ def sync_path(path: Path) -> None:
 
 
 class SteadyFile:
-    """A new local file that reaches the disk as it grows, all but the last ``SYNC_BYTES``: whoever syncs it at last, or
-    another file, does not wait for all of it."""
+    """A new local file that reaches the disk as it grows, all but the last ``SYNC_BYTES``. So the final sync, or the
+    sync of another file, does not wait for all of it."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb", buffering=0)
@@ -259,7 +259,7 @@ class ArrowDirectory:
 
     def names(self, folder: str) -> list[str]:
         path = self._path(folder)
-        # With allow_not_found, Arrow's HDFS takes whatever it fails to list for missing, also below this folder.
+        # With allow_not_found, Arrow's HDFS takes every folder that it fails to list for missing, also below this one.
         selector = fs.FileSelector(path, allow_not_found=False, recursive=True)
         try:
             found = self._fs.get_file_info(selector)

@@ -6,8 +6,8 @@ with 100,000 keys). Here the misses of a whole batch overlap (0.2 us), and no in
 Rules:
 - open addressing with linear probing over the 64-bit hashes of Python (seeded per process, so crafted keys cannot
   pile up in one place); a hash only proposes a row, the key itself decides;
-- rows are only added, until ``keep`` numbers them anew;
-- ``keys`` is never written below ``len(table)`` nor shrunk in place: whoever holds the array has the keys of its rows.
+- rows are only added, until ``keep`` renumbers them;
+- ``keys`` is never written below ``len(table)`` nor shrunk in place: a caller that holds it has the keys of its rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW = 16
 RECENT_KEYS = 1 << 15
 """Keys whose rows are remembered for looking up a few at a time, which a dict does best."""
 SLOTS_PER_ROW = 3
-"""At least so many slots for each row: few keys need more than one probe."""
+"""Minimum number of slots per row, so that few keys need more than one probe."""
 
 
 class KeyTable:
@@ -36,7 +36,7 @@ class KeyTable:
     def __init__(self, hasher: Callable[[bytes], int] = hash) -> None:
         self._hasher = hasher
         self._count = 0
-        self.numbering = object()  # another one whenever rows are numbered anew
+        self.numbering = object()  # replaced whenever rows are renumbered
         self.keys: npt.NDArray[np.object_] = np.empty(FIRST_CAPACITY, np.object_)
         self._hashes: Hashes = np.zeros(FIRST_CAPACITY, np.int64)
         self._recent: dict[bytes, int] = {}
@@ -90,7 +90,7 @@ class KeyTable:
         return found, hashes
 
     def _check(self, keys: Sequence[bytes], rows: Rows, hashes: Hashes, slots: Hashes) -> None:
-        """Equal hashes were found: see that the keys are equal too, and go on probing where they are not."""
+        """Equal hashes were found: compare the keys too, and probe further where they differ."""
         hits = (rows != FREE).nonzero()[0]
         all_hit = len(hits) == len(rows)
         wanted = keys if all_hit else [keys[position] for position in hits.tolist()]
@@ -135,7 +135,7 @@ class KeyTable:
             slots[slot] = row
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Keep the rows where ``mask`` (shape ``len(table)``) is true, numbered anew in the same order."""
+        """Keep the rows where ``mask`` (shape ``len(table)``) is true, renumbered in the same order."""
         kept = np.flatnonzero(mask)
         capacity = max(len(kept), FIRST_CAPACITY)
         keys, hashes = np.empty(capacity, np.object_), np.zeros(capacity, np.int64)

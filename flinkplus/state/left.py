@@ -3,9 +3,9 @@
 Rules:
 - files are moved, not linked, so that nothing is left in two places; only regular files of this user count, under the
   whole name of a state file: what was still being written has another one;
-- nothing is known of such a file. It may be torn or altered, so it is of use only after its size and its checksum were
-  found to be right, and they are looked at after it was moved;
-- a checksum that nothing waits for is calculated with pauses: at most ``SHARE`` of one processor.
+- such a file may be torn or altered. So it is used only after its size and its checksum were checked, which happens
+  after the move;
+- a checksum that no thread waits for is calculated with pauses: at most ``SHARE`` of one processor.
 
 Layout: ``<work_dir>/<subtask>/left/<generation>-<checkpoint>-<n>.sst``.
 """

@@ -127,7 +127,7 @@ class NumberPart:
         return keys, order
 
     def _select(self, known: KeyOrder) -> tuple[pa.Array, Rows]:
-        """Of a known order of all rows, that of this part's rows."""
+        """The order of this part's rows, taken from a known order of all rows."""
         position = np.full(len(known.rows), -1)
         position[self._rows] = np.arange(self.entries)
         order = position[known.rows]
@@ -174,13 +174,13 @@ class NumberState:
         self._part = np.zeros(self._table.capacity, np.int64)  # the last part that froze the row
         self._tick = 0
         self._released = self._parts
-        self.key_order: KeyOrder | None = None  # made and used by whoever writes parts, one at a time
+        self.key_order: KeyOrder | None = None  # made and used by the writer of parts, one at a time
         self._futile_at = -1  # parts released when eviction last freed too little: no use before the next one
 
     # -- the hot path ---------------------------------------------------------------------------------------------
 
     def indices(self, keys: list[bytes]) -> Rows:
-        """Row of each key (shape ``len(keys)``); keys that nobody has seen begin at 0. About 0.2 us a key in memory."""
+        """Row of each key (shape ``len(keys)``); new keys begin at 0. About 0.2 us a key in memory."""
         if len(self._table) > self.max_entries:
             self._evict()
         if len(keys) <= FEW_KEYS:
@@ -320,7 +320,7 @@ class NumberState:
 
     @property
     def covers_all(self) -> bool:
-        """Memory holds every key there is, and no removal that RocksDB must be told of."""
+        """Whether memory holds every key, and no removal that RocksDB has to apply."""
         if not self._knows_all:
             return False
         count = len(self._table)

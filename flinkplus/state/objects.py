@@ -40,7 +40,7 @@ class _Absent:
 
 
 class _Packed(bytes):
-    """The pickle of a value that could be changed by whoever holds it."""
+    """The pickle of a value that a function could change later."""
 
 
 ABSENT = _Absent()

@@ -1,15 +1,15 @@
-"""Removing files without keeping the disk from everybody else.
+"""Removing files without blocking the disk for others.
 
-Giving back the blocks of a large file is work for the disk. Where it is told of each of them (``discard``, as on many
-virtual machines) that may be more than a millisecond for a megabyte, in which it does nothing else: whoever syncs a
-file meanwhile, large or small, waits until 250 MB are gone.
+Freeing the blocks of a large file is work for the disk. With ``discard``, as on many virtual machines, it may take more
+than a millisecond per megabyte, and the disk does nothing else meanwhile: a thread that syncs another file waits until
+the whole file, say 250 MB, is gone.
 
 Rules:
-- a name is gone when the call returns; the room is given back by a thread of its own, in pieces, with pauses that are
-  longer than the work: the disk has time for others, also when several processes do so. When much waits there are none;
-- only what nobody else has, by another name or open, is taken to pieces: a file that is being read stays whole;
-- the thread is there as long as it has something to do, and nobody waits for it. When the job is over, what is left
-  goes at once (``hurry``); when the process ends, the system sees to it.
+- a name is gone when the call returns; a separate thread frees the space, in pieces, with pauses longer than the work.
+  So the disk has time for others, also when several processes do this. With a long queue it does not pause;
+- only a file without another name, and not open elsewhere, is truncated piecewise: a file being read stays whole;
+- the thread exists as long as it has something to do, and no thread waits for it. When the job ends, the rest goes
+  at once (``hurry``); when the process ends, the system does it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Remover:
         found = os.fstat(handle)
         if found.st_nlink:
             return
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted when nobody else has it open
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted when no other process has it open
         for size in range(found.st_size - PIECE_BYTES, 0, -PIECE_BYTES):
             if self._hurried:
                 return

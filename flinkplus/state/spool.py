@@ -1,12 +1,12 @@
-"""A file on its way to the disk by way of memory, for a library that keeps the interpreter lock while it writes.
+"""A file that reaches the disk by way of memory, for a library that holds the interpreter lock while it writes.
 
-rocksdict does: with a file on a disk, everybody in the process would wait when RocksDB writes a block to it, and when
-it syncs it in the end, which may take a busy disk hundreds of milliseconds.
+rocksdict does so. With a file on disk, all threads of the process would wait when RocksDB writes a block to it and when
+it syncs it, which may take hundreds of milliseconds on a busy disk.
 
 Rules:
-- the library opens ``name`` and writes from the first byte to the last; whenever it rests, ``move_on`` moves what it
-  has written, without the interpreter lock, so that there is never more in memory than was written between two calls;
-- where there is no such memory (Linux has it), ``name`` is the file itself.
+- the library opens ``name`` and writes from the first byte to the last; between its writes, ``move_on`` moves the
+  written part to disk, without the interpreter lock. So memory never holds more than was written between two calls;
+- on systems without such memory (Linux has it), ``name`` is the file itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Spool:
         if written > self._moved:
             self._file.take(self._memory, self._moved, written)
             self._moved = written
-            os.ftruncate(self._memory, 0)  # who writes goes on where it was, and what is before that takes no room
+            os.ftruncate(self._memory, 0)  # the writer continues at its position; the part before it takes no space
 
     def __enter__(self) -> Self:
         return self

@@ -4,18 +4,18 @@ Rules:
 - nothing is ever put key by key: files are ingested whole, in order, and later ones win; so there is no write-ahead
   log, and the store is scratch: durable state is the files;
 - ``FORMAT_KEY`` is the store's own and sorts before every other key; readers never see it;
-- so nothing of it must survive the process, and that which RocksDB would wait for the disk for (its manifest, names of
-  files) is in shared memory where there is any; the files themselves are in the directory, and the names link to them;
+- so nothing of it must survive the process. What RocksDB would sync to disk (its manifest, names of files) is in shared
+  memory, where the system has it; the files themselves are in the directory, and the names link to them;
 - a store can be opened *quiet*: nothing is compacted until ``be_active``, so a standby uses no processor time;
 - an iterator sees the store as it was when the iterator was made (a RocksDB iterator pins its version), also while
   files are ingested. ``rocksdict``'s ``Snapshot`` is not used: its point reads honour the snapshot, its iterators
   were seen not to.
 
 rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read. So nothing that RocksDB is
-told to do here may wait for the disk: everybody in the process would. It syncs what it takes in, which is nothing to do
-for a file in shared memory, and little for one that was synced before.
+told to do here may wait for the disk: all threads of the process would. It syncs the files that it ingests: no work for
+a file in shared memory, and little for one that was synced before.
 
-Any thread may read while another ingests. ``close`` waits for nobody: its caller makes sure that no other call is
+Any thread may read while another ingests. ``close`` does not wait: its caller makes sure that no other call is
 running.
 """
 
@@ -47,7 +47,7 @@ from flinkplus.state.files import sync_path
 from flinkplus.state.removal import remove_file, remove_folder
 
 Aside: TypeAlias = Callable[[Callable[[], None]], object]
-"""Takes work that nobody waits for."""
+"""Takes work that no thread waits for."""
 
 STATE_FORMAT = 1
 FORMAT_KEY = b"\x00"
@@ -59,7 +59,7 @@ NO_LIMIT_BYTES = 1 << 60
 TIDY_AFTER_FILES = 4
 SWIFT_BYTES = 8 << 20
 SHARE_OF_OTHERS = 0.5
-"""Of the shared memory that there is for a store, and for a process, when nobody waits for it."""
+"""Share of the shared memory for a store, and for a process, when no thread waits for it."""
 
 
 @functools.cache
@@ -139,7 +139,7 @@ class SubtaskStore:
         return Rdict(str(self._names), options)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """The values of ``keys``, in order; None where there is none. About 1 us a key."""
+        """The values of ``keys``, in order; ``None`` for an absent key. About 1 us a key."""
         if self.empty or not keys:
             return [None] * len(keys)
         try:

@@ -2,16 +2,16 @@
 
 Rules:
 - every frozen snapshot (or spill) is queued; writing one first writes all that were frozen before it, so a version is
-  always the files of the versions before it and its own; what could not be written stays queued. The next thread that
-  writes tries again, or the subtask's thread thaws it into the next snapshot. After ``MOST_FAILURES`` in a row it
-  thaws all that is queued, also what no thread has tried to write: the queue is as short as that;
+  always the files of the versions before it and its own; a snapshot that could not be written stays queued. The next
+  thread that writes tries again, or the subtask's thread thaws it into the next snapshot. After ``MOST_FAILURES`` in a
+  row it thaws the whole queue, also snapshots that no thread has tried to write: this bounds the queue;
 - a version's file list is fixed when it is written: later spills and newer bases never change an older handle;
 - a file is listed once RocksDB has it, and uploaded at the latest by the first handle that names it;
 - a new base is what RocksDB holds right after an ingest; it replaces the files up to that one in versions to come, and
-  says so: who has these needs no base to go on (a version never waits for more than its changes to be sent);
+  says so: a replica that has these needs no base to continue (a version waits only for its own changes to be sent);
 - bases are made beside everything else (``rebase``): no version waits for one;
 - file names carry generation and checkpoint, and are never used twice; a file that a later checkpoint is the first
-  to name carries that number or one after it, so that garbage collection may go by it;
+  to name carries that number or one after it, so that garbage collection can rely on it;
 - local copies (hard links; RocksDB has its own) stay while the newest complete checkpoint, or anything newer, names
   them.
 
@@ -34,21 +34,22 @@ from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
 from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.files import link_or_copy
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
-from flinkplus.state.storage import CheckpointStorage
 from flinkplus.state.store import SubtaskStore
 
 FIRST_LEAD = 16
 """Checkpoints that may pass while a base is made; twice as many after each time that it was too few."""
 BASE_CHUNK_BYTES = 256 << 10
-"""Of values: the interpreter lock is kept while so much, or ``WRITE_CHUNK_ENTRIES``, is read from RocksDB."""
+"""Maximum bytes of values read from RocksDB at a time, because the interpreter lock is held meanwhile. The other limit
+is ``WRITE_CHUNK_ENTRIES``."""
 FIRST_CHUNK_ENTRIES = 256
 MOST_FAILURES = 2
 """To write the oldest version that is queued; one failure alone does not decline other snapshots."""
 LOCAL_HANDLES = 2
-"""Of how many handles that are not yet complete local copies are kept (storage has them all)."""
+"""Maximum number of incomplete handles of which local copies are kept (storage has all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class StateVersions:
         store: SubtaskStore,
         files: Sequence[StateFile],
         folder: Path,
-        storage: CheckpointStorage,
+        storage: StateFiles,
         prefix: str,
         generation: int,
         policy: BasePolicy,
@@ -328,7 +329,7 @@ class StateVersions:
                 name, written = self._write_file(self._base_chunks(entries), number)
             finally:
                 del entries
-        try:  # from here on, whoever closes need not wait
+        try:  # from here on, ``close`` need not wait
             file = self._describe(name, written, "base", replaced)
             self._check_open()
             self._storage.upload(self.local(file.name), file.name)
@@ -346,7 +347,7 @@ class StateVersions:
                 self._local_names.add(file.name)
                 self._uploaded.add(file.name)
                 return True
-        if not in_time:  # it took so many checkpoints that garbage collection took it for garbage
+        if not in_time:  # after so many checkpoints it may have been collected as garbage
             self._lead *= 2
         remove_file(self.local(file.name))
         return False

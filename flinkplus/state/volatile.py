@@ -1,11 +1,11 @@
 """Folders in shared memory for small files that need not survive the process, so that writing them waits for no disk.
 
 Rules:
-- each process has one folder there, whose lock it holds while it lives; the operating system gives the lock up when the
-  process ends, however it ends, and whoever begins next removes folders that nobody holds;
-- what is more than names and the like is reserved before it is written: a process may have ``MAX_BYTES`` of it, as long
-  as ``MIN_FREE_BYTES`` are left for others;
-- no shared memory, or too little: there is no folder, and callers do without.
+- each process has one folder there, whose lock it holds while it lives; the operating system releases the lock when
+  the process ends in any way, and the next process removes folders that no process holds;
+- space for content is reserved before it is written: at most ``MAX_BYTES`` per process, as long as ``MIN_FREE_BYTES``
+  are left for others;
+- without shared memory, or with too little of it, a process has no folder, and callers work without.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_folder() -> Path | None:
 def reserve(size: int, share: float = 1.0) -> bool:
     """Whether ``size`` bytes more may be written to folders of this process; they are to be released some time.
 
-    ``share``: of ``MAX_BYTES``, for whoever leaves the rest to others.
+    ``share``: maximum share of ``MAX_BYTES``, to leave the rest to others.
     """
     with _guard, contextlib.suppress(OSError):
         if _reserved["bytes"] + size <= share * MAX_BYTES and _is_room(size):

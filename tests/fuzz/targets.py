@@ -62,8 +62,10 @@ from flinkplus.runtime.transport.wire import wire
 from flinkplus.runtime.transport.wire.frames import framed
 from flinkplus.runtime.transport.wire.wire import Message, MessageKind
 from flinkplus.sinks.spark_log import parse_logged
-from flinkplus.state.seals import SigningKey, checked, signed
-from flinkplus.state.storage import JOB_FILE, JOB_FORMAT, JOB_MAGIC, MANIFEST_MAGIC, CheckpointStorage
+from flinkplus.state.durable.manifests import MANIFEST_MAGIC
+from flinkplus.state.durable.ownership import JOB_FILE, JOB_FORMAT, JOB_MAGIC
+from flinkplus.state.durable.seals import SigningKey, checked, signed
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.fuzz import names
 from tests.fuzz.messages import assert_readable
 from tests.fuzz.mutate import mutated, mutated_document
@@ -505,17 +507,17 @@ class _Folder:
     def __init__(self) -> None:
         self._storage = CheckpointStorage("/nowhere")
         self._files = _Files()
-        self._storage._files = self._files  # type: ignore[assignment]
+        vars(self._storage.files).update(read=self._files.read, names=self._files.names)
 
     def decode_manifest(self, data: bytes) -> object:
         self._files.data = data
-        manifest = self._storage.read_manifest(3)
+        manifest = self._storage.manifests.read(3)
         names.assert_manifest(manifest)
         return manifest.files
 
     def decode_job(self, data: bytes) -> object:
         self._files.data = data
-        return self._storage.job()
+        return self._storage.ownership.job()
 
 
 class _Volume(OsVolume):

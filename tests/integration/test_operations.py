@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.runtime.operations.access_file import ACCESS_FILE
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
 from tests.typed import Command
 
@@ -116,7 +116,9 @@ def test_a_job_is_looked_at_and_hurt_from_a_shell(
         assert not access.exists()
     assert_exact_so_far(tmp_path / "out", job.metrics()["operators"]["tokenize"]["rows_out"])
     assert [recovery["mode"] for recovery in job.recoveries()] == ["standby"] * 3
-    assert CheckpointStorage(kept).unnamed() == [], "dead heads, and checkpoints that were given up, leave nothing"
+    assert CheckpointStorage(kept).retention.unnamed() == [], (
+        "dead heads, and checkpoints that were given up, leave nothing"
+    )
     code, _, err = command("status", "--checkpoint-dir", kept)
     assert code == 1 and "no job runs on the checkpoint directory" in err
     assert os.listdir(work) == []

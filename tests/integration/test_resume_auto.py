@@ -23,7 +23,7 @@ from flinkplus import (
 )
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job import staging, start
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
@@ -146,7 +146,7 @@ def test_the_first_run_died_while_it_began(supervised: Supervised, monkeypatch: 
         with pytest.raises(Died):
             supervised.run(from_spark=True)
     supervised.put_back(images[0])
-    assert CheckpointStorage(supervised.directory / CHECKPOINTS).has_begun() is begun
+    assert CheckpointStorage(supervised.directory / CHECKPOINTS).ownership.has_begun() is begun
     assert supervised.runs_to_its_end(from_spark=True).restored_from is None
 
 
@@ -155,7 +155,7 @@ def test_a_run_that_was_refused_leaves_the_directory_free(supervised: Supervised
     (supervised.directory / OUT / "part-of-something-else.parquet").write_text("")
     with pytest.raises(OutputDirectoryError, match="is not empty"):
         supervised.run()
-    assert not CheckpointStorage(supervised.directory / CHECKPOINTS).has_begun()
+    assert not CheckpointStorage(supervised.directory / CHECKPOINTS).ownership.has_begun()
     shutil.rmtree(supervised.directory / OUT)
     supervised.runs_to_its_end()
 

@@ -23,7 +23,7 @@ from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.errors import JobFailed, JobRunsElsewhere
 from flinkplus.runtime.coordinator.dispatch import registry
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 from tests.integration.test_cli import assert_gapless
 
@@ -159,7 +159,7 @@ def test_one_driver_runs_a_job_until_another_has_taken_it_over(
         with pytest.raises(JobRunsElsewhere, match=rf"{job.job_id}.* is coordinated by process {os.getpid()} on"):
             StreamEnvironment.resume(spark, checkpoints)
         assert job.state == "running"
-        CheckpointStorage(checkpoints).begin_run(2)
+        CheckpointStorage(checkpoints).runs.begin(2)
         with pytest.raises(JobFailed, match="another driver has taken over the job") as failed:
             job.await_finish(30)
         assert isinstance(failed.value.__cause__, JobRunsElsewhere)

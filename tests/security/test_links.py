@@ -14,8 +14,9 @@ from flinkplus.local_files import NoRegularFile, open_regular
 from flinkplus.runtime.job.claim import LOCK_FILE, Claim
 from flinkplus.runtime.operations.access_file import read_access
 from flinkplus.sinks.files import OutputFiles
+from flinkplus.state.durable.ownership import JOB_FILE
+from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.files import LocalDirectory
-from flinkplus.state.storage import JOB_FILE, CheckpointStorage
 from tests.handles import manifest_of
 
 pytestmark = pytest.mark.security
@@ -91,22 +92,22 @@ def test_no_two_writes_have_the_same_temporary_file(shared: Path) -> None:
 
 def test_nothing_waits_for_a_pipe_and_no_device_is_read(shared: Path) -> None:
     storage = CheckpointStorage(shared)
-    storage.prepare({"name": "a", "fingerprint": "b"}, resume=False)
+    storage.ownership.prepare({"name": "a", "fingerprint": "b"}, resume=False)
     for checkpoint in (1, 2):
-        storage.write_manifest(manifest_of(checkpoint))
+        storage.manifests.write(manifest_of(checkpoint))
     newest = max((shared / "checkpoints").iterdir())
     newest.unlink()
     os.mkfifo(newest)
-    found = CheckpointStorage(shared).latest_valid()
+    found = CheckpointStorage(shared).manifests.latest_valid()
     assert found is not None and found[0] == 1 and "no regular file" in found[2][0]
     (shared / "blobs").mkdir()
     os.mkfifo(shared / "blobs/runs")
     with pytest.raises(CheckpointDirectoryError, match="no regular file"):
-        storage.earlier_runs()
+        storage.runs.earlier()
     os.unlink(shared / JOB_FILE)
     os.mkfifo(shared / JOB_FILE)
     with pytest.raises(CheckpointDirectoryError, match="no regular file"):
-        storage.job()
+        storage.ownership.job()
     directory = LocalDirectory(shared)
     for act in (
         lambda: directory.fetch(JOB_FILE, shared / "copy"),

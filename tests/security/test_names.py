@@ -36,8 +36,9 @@ from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.spark_log import SparkFileLog
-from flinkplus.state.seals import signed
-from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage
+from flinkplus.state.durable.manifests import MANIFEST_MAGIC
+from flinkplus.state.durable.seals import signed
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.handles import manifest_of
 
 pytestmark = pytest.mark.security
@@ -81,7 +82,7 @@ def victim(tmp_path: Path) -> Path:
 @pytest.fixture
 def storage(tmp_path: Path) -> CheckpointStorage:
     made = CheckpointStorage(tmp_path / "checkpoints")
-    made.prepare(JOB, resume=False)
+    made.ownership.prepare(JOB, resume=False)
     (tmp_path / "checkpoints/state").mkdir()
     return made
 
@@ -114,11 +115,11 @@ def test_a_manifest_that_names_what_is_elsewhere_is_refused(
     storage: CheckpointStorage, victim: Path, handle: dict[str, Any]
 ) -> None:
     forge(storage, 1, subtasks={"count[0]": handle})
-    storage.write_manifest(manifest_of(2))
+    storage.manifests.write(manifest_of(2))
     with pytest.raises(CorruptCheckpoint, match="may become a path"):
-        storage.read_manifest(1)
-    assert storage.drop(1) == [] and victim.read_text() == "precious"
-    found = storage.latest_valid()
+        storage.manifests.read(1)
+    assert storage.retention.drop(1) == [] and victim.read_text() == "precious"
+    found = storage.manifests.latest_valid()
     assert found is not None and found[0] == 2
 
 
@@ -126,14 +127,14 @@ def test_a_manifest_that_commits_what_is_elsewhere_is_refused(storage: Checkpoin
     files = staged(OUTSIDE)["operators"]["out"]["staged"]
     forge(storage, 1, subtasks={}, commits={"out": {"files": files, "rows": 1}})
     with pytest.raises(CorruptCheckpoint, match="may become a path"):
-        storage.latest_valid()
+        storage.manifests.latest_valid()
 
 
 def test_nothing_outside_the_store_is_read_or_written(storage: CheckpointStorage, victim: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsafeName):
-        storage.download(OUTSIDE, tmp_path / "out")
+        storage.state_files.download(OUTSIDE, tmp_path / "out")
     with pytest.raises(UnsafeName):
-        storage.upload(victim, "../../other")
+        storage.state_files.upload(victim, "../../other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "victim"]
 
 
@@ -143,10 +144,10 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path: Path, folder:
     precious.parent.mkdir(parents=True)
     precious.write_text("precious")
     storage = CheckpointStorage(tmp_path / "checkpoints")
-    storage.prepare(JOB, resume=False)
+    storage.ownership.prepare(JOB, resume=False)
     (tmp_path / "checkpoints" / folder).symlink_to(tmp_path / "home")
     with pytest.raises(CheckpointDirectoryError, match="symbolic link"):
-        storage.prepare(JOB, resume=folder == "blobs" and "auto")
+        storage.ownership.prepare(JOB, resume=folder == "blobs" and "auto")
     assert precious.read_text() == "precious"
 
 

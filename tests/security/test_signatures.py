@@ -32,9 +32,12 @@ from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.runtime.job.plan import HEADER, Plan, find_job, identity_of, load_plan, load_plan_of, written
 from flinkplus.runtime.job.signing import KEY_VARIABLE, default_path, find_key, make_key, read_key
 from flinkplus.state.backend import SubtaskState
+from flinkplus.state.durable.blobs import BLOB_MAGIC, PLAN_BLOB, ZOOKEEPER_BLOB
+from flinkplus.state.durable.manifests import MANIFEST_MAGIC
+from flinkplus.state.durable.ownership import JOB_FILE
+from flinkplus.state.durable.seals import SigningKey, checked, sealed, signed
+from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.files import file_chunks
-from flinkplus.state.seals import SigningKey, checked, sealed, signed
-from flinkplus.state.storage import BLOB_MAGIC, JOB_FILE, MANIFEST_MAGIC, PLAN_BLOB, ZOOKEEPER_BLOB, CheckpointStorage
 from tests.handles import manifest_of
 
 pytestmark = pytest.mark.security
@@ -60,19 +63,19 @@ def root(tmp_path: Path) -> Path:
 
 def opened(root: Path, key: SigningKey | None = OURS, trust: bool = False, job_id: str | None = "job-1") -> Any:
     storage = CheckpointStorage(root, key=key, trust=trust)
-    storage.job_id = job_id
+    storage.signed.job_id = job_id
     return storage
 
 
 def begun(root: Path, key: SigningKey = OURS) -> CheckpointStorage:
     """A job with two checkpoints and a plan."""
     storage = opened(root, key)
-    storage.prepare(JOB, resume=False)
-    storage.begin_run(1)
+    storage.ownership.prepare(JOB, resume=False)
+    storage.runs.begin(1)
     plan = Plan("words", "job-1", JobGraph(), Options(parallelism=3))
-    storage.put_signed(PLAN_BLOB, written(plan))
+    storage.blobs.put_signed(PLAN_BLOB, written(plan))
     for checkpoint in (1, 2):
-        storage.write_manifest(manifest_of(checkpoint))
+        storage.manifests.write(manifest_of(checkpoint))
     return storage
 
 
@@ -137,9 +140,9 @@ def test_a_plan_that_was_signed_elsewhere_names_both_keys(root: Path) -> None:
 def job_of(storage: CheckpointStorage, name: str, job_id: str) -> CheckpointStorage:
     """Another job, with a plan."""
     graph, options = JobGraph(), Options(parallelism=3)
-    storage.prepare(identity_of(name, graph, options), resume=False, job_id=job_id)
-    storage.begin_run(1)
-    storage.put_signed(PLAN_BLOB, written(Plan(name, job_id, graph, options)))
+    storage.ownership.prepare(identity_of(name, graph, options), resume=False, job_id=job_id)
+    storage.runs.begin(1)
+    storage.blobs.put_signed(PLAN_BLOB, written(Plan(name, job_id, graph, options)))
     return storage
 
 
@@ -159,7 +162,7 @@ def resumed(root: Path, name: str, trust: bool = False) -> Plan:
     """As ``execute(name, resume=True)`` does, which knows the name."""
     storage = CheckpointStorage(root, key=OURS, trust=trust)
     asked = identity_of(name, JobGraph(), Options(parallelism=3))
-    storage.prepare(asked, resume=True)
+    storage.ownership.prepare(asked, resume=True)
     return load_plan_of(asked, storage, str(root))
 
 
@@ -193,7 +196,7 @@ def test_a_job_file_without_our_signature_is_refused(root: Path) -> None:
     with pytest.raises(UntrustedCheckpoint, match=f"{JOB_FILE} is signed with the key"):
         resumed(root, "words")
     unsigned = CheckpointStorage(root)
-    unsigned.prepare(identity_of("words", JobGraph(), Options(parallelism=3)), resume=True)
+    unsigned.ownership.prepare(identity_of("words", JobGraph(), Options(parallelism=3)), resume=True)
     with pytest.raises(UntrustedCheckpoint, match=f"{JOB_FILE} is not signed"):
         resumed(root, "words")
 
@@ -226,9 +229,9 @@ def test_trust_signs_whose_directory_it_is(root: Path) -> None:
     job_of(CheckpointStorage(root, key=THEIRS), "words", "job-1")
     trusting = CheckpointStorage(root, key=OURS, trust=True)
     load_plan(trusting, str(root))
-    trusting.prepare(identity_of("words", JobGraph(), Options(parallelism=3)), resume=True)
-    trusting.begin_run(2)
-    trusting.sign_anew()
+    trusting.ownership.prepare(identity_of("words", JobGraph(), Options(parallelism=3)), resume=True)
+    trusting.runs.begin(2)
+    trusting.sign_again()
     assert resumed(root, "words").name == "words"
 
 
@@ -242,11 +245,11 @@ def test_a_manifest_that_was_forged_is_not_restored_and_not_passed_over(root: Pa
     path.write_bytes(signed(MANIFEST_MAGIC, body, f"checkpoints/{path.name}", THEIRS, "job-1"))
     again = opened(root)
     with pytest.raises(UntrustedCheckpoint, match=path.name):
-        again.latest_valid()
-    assert again.read_manifest(1).checkpoint == 1
+        again.manifests.latest_valid()
+    assert again.manifests.read(1).checkpoint == 1
     with pytest.raises(UntrustedCheckpoint):
-        again.unnamed()  # as long as that is not known, nothing is removed
-    assert storage.drop(2) == [] and again.latest_valid()[0] == 1
+        again.retention.unnamed()  # as long as that is not known, nothing is removed
+    assert storage.retention.drop(2) == [] and again.manifests.latest_valid()[0] == 1
 
 
 def test_what_was_signed_for_one_place_or_job_is_of_no_use_for_another(tmp_path: Path, root: Path) -> None:
@@ -255,37 +258,37 @@ def test_what_was_signed_for_one_place_or_job_is_of_no_use_for_another(tmp_path:
     moved = first.read_bytes()
     second.write_bytes(moved)
     with pytest.raises(UntrustedCheckpoint, match="was not made with the key"):
-        opened(root).read_manifest(2)
+        opened(root).manifests.read(2)
     other = begun(tmp_path / "other")
-    other.job_id = "job-2"
-    other.write_manifest(manifest_of(1))
+    other.signed.job_id = "job-2"
+    other.manifests.write(manifest_of(1))
     found = min((tmp_path / "other" / "checkpoints").iterdir())
     first.write_bytes(found.read_bytes())
     with pytest.raises(UntrustedCheckpoint, match="signed for the job 'job-2', and this is 'job-1'"):
-        opened(root).read_manifest(1)
-    assert opened(root, job_id="job-2").read_manifest(1).checkpoint == 1
+        opened(root).manifests.read(1)
+    assert opened(root, job_id="job-2").manifests.read(1).checkpoint == 1
 
 
 def test_pickled_state_of_somebody_elses_is_refused(tmp_path: Path, root: Path) -> None:
     """An object of the user's in keyed state. Its file is replaced; then also what the manifest says of the file."""
     storage = begun(root)
-    state = SubtaskState(tmp_path / "work", storage, "count[0]", 1)
+    state = SubtaskState(tmp_path / "work", storage.state_files, "count[0]", 1)
     state.object_state("seen").put_many([b"k"], [[1]])
     handle = state.persist(state.freeze(3, OperatorState()))
     state.close()
-    storage.write_manifest(manifest_of(3, subtasks={"count[0]": handle}))
+    storage.manifests.write(manifest_of(3, subtasks={"count[0]": handle}))
 
-    evil = SubtaskState(tmp_path / "evil", opened(tmp_path / "theirs"), "count[0]", 1)
+    evil = SubtaskState(tmp_path / "evil", opened(tmp_path / "theirs").state_files, "count[0]", 1)
     evil.object_state("seen").put_many([b"k"], [Bomb(tmp_path / "struck")])
     forged = evil.persist(evil.freeze(3, OperatorState()))
     evil.close()
     target = root / "state" / handle.files[0].name
     target.write_bytes((tmp_path / "theirs" / "state" / forged.files[0].name).read_bytes())
 
-    fresh = SubtaskState(tmp_path / "fresh", opened(root), "count[0]", 2)
+    fresh = SubtaskState(tmp_path / "fresh", opened(root).state_files, "count[0]", 2)
     with pytest.raises(CorruptState):
         fresh.restore(handle)
-    assert opened(root).latest_valid()[0] == 2, "the state file is not what the manifest says"
+    assert opened(root).manifests.latest_valid()[0] == 2, "the state file is not what the manifest says"
 
     size, checksum = digest_of(file_chunks(target))
     file = StateFile(handle.files[0].name, "base", 1, size, checksum)
@@ -294,9 +297,9 @@ def test_pickled_state_of_somebody_elses_is_refused(tmp_path: Path, root: Path) 
     manifest["subtasks"]["count[0]"]["files"] = [file.to_json()]
     path.write_bytes(signed(MANIFEST_MAGIC, json.dumps(manifest).encode(), f"checkpoints/{path.name}", None, None))
     with pytest.raises(UntrustedCheckpoint):
-        opened(root).latest_valid()
+        opened(root).manifests.latest_valid()
 
-    trusting = opened(root, trust=True).latest_valid()
+    trusting = opened(root, trust=True).manifests.latest_valid()
     fresh.restore(trusting[1].subtasks["count[0]"])
     fresh.object_state("seen").get_many([b"k"])
     fresh.close()
@@ -309,45 +312,48 @@ def test_pickled_state_of_somebody_elses_is_refused(tmp_path: Path, root: Path) 
 @pytest.mark.parametrize("key", [THEIRS, None])
 def test_trust_signs_anew_and_ends(root: Path, key: SigningKey | None) -> None:
     before = begun(root, THEIRS)
-    before.put_signed(ZOOKEEPER_BLOB, b"secret", private=True)
+    before.blobs.put_signed(ZOOKEEPER_BLOB, b"secret", private=True)
     if key is None:
         for path in (root / "checkpoints").iterdir():
             body = path.read_bytes().partition(b"\n")[2]
             path.write_bytes(signed(MANIFEST_MAGIC, body, "", None, None))
     trusting = opened(root, trust=True)
-    assert trusting.latest_valid()[0] == 2
-    trusting.begin_run(2)
-    trusting.sign_anew()
+    assert trusting.manifests.latest_valid()[0] == 2
+    trusting.runs.begin(2)
+    trusting.sign_again()
     again = opened(root)
-    assert again.checkpoints() == [1, 2] and again.latest_valid()[0] == 2
-    assert again.get_signed(PLAN_BLOB) and again.get_signed(ZOOKEEPER_BLOB) == b"secret"
+    assert again.manifests.checkpoints() == [1, 2] and again.manifests.latest_valid()[0] == 2
+    assert again.blobs.get_signed(PLAN_BLOB) and again.blobs.get_signed(ZOOKEEPER_BLOB) == b"secret"
     assert stat.S_IMODE((root / "blobs" / ZOOKEEPER_BLOB).stat().st_mode) == 0o600
     assert len(list((root / "checkpoints").iterdir())) == 2
     with pytest.raises(UntrustedCheckpoint):
-        opened(root, THEIRS).latest_valid()
+        opened(root, THEIRS).manifests.latest_valid()
     (root / "blobs" / PLAN_BLOB).write_bytes(signed(BLOB_MAGIC, b"plan", "blobs/plan", THEIRS, "job-1"))
     with pytest.raises(UntrustedCheckpoint):
-        trusting.get_signed(PLAN_BLOB)
+        trusting.blobs.get_signed(PLAN_BLOB)
 
 
 def test_trust_signs_what_was_loaded(tmp_path: Path, root: Path) -> None:
     """And not what is put there between that and the signature."""
     before = begun(root, THEIRS)
-    before.put_signed(ZOOKEEPER_BLOB, b"secret", private=True)
+    before.blobs.put_signed(ZOOKEEPER_BLOB, b"secret", private=True)
     trusting = opened(root, trust=True)
-    plan, loaded = trusting.get_signed(PLAN_BLOB), trusting.latest_valid()
-    assert trusting.get_signed(ZOOKEEPER_BLOB) == b"secret"
+    plan, loaded = trusting.blobs.get_signed(PLAN_BLOB), trusting.manifests.latest_valid()
+    assert trusting.blobs.get_signed(ZOOKEEPER_BLOB) == b"secret"
     bomb = pickle.dumps(Bomb(tmp_path / "struck"))
     for name in (PLAN_BLOB, ZOOKEEPER_BLOB):
         (root / "blobs" / name).write_bytes(signed(BLOB_MAGIC, bomb, "", None, None))
     newest = max((root / "checkpoints").iterdir())
     body = json.dumps({"format": 1, "checkpoint": 2, "generation": 7, "subtasks": {}}).encode()
     newest.write_bytes(signed(MANIFEST_MAGIC, body, "", None, None))
-    trusting.begin_run(2)
-    trusting.sign_anew()
+    trusting.runs.begin(2)
+    trusting.sign_again()
     again = opened(root)
-    assert again.get_signed(PLAN_BLOB) == plan and again.get_signed(ZOOKEEPER_BLOB) == b"secret"
-    assert again.latest_valid() == loaded == trusting.latest_valid() and trusting.get_signed(PLAN_BLOB) == plan
+    assert again.blobs.get_signed(PLAN_BLOB) == plan and again.blobs.get_signed(ZOOKEEPER_BLOB) == b"secret"
+    assert (
+        again.manifests.latest_valid() == loaded == trusting.manifests.latest_valid()
+        and trusting.blobs.get_signed(PLAN_BLOB) == plan
+    )
 
 
 def test_a_damaged_manifest_is_left_as_it_is(root: Path) -> None:
@@ -355,9 +361,9 @@ def test_a_damaged_manifest_is_left_as_it_is(root: Path) -> None:
     newest = max((root / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-1])
     trusting = opened(root, trust=True)
-    trusting.begin_run(2)
-    trusting.sign_anew()
-    assert opened(root).latest_valid()[0] == 1 and newest.exists()
+    trusting.runs.begin(2)
+    trusting.sign_again()
+    assert opened(root).manifests.latest_valid()[0] == 1 and newest.exists()
 
 
 def test_a_signature_costs_the_same_whatever_is_signed() -> None:

@@ -10,7 +10,7 @@ from chain_backup.failover.effects import ChainRecordLike
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
-from flinkplus.state.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
+from flinkplus.state.durable.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
 from tests.simulation.subtask import work_of
 
 if TYPE_CHECKING:

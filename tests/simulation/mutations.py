@@ -64,7 +64,7 @@ from flinkplus.runtime.slot.control.routing import Routing
 from flinkplus.runtime.transport.auth import handshake
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
 from flinkplus.runtime.transport.wire.frames import FrameQueue, framed
-from flinkplus.state.history import Cuts, UnusedFiles
+from flinkplus.state.durable.history import Cuts, UnusedFiles
 from tests.security import model
 from upstream_cache.log import OutputLog
 

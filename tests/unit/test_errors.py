@@ -19,7 +19,7 @@ from flinkplus.errors import (
     described,
     without_secrets,
 )
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_a_checkpoint_directory_that_cannot_be_opened_shows_no_secret(uri: str) 
 def test_a_failure_of_storage_shows_no_secret(tmp_path: Path) -> None:
     storage = CheckpointStorage("s3://AKIA:hidden@bucket/a", fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))
     with pytest.raises(FlinkPlusError) as caught:
-        storage.job()
+        storage.ownership.job()
     assert "s3://***@bucket/a" in str(caught.value) and "hidden" not in str(caught.value)

@@ -26,8 +26,9 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
-from flinkplus.state.seals import signed
-from flinkplus.state.storage import MANIFEST_MAGIC, CheckpointStorage
+from flinkplus.state.durable.manifests import MANIFEST_MAGIC
+from flinkplus.state.durable.seals import signed
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.fuzz import __main__ as fuzzer
 from tests.fuzz.mutate import HOSTILE, LONG, places
 from tests.fuzz.targets import Target, _wire_seeds, targets
@@ -225,4 +226,4 @@ def test_handles_and_manifests_name_files(tmp_path: Any) -> None:
     for body in (b"[]", b"3", b"{", DEEP, b'{"subtasks": []}'):
         (tmp_path / "checkpoints" / "00000001.json").write_bytes(signed(MANIFEST_MAGIC, body, "", None, None))
         with pytest.raises(CorruptCheckpoint):
-            storage.read_manifest(1)
+            storage.manifests.read(1)

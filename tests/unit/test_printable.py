@@ -38,7 +38,7 @@ from flinkplus.runtime.operations import access_file as access
 from flinkplus.runtime.operations.commands import decode_reply
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.fuzz.messages import assert_readable
 from tests.fuzz.mutate import HOSTILE, LONG
 
@@ -95,10 +95,10 @@ def test_a_slot_in_zookeeper_and_last_words_are_printable() -> None:
 class TestFiles:
     def test_the_job_of_a_checkpoint_directory(self, tmp_path: Path) -> None:
         shape = {f"{HOSTILE}{n}": LONG for n in range(5)}
-        CheckpointStorage(tmp_path).prepare({"name": "x", "fingerprint": LONG, "shape": shape}, False)
+        CheckpointStorage(tmp_path).ownership.prepare({"name": "x", "fingerprint": LONG, "shape": shape}, False)
         for mine in ({"name": "x", "fingerprint": "y", "shape": {}}, {"name": "y", "fingerprint": LONG}):
             with pytest.raises(CheckpointDirectoryError, match="another job") as caught:
-                CheckpointStorage(tmp_path).prepare(mine, True)
+                CheckpointStorage(tmp_path).ownership.prepare(mine, True)
             assert str(caught.value).isprintable() and len(str(caught.value)) < 2_500
 
     def test_who_holds_the_lock(self, tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ class TestFiles:
 
     def test_where_the_access_file_is(self, tmp_path: Path) -> None:
         storage = CheckpointStorage(tmp_path)
-        storage.prepare({"name": "x", "fingerprint": "y"}, False)
+        storage.ownership.prepare({"name": "x", "fingerprint": "y"}, False)
         said = {"format": 1, "job_id": "j", "host": LONG, "file": f"/nowhere{HOSTILE}/{access.ACCESS_FILE}"}
-        storage.put_blob(access.ACCESS_BLOB, json.dumps(said).encode())
+        storage.blobs.put(access.ACCESS_BLOB, json.dumps(said).encode())
         with pytest.raises(NoRunningJob, match="driver is on") as caught:
             access.access_of(str(tmp_path))
         assert_readable(caught.value)

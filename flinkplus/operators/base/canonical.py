@@ -1,17 +1,17 @@
-"""The one form of a record batch: equal batches have equal bytes in it, whatever they were cut out of or built by.
+"""The one form of a record batch: equal batches have equal bytes in it, however they were built.
 
-What is sent, and what is handed over within a slot, is in this form. So its digest tells rows and nothing else, and a
+What is sent, and what is handed over within a slot, is in this form. So its digest depends on the rows only, and a
 subtask takes the same whether its neighbour is in its slot or not.
 
 Rules:
 
-- the rows and the schema stay, but for dictionary-encoded columns of small batches: these come back plain;
+- the rows and the schema stay, except for dictionary-encoded columns of small batches: these come back plain;
 - there is nothing behind the last row, nothing under a null, and no validity where nothing is null. (What stands before
   the first row is left out of whatever is made of it anyway.)
 - numbers keep their bits: ``0.0`` and ``-0.0``, and NaNs of different bits, are different;
 - a dictionary-encoded column of a large batch keeps its dictionary, with the order it has: it follows from the rows,
-  too, since operators are deterministic, and to find it out anew would cost many times what a digest does;
-- list views, unions and run-end-encoded columns are left as they are: a difference there that nobody can see may cost a
+  too, since operators are deterministic, and finding it out again would cost many times what a digest does;
+- list views, unions and run-end-encoded columns are left as they are: an invisible difference there may cost a
   rollback.
 
 Nothing is copied that is in this form already, or only has to be cut.
@@ -32,12 +32,12 @@ from flinkplus.operators.base.columns import SMALL_ROWS, SchemaMemo, decoded, fi
 Form = Callable[[pa.Array], pa.Array]
 Bits = npt.NDArray[np.bool_]
 Rebuild = Callable[[pa.Array, Bits | None], pa.Array]
-"""Makes an array anew, row by row. The second argument: rows that are under a null of what the array is in, and become
+"""Rebuilds an array, row by row. The second argument: rows that are under a null of what the array is in, and become
 nulls themselves, where they can."""
 Parts = tuple[list[pa.Buffer | None], list[pa.Array] | None]
 """An array's buffers behind its validity, and its children."""
 Make = Callable[[pa.Array, Bits | None], Parts]
-"""Makes the values of an array anew, with nothing where there are nulls."""
+"""Rebuilds the values of an array, with nothing where it has nulls."""
 
 _TEXT = {pa.string(): 4, pa.binary(): 4, pa.large_string(): 8, pa.large_binary(): 8}
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}

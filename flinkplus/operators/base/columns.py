@@ -18,7 +18,7 @@ import pyarrow as pa
 from flinkplus.operators.base.operator import MAX_OUTPUT_ROWS
 
 SMALL_ROWS = 512
-"""Batches of up to so many rows are better plain: to share repeated values costs more there than it saves."""
+"""Batches of at most this many rows are plain: sharing repeated values costs more there than it saves."""
 MAX_DECODED_BYTES = 1 << 20
 """A column is decoded for being in a small batch only when it is not larger than this then."""
 REMEMBERED_SCHEMAS = 16
@@ -87,7 +87,7 @@ def _decodes_small(column: pa.DictionaryArray) -> bool:
 
 
 def _content_bytes(values: pa.Array) -> int:
-    """Of texts, what they come to; of others, about what they take."""
+    """Bytes of the texts; of other values, about the bytes that they take."""
     if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
         if not len(values):
             return 0
@@ -180,7 +180,7 @@ def compact(array: pa.Array) -> pa.Array:
     """A dictionary-encoded array with int32 codes, one of them for null where there are nulls, and no entry in its
     dictionary that no row uses; any other array as it is.
 
-    The dictionary may hold equal values twice when the array's did; then the codes tell them apart.
+    The dictionary may hold equal values twice when the array's did; then they have different codes.
     """
     if not isinstance(array, pa.DictionaryArray):
         return array
@@ -205,7 +205,9 @@ def first_seen(array: pa.DictionaryArray) -> pa.DictionaryArray:
     in which the rows use them first; nulls are among the codes.
     """
     dtype, codes, dictionary = array.type, array.indices, array.dictionary
-    with contextlib.suppress(pa.ArrowNotImplementedError):  # of types that cannot be told apart, equal ones stay apart
+    with contextlib.suppress(
+        pa.ArrowNotImplementedError
+    ):  # of types that cannot be compared, equal values stay separate
         distinct = dictionary.dictionary_encode()
         codes, dictionary = distinct.indices.take(codes), distinct.dictionary
     used = codes.dictionary_encode()

@@ -144,7 +144,9 @@ def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
         return KeyCodes(np.zeros(batch.num_rows, dtype=np.int32), only, None, True)
     parts = [_encode_column(batch.column(column)).made_distinct() for column in columns]
     combined = parts[0].codes.astype(np.int64)
-    for part in parts[1:]:  # coded anew each time: a product of all dictionary sizes could overflow, that of two cannot
+    for part in parts[
+        1:
+    ]:  # coded again each time: a product of all dictionary sizes could overflow, that of two cannot
         coded = pa.array(combined * len(part.encoded) + part.codes).dictionary_encode()
         combined = coded.indices.to_numpy().astype(np.int64)
     codes = combined.astype(np.int32)

@@ -104,7 +104,7 @@ class KeyedState(Protocol):
 
 
 def _outside_of_steps() -> NoReturn:
-    raise InvariantViolation("time and randomness belong to a step, and there is none")
+    raise InvariantViolation("time and randomness belong to a step, and no step is running")
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class OperatorContext:
             yield row
 
     def keyed_state(self) -> KeyedState:
-        """``state``, for an operator that cannot work without. Raises ``InvariantViolation`` when there is none."""
+        """``state``, for an operator that needs one. Raises ``InvariantViolation`` without state."""
         if self.state is None:
             raise InvariantViolation(f"operator {self.operator!r}, subtask {self.subtask}: created without keyed state")
         return self.state
@@ -152,7 +152,7 @@ class OperatorContext:
 
 
 class OperatorInstance(ABC):
-    """One operator at work in one subtask."""
+    """One operator in one subtask."""
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
@@ -195,7 +195,7 @@ class OperatorInstance(ABC):
 
 
 class WatermarkMaker(OperatorInstance):
-    """An operator that makes watermarks of its rows. Those of its input end here, but for the end of time."""
+    """An operator that makes watermarks of its rows. Those of its input end here, except for the end of time."""
 
     @property
     @abstractmethod
@@ -208,7 +208,7 @@ class Operator(ABC):
 
     name: str
     hears_watermarks = False
-    """Whether ``on_watermark`` does anything; where nobody does, no watermarks are sent."""
+    """Whether ``on_watermark`` does anything; where no operator does, no watermarks are sent."""
     several_schemas = False
     """Whether its inputs have different schemas, which it then knows itself."""
     makes_watermarks = False

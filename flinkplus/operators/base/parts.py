@@ -30,8 +30,8 @@ _NAME = struct.Struct(">qQ")
 
 @dataclass(slots=True)
 class Part:
-    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them. ``derived``: what somebody
-    made of them, and keeps as long.
+    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them. ``derived``: what was
+    made of them, kept as long.
     """
 
     number: int

@@ -1,6 +1,6 @@
 """Where the rows of an exchange go: by key, straight on, or all to one subtask.
 
-Rules: every producer subtask has a channel to every consumer subtask, whatever the route, so that barriers and the end
+Rules: every producer subtask has a channel to every consumer subtask, with any route, so that barriers and the end
 of input come over all of them. A route depends on nothing but the rows and the producer's index: after a failover the
 same rows go the same way.
 """

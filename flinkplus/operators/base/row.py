@@ -139,7 +139,7 @@ def _as_arrow_has_it(column: pa.Array, row: int) -> str:
 
 
 def short_repr(value: object) -> str:
-    """``repr`` cut at 1,000 characters, of whatever there is, even when its ``repr`` raises."""
+    """``repr`` cut at 1,000 characters, for any value, even when its ``repr`` raises."""
     try:
         text = repr(value)
     except Exception as error:  # a user's class: its failure to show itself must not hide the real one

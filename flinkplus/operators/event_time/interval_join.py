@@ -132,7 +132,7 @@ class _Index:
         return _Index(hashes[starts], new.cumsum() * span + (times - first_ms), first_ms, span)
 
     def find(self, hashes: npt.NDArray[np.uint64], earliest: Integers, latest: Integers) -> tuple[Integers, Integers]:
-        """Of each hash, the run of rows with a time in the bounds, as first row and end."""
+        """For each hash, the run of rows with a time in the bounds, as first row and end."""
         number = np.searchsorted(self.hashes, hashes)
         known = self.hashes[np.minimum(number, len(self.hashes) - 1)] == hashes
         base = number * self.span
@@ -160,7 +160,7 @@ class _Side:
         return pa.RecordBatch.from_arrays([*columns, *plain(batch, self.side.schema).columns], schema=self._schema)
 
     def keep(self, rows: pa.RecordBatch, watermark_ms: int | None) -> None:
-        """Add prepared rows, but for those that nothing can match any more."""
+        """Add prepared rows, except for those that no row can match any more."""
         times = rows.column(2).to_numpy()
         if watermark_ms is not None:
             needed = times + self.reach_ms >= watermark_ms

@@ -1,13 +1,13 @@
-"""Tumbling windows of event time: aggregates of each key and window, put out when the watermark passes its end.
+"""Tumbling windows of event time: aggregates of each key and window, emitted when the watermark passes its end.
 
 Rules:
 
 - windows are ``size_ms`` long, and begin at multiples of that since 1970 (UTC);
-- rows come out by window, then by the bytes of the key; a key without rows in a window has none in the output;
-- a row whose window has been put out is late: it is dropped, and counted in the metric ``late_rows``. One without a
-  time is dropped, too, and counted in ``rows_without_time`` (``TimeMetrics``);
-- ``window_start`` lies before the watermark that a row comes out at: by so much, the size, the operator's own stays
-  behind;
+- rows are emitted by window, then by the bytes of the key; a key without rows in a window has none in the output;
+- a row whose window was already emitted is late: it is dropped, and counted in the metric ``late_rows``. A row without
+  a time is dropped, too, and counted in ``rows_without_time`` (``TimeMetrics``);
+- ``window_start`` is before the watermark at which a row is emitted, so the operator's own watermark stays behind by
+  the size of a window;
 - each batch is reduced to a row for each key and window; those are kept, and merged when they become many (``parts``).
   So nothing is looked up by key, and the state of a window is given up at once.
 """

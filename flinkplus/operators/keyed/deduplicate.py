@@ -2,7 +2,7 @@
 
 Rules:
 
-- Of rows with the same key the first one is kept; it goes on as it came, and in its place.
+- The first row of each key is kept, unchanged and in its place.
 - With a time to live, a key is forgotten that long after the row that was kept: a row exactly then is new, and kept,
   and the time begins again with it. Rows that are dropped prolong nothing. Time is the processing time of the step, so
   that a repeated step drops the same rows.
@@ -115,7 +115,7 @@ class ExpiryQueue:
     """Keys in the order in which they expire, in chunks that are numbered ``first`` to ``end`` - 1; the last chunk is
     in memory until it is full or saved. ``expiries``: what is to be removed, and only what has expired.
 
-    A key that expired and came again stands in the queue twice; what is kept with it tells which one counts.
+    A key that expired and came again stands in the queue twice; the time kept with it shows which entry counts.
     """
 
     def __init__(self, expiries: NumberStateLike, chunks: ObjectStateLike) -> None:
@@ -157,7 +157,7 @@ class ExpiryQueue:
             budget -= len(keys)
 
     def saved(self) -> dict[str, int]:
-        """Everything is in the state then, but for these numbers."""
+        """Everything else is in the state then."""
         if self._open:
             self._close(len(self._open))
         return {"first": self._first, "end": self._end}

@@ -35,7 +35,7 @@ from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.keyed.aggregates import sum_type
 
 FEW_ROWS = 96
-"""Up to so many rows a loop over them costs less than the array operations do."""
+"""Maximum number of rows for which a loop costs less than the array operations."""
 _INT64_LIMIT = float(1 << 62)
 
 
@@ -137,7 +137,7 @@ class FewRows:
         return pa.RecordBatch.from_arrays([*batch.columns, column], schema=self._schema_of(batch.schema))
 
     def _without_sum(self, keys: list[bytes], values: Sequence[Any], totals: dict[bytes, Any]) -> set[bytes]:
-        """Of the keys whose first value is null here, those that have had no value so far."""
+        """The keys whose first value here is null and that have had no value so far."""
         assert self._zeros is not None
         first: dict[bytes, Any] = {}
         for key, value in zip(keys, values, strict=True):

@@ -54,7 +54,7 @@ _ATOMS = (int, float, str, bytes, bool, type(None))
 
 
 class _Pickled(bytes):
-    """A value that could be changed by whoever holds it, as its pickle."""
+    """A value that a function could change later, as its pickle."""
 
     __slots__ = ()
 
@@ -140,7 +140,7 @@ class ValueState:
         self._changed: set[int] = set()
 
     def get(self, default: Any = None) -> Any:
-        """The value, a fresh copy; ``default`` when there is none."""
+        """The value, a fresh copy; ``default`` when the key has no value."""
         value = _given(self._loaded()[self._context.code])
         return default if value is None else value
 
@@ -220,7 +220,7 @@ class ProcessContext:
             self._metrics[LATE_TIMERS] += 1
 
     def delete_event_timer(self, at: int | datetime.datetime) -> None:
-        """Take back ``event_timer`` of the current key; no error when there is none."""
+        """Take back ``event_timer`` of the current key; no error when it is not set."""
         self._timers_in_use().unset(_milliseconds(at), self._key_bytes())
 
     def _timers_in_use(self) -> EventTimers:

@@ -8,7 +8,7 @@ buckets however many timers there are: that index is all that a snapshot holds b
 
 Rules and invariants:
 
-- a timer is a time and a key; whoever sets one that is set already changes nothing;
+- a timer is a time and a key; setting one that is set already changes nothing;
 - timers due at a watermark fire by time, then by the bytes of the key; one that is set for a time that has passed fires
   when the watermark rises next, before the others;
 - one that is set while timers fire, for a later time that is due as well, fires in its turn;
@@ -43,7 +43,7 @@ _FLAG = struct.Struct(">Q")
 
 
 class Timer(NamedTuple):
-    """``key``, whose value is ``value``, is to be told of ``at_ms`` when the watermark is at ``fire_ms``."""
+    """A timer of ``key`` (of value ``value``) at ``at_ms``, which fires when the watermark reaches ``fire_ms``."""
 
     fire_ms: int
     at_ms: int
@@ -128,7 +128,7 @@ class EventTimers:
             )
 
     def unset(self, at_ms: int, key: bytes) -> None:
-        """Do not tell ``key`` of ``at_ms``; no error when nobody was going to."""
+        """Remove the timer of ``key`` at ``at_ms``; no error when it is not set."""
         self._changes[min(max(at_ms, -MAX_TIME_MS), MAX_TIME_MS), key] = None
 
     def write_back(self) -> None:
@@ -253,7 +253,7 @@ class EventTimers:
 class TimerBatch:
     """Timers of one stretch of time that are due, to be gone through once.
 
-    ``key_codes``: their keys, for whoever reads state; ``at_ms``: of the timer that fires.
+    ``key_codes``: their keys, for reading state; ``at_ms``: of the timer that fires.
     """
 
     def __init__(self, timers: EventTimers, due: list[Timer], watermark_ms: int, last_ms: int) -> None:

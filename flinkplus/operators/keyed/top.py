@@ -1,16 +1,16 @@
-"""Keyed top-k: of each key the k best items, kept up to date, and every change of that ranking put out.
+"""Keyed top-k: the k best items of each key, kept up to date; every change of the ranking is emitted.
 
 Rules:
 
-- Every row says what an item's value is from now on; its last row counts. A null or NaN value takes it out.
-- The better value stands first; of equal ones, the item that has had its value for longer.
-- A row gives those ranks of its key that it has changed, best first: the key columns, ``rank`` (1, 2, ...), the item
-  and its value. A rank that nobody holds any more is given with nulls. So whoever keeps the last row for each key and
-  rank has the ranking; a row that changes nothing gives nothing.
-- Only what is ranked is kept, k items a key. An item that was never good enough, or was pushed out, is known again when
-  its next row comes. So the ranking is exact as long as values do not get worse: counts, sums of what is not negative,
-  maxima. When a ranked item's value gets worse it keeps a rank, though an item that is not kept may be better by now,
-  and a rank that a null has set free stays free until a row claims it.
+- Every row sets the value of an item; the last row of an item counts. A null or NaN value removes it.
+- The better value ranks first; among equal values, the item that has had its value for longer.
+- Each row emits the ranks of its key that it changes, best first: the key columns, ``rank`` (1, 2, ...), the item and
+  its value. A rank without an item is emitted with nulls. So a reader that keeps the last row for each key and
+  rank has the ranking; a row that changes nothing emits nothing.
+- Only ranked items are kept, k per key. An item that was never good enough, or was displaced, is known again with its
+  next row. So the ranking is exact as long as values never get worse: counts, sums of non-negative values, maxima. When
+  a ranked item's value gets worse it keeps a rank, even if an item that is not kept would be better by now. A rank that
+  a null has freed stays free until a row takes it.
 - The result depends on the order of the rows alone, not on how they are cut into batches.
 """
 
@@ -114,7 +114,7 @@ class Ranking:
         return range(first, last + 1)
 
     def remove(self, item: Any) -> range | None:
-        """``item`` is out; returns the positions that have changed, the last of which nobody holds."""
+        """``item`` is out; returns the positions that have changed, the last of which has no item."""
         before = self._scores_of.pop(item, None)
         return None if before is None else range(self._take_out(item, before), len(self.items) + 1)
 

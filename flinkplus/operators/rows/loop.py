@@ -12,7 +12,7 @@ from flinkplus.operators.rows.union import Union
 
 @dataclass(frozen=True)
 class LoopHead(Union):
-    """Gives every row it gets, of whichever input. Event time ends here: nobody knows what will come round."""
+    """Emits every row of every input. Event time ends here: rows that are fed back are not known in advance."""
 
     stops_watermarks = True
 

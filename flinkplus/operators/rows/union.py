@@ -13,7 +13,7 @@ from flinkplus.operators.base.operator import Operator, OperatorContext, Operato
 
 @dataclass(frozen=True)
 class Union(Operator):
-    """Gives every row it gets, of whichever input."""
+    """Emits every row of every input."""
 
     name: str
 

@@ -12,7 +12,7 @@ from flinkplus.protocol.snapshot.files import StagedFile, StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 
 MANIFEST_FORMAT = 1
-"""Of the JSON; that of the line before it is in ``state.seals``."""
+"""Of the JSON; that of the line before it is in ``state.durable.seals``."""
 
 
 @dataclass(frozen=True, kw_only=True)

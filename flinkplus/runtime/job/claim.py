@@ -4,7 +4,7 @@ disk.
 The system takes the lock from a process that ends, however it does. It does not take it from one that hangs, nor, on
 some network file systems, from a host that is gone: there the election in an ensemble that both drivers know decides
 (``flinkplus.runtime.coordinator.dispatch.registry``), and the lock is only tried. In any case a driver that was
-replaced finds out before it changes anything (``CheckpointStorage.begin_run``).
+replaced finds out before it changes anything (``Runs.begin``).
 """
 
 from __future__ import annotations

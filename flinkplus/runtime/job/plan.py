@@ -20,7 +20,9 @@ from flinkplus.printable import printable
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
-from flinkplus.state.storage import PLAN_BLOB, CheckpointStorage, check_same_job
+from flinkplus.state.durable.blobs import PLAN_BLOB
+from flinkplus.state.durable.ownership import check_same_job
+from flinkplus.state.durable.storage import CheckpointStorage
 
 PLAN_FORMAT = 2
 MAGIC = b"flinkplus plan "
@@ -45,7 +47,7 @@ def written(plan: Plan) -> bytes:
 def load_plan(storage: CheckpointStorage, where: str) -> Plan:
     """The plan, which is not unpickled before it is known who has signed it, and in which format it is."""
     try:
-        data = storage.get_signed(PLAN_BLOB)
+        data = storage.blobs.get_signed(PLAN_BLOB)
     except OSError as error:
         raise CheckpointDirectoryError(f"the plan in {where} cannot be read: {error}; check the path") from error
     header, _, pickled = data.partition(b"\n")
@@ -69,7 +71,7 @@ def load_plan(storage: CheckpointStorage, where: str) -> Plan:
         ) from error
     if not isinstance(plan, Plan):
         raise CheckpointDirectoryError(f"the file in {where} is not a plan: it holds {printable(type(plan).__name__)}")
-    storage.job_id = checked_name(plan.output_id)
+    storage.signed.job_id = checked_name(plan.output_id)
     return plan
 
 
@@ -96,7 +98,7 @@ def find_job(
     """
     storage = CheckpointStorage(checkpoint_dir, trust=trust)
     key_file = None if signing_key is None else os.fspath(signing_key)
-    found = storage.job(lambda: find_key(key_file, checkpoint_dir, make=trust)).get("name")
+    found = storage.ownership.job(lambda: find_key(key_file, checkpoint_dir, make=trust)).get("name")
     if name is not None and found != name:
         raise CheckpointDirectoryError(
             f"checkpoint directory {checkpoint_dir!r} belongs to job {printable(found)}, not to {name!r}; check the "

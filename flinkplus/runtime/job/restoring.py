@@ -1,7 +1,7 @@
 """Where a run of a job begins: its checkpoints are taken over, its output is prepared, the newest checkpoint is found.
 
 Rules: a new job stores its plan before it touches its output. Nothing of a run that another driver has replaced is
-touched (``CheckpointStorage.begin_run``).
+touched (``Runs.begin``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.plan import Plan, written
 from flinkplus.runtime.transport.auth.credentials import JOB
-from flinkplus.state.storage import PLAN_BLOB, ZOOKEEPER_BLOB, CheckpointStorage
+from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
+from flinkplus.state.durable.storage import CheckpointStorage
 
 GENERATIONS_PER_RUN = 100_000
 log = logging.getLogger("flinkplus")
@@ -30,18 +31,18 @@ def begin_run(
     """Take the checkpoints over, have the output ready, and find where the job begins.
 
     A new job stores its plan before it touches its output: whatever the driver dies of from then on, the next run knows
-    whose output that is (``CheckpointStorage.has_begun``).
+    whose output that is (``Ownership.has_begun``).
     """
     runs = _earlier_runs(storage, resume)
-    storage.begin_run(runs + 1)
-    storage.sign_anew()
+    storage.runs.begin(runs + 1)
+    storage.sign_again()
     commits = Commits(plan.graph, storage, taken_over)
     if not resume:
         if runs:
-            storage.withdraw_after(0)
-        storage.put_signed(PLAN_BLOB, written(plan))
+            storage.manifests.withdraw_after(0)
+        storage.blobs.put_signed(PLAN_BLOB, written(plan))
     try:
-        if resume and not storage.checkpoints():
+        if resume and not storage.manifests.checkpoints():
             commits.prepare_again()
         else:
             commits.prepare(resume)
@@ -49,7 +50,7 @@ def begin_run(
         if resume:
             restore = _find_restore(storage, commits, restore)
         if resume and not restore.finished:
-            storage.put_signed(PLAN_BLOB, written(plan))
+            storage.blobs.put_signed(PLAN_BLOB, written(plan))
         return commits, restore
     except BaseException:
         if not resume:
@@ -63,10 +64,10 @@ def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None
     if options.zookeeper is None or options.zookeeper_acl != JOB:
         return None
     try:
-        return storage.get_signed(ZOOKEEPER_BLOB)
+        return storage.blobs.get_signed(ZOOKEEPER_BLOB)
     except CorruptCheckpoint:
         made = secrets.token_bytes(32)
-        storage.put_signed(ZOOKEEPER_BLOB, made, private=True)
+        storage.blobs.put_signed(ZOOKEEPER_BLOB, made, private=True)
         return made
 
 
@@ -74,12 +75,12 @@ def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
     """How many runs of the job there may have been, also of one that begins again with no checkpoint: what they still
     write must not be taken for what the next one writes."""
     try:
-        return storage.earlier_runs()
+        return storage.runs.earlier()
     except CorruptCheckpoint as error:
         if not resume:
             return 0
         log.warning("the number of earlier runs is taken from the newest checkpoint: %s", error)
-    found = storage.latest_valid()
+    found = storage.manifests.latest_valid()
     return 1 if found is None else found[1].generation // GENERATIONS_PER_RUN + 1
 
 
@@ -88,8 +89,8 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
 
     Without any checkpoint the job begins at the start; when there are some and none is whole, ``CorruptCheckpoint``.
     """
-    known = storage.checkpoints()
-    found = storage.latest_valid()
+    known = storage.manifests.checkpoints()
+    found = storage.manifests.latest_valid()
     if found is None:
         commits.retract_after(None)
         return restore

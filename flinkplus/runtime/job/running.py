@@ -40,7 +40,7 @@ from flinkplus.runtime.job.plan import Plan
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, Access, publish, withdraw, write_access
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import Credentials
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 
 GRACEFUL_STOP_S = 2.0
 STORAGE_PATIENCE_S = 10.0

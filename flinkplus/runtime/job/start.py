@@ -36,7 +36,8 @@ from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sources.base import Source
 from flinkplus.sources.parquet import StagedParquet
-from flinkplus.state.storage import CheckpointStorage, Resume
+from flinkplus.state.durable.ownership import Resume
+from flinkplus.state.durable.storage import CheckpointStorage
 
 
 def start_job(
@@ -65,7 +66,9 @@ def start_job(
         key = find_key(options.signing_key, options.checkpoint_dir, make=trust or resume is not True)
         storage = CheckpointStorage(directory.checkpoints, key=key, trust=trust)
         identity = identity_of(name, graph, options)
-        begun = storage.prepare(identity, resume, lambda: directory.claim(_continues(storage, resume)), output_id)
+        begun = storage.ownership.prepare(
+            identity, resume, lambda: directory.claim(_continues(storage, resume)), output_id
+        )
         claimed = None if begun else storage
         old = load_plan_of(identity, storage, directory.checkpoints) if begun else None
         if old is not None:
@@ -77,12 +80,12 @@ def start_job(
                 node = next(node for node in graph.nodes if node.name == source_name)
                 assert isinstance(node.body, StagedParquet)
                 node.body = staging.stage(frame, node.body, directory.checkpoints)
-        storage.job_id = output_id
+        storage.signed.job_id = output_id
         plan = Plan(name, output_id, graph, options)
         return _launch(spark, plan, storage, directory, begun, finished_is_fine=resume == "auto")
     except BaseException:
         if claimed is not None:
-            claimed.release()
+            claimed.ownership.release()
         directory.remove()
         raise
 
@@ -98,7 +101,7 @@ def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
 
 
 def _continues(storage: CheckpointStorage, resume: Resume) -> bool:
-    return storage.has_begun() if resume == "auto" else resume
+    return storage.ownership.has_begun() if resume == "auto" else resume
 
 
 def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) -> RunningJob | FinishedJob:
@@ -114,7 +117,7 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     directory = JobDirectory(spark, given)
     try:
         job = identity_of(plan.name, plan.graph, given)
-        storage.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
+        storage.ownership.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
         return _launch(spark, replace(plan, options=given), storage, directory, resume=True)
     except BaseException:
         directory.remove()

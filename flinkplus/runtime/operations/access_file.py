@@ -41,7 +41,7 @@ from flinkplus.runtime.transport.tcp.connections import parse_address
 from flinkplus.runtime.transport.tcp.dialing import dial, receive_frame
 from flinkplus.runtime.transport.wire.frames import framed
 from flinkplus.runtime.transport.wire.ports import COORDINATOR
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 
 ACCESS_FORMAT = 1
 """Of the access file, and of what the checkpoint directory says of it."""
@@ -148,14 +148,14 @@ def _pem(certificates: tls.Certificates) -> dict[str, str]:
 def publish(storage: CheckpointStorage, path: Path, access: Access) -> None:
     """Say in the checkpoint directory where the job's access file is."""
     whereabouts = Whereabouts(job_id=access.job_id, host=access.host, file=str(path))
-    storage.put_blob(ACCESS_BLOB, json.dumps(whereabouts.to_json()).encode())
+    storage.blobs.put(ACCESS_BLOB, json.dumps(whereabouts.to_json()).encode())
 
 
 def withdraw(storage: CheckpointStorage, path: Path) -> None:
     """Say so no more, unless another run of the job has said something since."""
     try:
-        if parse_document(storage.get_blob(ACCESS_BLOB)).get("file") == str(path):
-            storage.drop_blob(ACCESS_BLOB)
+        if parse_document(storage.blobs.get(ACCESS_BLOB)).get("file") == str(path):
+            storage.blobs.drop(ACCESS_BLOB)
     except CorruptCheckpoint:
         return  # it was never said, or is gone
 
@@ -240,9 +240,9 @@ def access_of(checkpoint_dir: str) -> Access:
     ``CheckpointDirectoryError`` for a directory of no job.
     """
     storage = CheckpointStorage(checkpoint_dir)
-    storage.job()
+    storage.ownership.job()
     try:
-        found = parse_whereabouts(storage.get_blob(ACCESS_BLOB))
+        found = parse_whereabouts(storage.blobs.get(ACCESS_BLOB))
     except OSError as error:
         raise ConfigurationError(f"the checkpoint directory {checkpoint_dir!r} cannot be read: {error}") from error
     except (CorruptCheckpoint, ValueError):

@@ -67,8 +67,6 @@ def test_the_types_are_those_of_the_options() -> None:
     for name in OPTIONS:
         given = parts(typed[name]) - {os.PathLike[str]}
         assert given == (set(words[name]) if name in words else parts(plain[name])), name
-    text = Path(inspect.getfile(JobOptions)).read_text()
-    assert text.count('\n    """') == len(OPTIONS) + 2, "each option has a line that says what it is"
 
 
 # --- a wrong value

@@ -27,15 +27,15 @@ CONTENT = encode(((1, 2), (3, 4)))
 
 def real(root: Path, left: bytes | None = None) -> Disk:
     storage = CheckpointStorage(root / "checkpoints")
-    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     local = root / "file"
     local.write_bytes(CONTENT)
-    storage.upload(local, f"{SUBTASK}/{NAME}")
+    storage.state_files.upload(local, f"{SUBTASK}/{NAME}")
     if left is not None:
         path = root / "work" / SUBTASK / "left" / NAME
         path.parent.mkdir(parents=True)
         path.write_bytes(left)
-    return SlotDisk(root / "work", SUBTASK, storage)
+    return SlotDisk(root / "work", SUBTASK, storage.state_files)
 
 
 def simulated(root: Path, left: bytes | None = None) -> Disk:
@@ -168,7 +168,7 @@ def test_what_was_left_may_be_removed_at_any_time(tmp_path: Path, monkeypatch: p
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", names)
-    again = SlotDisk(tmp_path / "work", SUBTASK, CheckpointStorage(tmp_path / "checkpoints"))
+    again = SlotDisk(tmp_path / "work", SUBTASK, CheckpointStorage(tmp_path / "checkpoints").state_files)
     assert (again.newest_left, again.has_left(FILE)) == (0, False)
 
 

@@ -16,7 +16,8 @@ from pyspark import cloudpickle
 from flinkplus.runtime.job.plan import HEADER, MAGIC
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.operations.access_file import ACCESS_BLOB
-from flinkplus.state.storage import PLAN_BLOB, CheckpointStorage
+from flinkplus.state.durable.blobs import PLAN_BLOB
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.typed import Command, typed_here
 
 ACCESS = {
@@ -66,7 +67,7 @@ def test_a_blob_that_is_no_file(
 
 def job_in(directory: Path) -> CheckpointStorage:
     storage = CheckpointStorage(directory, key=find_key(None, str(directory), make=False))
-    storage.prepare({"name": "a", "fingerprint": "b"}, resume=False, job_id="job-1")
+    storage.ownership.prepare({"name": "a", "fingerprint": "b"}, resume=False, job_id="job-1")
     return storage
 
 
@@ -78,7 +79,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     import functions_of_mine  # type: ignore[import-not-found]
 
     storage = job_in(tmp_path / "kept")
-    storage.put_signed(PLAN_BLOB, HEADER + b"\n" + cloudpickle.dumps({"fn": functions_of_mine.key}))
+    storage.blobs.put_signed(PLAN_BLOB, HEADER + b"\n" + cloudpickle.dumps({"fn": functions_of_mine.key}))
     del sys.modules["functions_of_mine"]
     yield tmp_path
     sys.modules.pop("functions_of_mine", None)
@@ -150,7 +151,7 @@ def test_certificates_that_are_none(run: Command, tmp_path: Path) -> None:
 def test_a_plan_of_another_version_is_not_unpickled(
     run: Command, tmp_path: Path, stored: bytes, found: str | None
 ) -> None:
-    job_in(tmp_path).put_signed(PLAN_BLOB, stored)
+    job_in(tmp_path).blobs.put_signed(PLAN_BLOB, stored)
     told = refused(run, "resume", tmp_path)
     if found is None:
         assert "cannot be loaded here" in told

@@ -18,7 +18,9 @@ from flinkplus.runtime.job import plan as planning
 from flinkplus.runtime.job import start
 from flinkplus.runtime.job.plan import Plan, written
 from flinkplus.runtime.job.signing import find_key
-from flinkplus.state.storage import JOB_FILE, PLAN_BLOB, CheckpointStorage
+from flinkplus.state.durable.blobs import PLAN_BLOB
+from flinkplus.state.durable.ownership import JOB_FILE
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.typed import Command, typed_here
 
 
@@ -31,8 +33,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
 def begun(root: Path) -> None:
     """A job whose driver has ended."""
     storage = CheckpointStorage(root, key=find_key(None, str(root), make=True))
-    storage.prepare({"name": "words", "fingerprint": "1"}, resume=False, job_id="job-1")
-    storage.put_signed(PLAN_BLOB, written(Plan("words", "job-1", JobGraph(), Options())))
+    storage.ownership.prepare({"name": "words", "fingerprint": "1"}, resume=False, job_id="job-1")
+    storage.blobs.put_signed(PLAN_BLOB, written(Plan("words", "job-1", JobGraph(), Options())))
 
 
 def test_the_directory_is_opened_and_each_file_is_read_once(
@@ -46,14 +48,14 @@ def test_the_directory_is_opened_and_each_file_is_read_once(
 
     def counted(*arguments: Any, **named: Any) -> CheckpointStorage:
         storage = made(*arguments, **named)
-        read = storage._files.read
+        read = storage.files.read
 
         def counted_read(name: str) -> bytes:
             opened[name] += 1
             return read(name)
 
         opened["storage"] += 1
-        storage._files.read = counted_read  # type: ignore[method-assign]
+        storage.files.read = counted_read  # type: ignore[method-assign]
         return storage
 
     def check_cluster(_spark: object, _slots: int) -> None:

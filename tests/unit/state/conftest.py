@@ -16,7 +16,7 @@ OpenState = Callable[..., SubtaskState]
 @pytest.fixture
 def storage(tmp_path: Path) -> CheckpointStorage:
     storage = CheckpointStorage(tmp_path / "checkpoints")
-    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     return storage
 
 
@@ -26,7 +26,9 @@ def open_state(tmp_path: Path, storage: CheckpointStorage) -> Iterator[OpenState
     opened: list[SubtaskState] = []
 
     def open_one(generation: int = 1, work: str = "work", **options: Any) -> SubtaskState:
-        state = SubtaskState(tmp_path / work, options.pop("storage", storage), "count[0]", generation, **options)
+        state = SubtaskState(
+            tmp_path / work, options.pop("storage", storage.state_files), "count[0]", generation, **options
+        )
         opened.append(state)
         return state
 

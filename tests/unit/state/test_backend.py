@@ -17,6 +17,7 @@ from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, Snapsho
 from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, SubtaskState, versions
 from flinkplus.state.backend import folder_name
 from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, write_sst
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.versions import FIRST_CHUNK_ENTRIES, FIRST_LEAD
 from tests.handles import manifest_of, part_of
 
@@ -231,10 +232,10 @@ def test_a_base_that_comes_too_late_is_given_up(open_state, storage: CheckpointS
     state.persist(state.freeze(1, OperatorState()))
     add(state, *many(1))
     state.persist(state.freeze(2, OperatorState()))
-    upload = CheckpointStorage.upload
+    upload = StateFiles.upload
     handles: list[SnapshotHandle] = []
 
-    def overtaken(self: CheckpointStorage, local: Path, name: str) -> None:
+    def overtaken(self: StateFiles, local: Path, name: str) -> None:
         upload(self, local, name)
         patch.undo()
         for checkpoint in range(3, 3 + FIRST_LEAD):
@@ -242,11 +243,11 @@ def test_a_base_that_comes_too_late_is_given_up(open_state, storage: CheckpointS
             handles.append(state.persist(state.freeze(checkpoint, OperatorState())))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointStorage, "upload", overtaken)
+        patch.setattr(StateFiles, "upload", overtaken)
         assert not state.rebase()
     last = handles[-1]
-    storage.write_manifest(manifest_of(last.checkpoint, subtasks={"s": last}))
-    storage.collect_garbage(1, last.checkpoint)
+    storage.manifests.write(manifest_of(last.checkpoint, subtasks={"s": last}))
+    storage.retention.collect_garbage(1, last.checkpoint)
     assert len(last.files) == 2 + FIRST_LEAD
     assert len(list((tmp_path / "work" / "count[0]" / "files").iterdir())) == 2 + FIRST_LEAD
     assert state.rebase()
@@ -319,13 +320,13 @@ def test_files_of_a_later_version_carry_a_later_checkpoint(open_state, storage: 
     manifests = {2: state.persist(pending)}
     assert state.rebase()
     manifests[3] = snapshot(state, 3)
-    storage.write_manifest(manifest_of(2, subtasks={"s": manifests[2]}))
-    storage.collect_garbage(1, 2)
-    storage.write_manifest(manifest_of(3, subtasks={"s": manifests[3]}))
-    storage.collect_garbage(1, 3)
+    storage.manifests.write(manifest_of(2, subtasks={"s": manifests[2]}))
+    storage.retention.collect_garbage(1, 2)
+    storage.manifests.write(manifest_of(3, subtasks={"s": manifests[3]}))
+    storage.retention.collect_garbage(1, 3)
     for checkpoint, expected in ((2, 2), (3, 3)):
         second = open_state(generation=checkpoint, work=f"elsewhere{checkpoint}")
-        second.restore(storage.read_manifest(checkpoint).subtasks["s"])
+        second.restore(storage.manifests.read(checkpoint).subtasks["s"])
         assert read(second, b"key000000") == [expected]
     carried = [int(file.name.split("-")[1]) for file in manifests[3].files]
     assert min(carried) >= 3
@@ -431,7 +432,7 @@ def test_close_abandons_a_persist_under_way(open_state, monkeypatch: pytest.Monk
         reached.set()
         go_on.wait(60)
 
-    monkeypatch.setattr(CheckpointStorage, "upload", slow_upload)
+    monkeypatch.setattr(StateFiles, "upload", slow_upload)
     errors: list[BaseException] = []
 
     def persist() -> None:

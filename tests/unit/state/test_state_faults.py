@@ -13,8 +13,9 @@ import pytest
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
-from flinkplus.state import BasePolicy, CheckpointStorage, SubtaskState, delta, versions
+from flinkplus.state import BasePolicy, SubtaskState, delta, versions
 from flinkplus.state.delta import Chunk
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.store import SubtaskStore
 
 NEVER = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=10_000)
@@ -62,7 +63,7 @@ STAGES = {
     "renaming": (os, "replace", FULL),
     "checksum": (versions, "describe", FULL),
     "ingest": (SubtaskStore, "ingest", StateError("cannot ingest")),
-    "upload": (CheckpointStorage, "upload", StateError("cannot be stored")),
+    "upload": (StateFiles, "upload", StateError("cannot be stored")),
 }
 
 

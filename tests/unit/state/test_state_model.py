@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, SubtaskState, delta
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.store import SubtaskStore
 from tests.examples import examples
 from tests.handles import manifest_of
@@ -28,7 +29,7 @@ from tests.handles import manifest_of
 KEYS = [b"", b"\x00", b"\xff", *(b"k%d" % number for number in range(20))]
 SOME_KEYS = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8, unique=True)
 VALUES = st.one_of(st.integers(), st.lists(st.integers(), max_size=2), st.none())
-FAULTS = {"write": (delta, "_write_chunk"), "ingest": (SubtaskStore, "ingest"), "upload": (CheckpointStorage, "upload")}
+FAULTS = {"write": (delta, "_write_chunk"), "ingest": (SubtaskStore, "ingest"), "upload": (StateFiles, "upload")}
 RETAINED = 2
 
 
@@ -45,7 +46,7 @@ class StateMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="flinkplus-state-")
         self.root = Path(self.folder.name)
         self.storage = CheckpointStorage(self.root / "checkpoints")
-        self.storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+        self.storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
         self.model = Model()
         self.generation = 0
         self.checkpoint = 0
@@ -59,7 +60,7 @@ class StateMachine(RuleBasedStateMachine):
         self.generation += 1
         policy = BasePolicy(ratio=1.0, min_bytes=1 << 12, max_deltas=3)
         self.state = SubtaskState(
-            self.root / "work", self.storage, "op+count[0]", self.generation, max_entries=6, policy=policy
+            self.root / "work", self.storage.state_files, "op+count[0]", self.generation, max_entries=6, policy=policy
         )
 
     def teardown(self) -> None:
@@ -168,29 +169,29 @@ class StateMachine(RuleBasedStateMachine):
         waiting = sorted(number for number in self.handles if number > self.complete)
         number = data.draw(st.sampled_from(waiting))
         handle = self.handles[number]
-        self.storage.write_manifest(manifest_of(number, generation=self.generation, subtasks={"s": handle}))
+        self.storage.manifests.write(manifest_of(number, generation=self.generation, subtasks={"s": handle}))
         self.complete = number
         self.state.checkpoint_complete(number)
         for other in list(self.handles):
-            if other < number and other not in self.storage.checkpoints():
+            if other < number and other not in self.storage.manifests.checkpoints():
                 del self.handles[other], self.versions[other]
         self.pending = [entry for entry in self.pending if entry[0].checkpoint > number]
-        for old in self.storage.checkpoints()[:-RETAINED]:
-            self.storage.drop(old)
+        for old in self.storage.manifests.checkpoints()[:-RETAINED]:
+            self.storage.retention.drop(old)
             del self.handles[old], self.versions[old]
 
     @rule()
     def collect_garbage(self) -> None:
-        self.storage.collect_garbage(self.generation, self.complete)
+        self.storage.retention.collect_garbage(self.generation, self.complete)
 
     @rule()
     def sweep(self) -> None:
-        self.storage.sweep(self.complete, self.checkpoint)
+        self.storage.retention.sweep(self.complete, self.checkpoint)
 
     @rule(data=st.data(), local=st.sampled_from(["keep", "lose one", "damage one", "lose all"]))
     def restore(self, data: st.DataObject, local: str) -> None:
         """Everything back to a retained checkpoint (or to none), in the next generation."""
-        retained = self.storage.checkpoints()
+        retained = self.storage.manifests.checkpoints()
         number = data.draw(st.sampled_from(retained)) if retained else None
         self.state.close()
         paths = sorted((self.root / "work").glob("*/files/*"))
@@ -207,9 +208,9 @@ class StateMachine(RuleBasedStateMachine):
             self.model = Model()
             return
         for newer in [other for other in retained if other > number]:
-            self.storage.drop(newer)
+            self.storage.retention.drop(newer)
             del self.handles[newer], self.versions[newer]
-        handle = self.storage.read_manifest(number).subtasks["s"]
+        handle = self.storage.manifests.read(number).subtasks["s"]
         self.state.restore(handle)
         assert handle.operator_state.steps == number
         self.complete = number
@@ -234,7 +235,7 @@ class StateMachine(RuleBasedStateMachine):
         assert self.state.state_keys() == sum(
             len(entries) for entries in (self.model.numbers, self.model.floats, self.model.objects)
         )
-        assert self.storage.latest_valid() is None or self.complete in self.storage.checkpoints()
+        assert self.storage.manifests.latest_valid() is None or self.complete in self.storage.manifests.checkpoints()
 
 
 TestStateMachine = StateMachine.TestCase

@@ -30,7 +30,7 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 
 log = logging.getLogger("flinkplus")
 
@@ -58,7 +58,7 @@ class Commits:
 
     def _check(self) -> None:
         try:
-            self._storage.check_run()
+            self._storage.runs.check()
         except JobRunsElsewhere as error:
             self._taken_over(str(error))
             raise
@@ -109,7 +109,7 @@ class Commits:
             commits=commits,
         )
         self._unsure = True
-        self._storage.write_manifest(manifest)
+        self._storage.manifests.write(manifest)
         self._unsure = False
         self._manifests[checkpoint] = manifest
         self._newest = checkpoint
@@ -137,7 +137,7 @@ class Commits:
         """The manifest, from memory or storage. Raises ``CorruptCheckpoint`` or ``UntrustedCheckpoint``."""
         known = self._manifests.get(checkpoint)
         if known is None:
-            known = self._storage.read_manifest(checkpoint)
+            known = self._storage.manifests.read(checkpoint)
             self._manifests[checkpoint] = known
         return known
 
@@ -152,7 +152,7 @@ class Commits:
     def retract_after(self, checkpoint: CheckpointId | None) -> None:
         """Take back output committed after ``checkpoint``, with which the job continues. Newer checkpoints are void."""
         self._check()
-        self._storage.withdraw_after(checkpoint or 0)
+        self._storage.manifests.withdraw_after(checkpoint or 0)
         for committer in self.committers.values():
             committer.retract_after(checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if checkpoint is not None and c <= checkpoint}
@@ -168,13 +168,13 @@ class Commits:
         """Remove state files that no manifest names and no running snapshot may name: a deployment begins."""
         self._check()
         self._settle_unsure()
-        self._storage.collect_garbage(generation, self._newest)
+        self._storage.retention.collect_garbage(generation, self._newest)
 
     def sweep(self, complete: CheckpointId, triggered: CheckpointId) -> None:
         """Remove state files that no checkpoint can name any more, while the job runs."""
         self._check()
         self._settle_unsure()
-        self._storage.sweep(complete, triggered)
+        self._storage.retention.sweep(complete, triggered)
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Forget a checkpoint, in memory and on storage: an old one, or one whose manifest was not stored for certain.
@@ -186,13 +186,13 @@ class Commits:
         if checkpoint > self._newest:
             self._settle_unsure()
         else:
-            self._storage.drop(checkpoint)
+            self._storage.retention.drop(checkpoint)
 
     def _settle_unsure(self) -> None:
         """A manifest that was not stored for certain may appear at any time: before anything that it names is removed,
         it is made void."""
         if self._unsure:
-            self._storage.withdraw_after(self._newest)
+            self._storage.manifests.withdraw_after(self._newest)
             self._unsure = False
 
     def handles(self, checkpoint: CheckpointId) -> dict[str, SnapshotHandle]:
@@ -216,7 +216,7 @@ class Commits:
                 self.discard()
         if resumable:
             try:
-                self._storage.sweep_all()
+                self._storage.retention.sweep_all()
             except (OSError, FlinkPlusError) as error:  # the output is complete: this takes nothing from it
                 log.warning("keeping unused state files until the job is resumed: %s", error)
 
@@ -239,6 +239,6 @@ class Commits:
     def discard(self) -> None:
         """The job ended otherwise: remove what is staged and not committed. A manifest that appears later is void."""
         self._check()
-        self._storage.withdraw_after(self._newest)
+        self._storage.manifests.withdraw_after(self._newest)
         for committer in self.committers.values():
             committer.discard()

@@ -89,7 +89,7 @@ from flinkplus.runtime.transport.wire.ports import (
 )
 from flinkplus.runtime.transport.wire.wire import Message, decode_frame, encode
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from upstream_cache.retention import Retention
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Slot(SlotOrders[Subtask]):
         self._attempt, self._on_welcome = attempt, on_welcome
         self._options = options
         self._scratch = scratch
-        self._storage = CheckpointStorage(config.checkpoint_dir)
+        self._storage = CheckpointStorage(config.checkpoint_dir).state_files
         self._inbox: Inbox[SlotEvent] = Inbox()
         turn_s = options.snapshot_spread * (index % options.parallelism) / options.parallelism
         self._workers = SlotWorkers(turn_s, self._inbox.put)

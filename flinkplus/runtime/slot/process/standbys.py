@@ -25,7 +25,7 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.transport.wire.wire import Message, MessageKind, encode
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.state_files import StateFiles
 
 log = logging.getLogger("flinkplus.slot")
 NO_CHANNEL = ChannelId(0, 0, 0)
@@ -40,7 +40,7 @@ class Standbys:
         self,
         slot: int,
         work_dir: Path,
-        storage: CheckpointStorage,
+        storage: StateFiles,
         send: Callable[[int, list[Any]], None],
         staged: Callable[[str, int, int], None],
         deliver: Callable[[StandbyReady], None],

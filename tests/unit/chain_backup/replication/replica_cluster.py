@@ -141,7 +141,7 @@ class Cluster:
         self.root = root
         self.postpone = postpone
         self.storage = CheckpointStorage(root / "checkpoints")
-        self.storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+        self.storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
         self.network = Network(seed)
         self.random = random.Random(seed + 1)
         self.reports: list[tuple[int, int, int]] = []
@@ -163,7 +163,7 @@ class Cluster:
         return self.root / f"slot-{slot}-{self.incarnations[slot]}"
 
     def disks(self, slot: int) -> OpenDisk:
-        return lambda subtask: SlotDisk(self.work(slot), subtask, self.storage)
+        return lambda subtask: SlotDisk(self.work(slot), subtask, self.storage.state_files)
 
     def start(self, slot: int) -> None:
         """A slot's process begins, with nothing on its disk."""
@@ -218,7 +218,7 @@ class Cluster:
     def open_head(self, prepared: Prepared | None = None) -> SubtaskState:
         self.state = SubtaskState(
             self.work(self.members[0]),
-            self.storage,
+            self.storage.state_files,
             SUBTASK,
             self.generation,
             max_entries=40,

@@ -20,6 +20,7 @@ from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.slot.process.standbys import Standbys
 from flinkplus.state import CheckpointStorage, SubtaskState
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.files import LocalDirectory
 from tests.unit.chain_backup.replication.replica_cluster import POLICY, SUBTASK, Cluster
 
@@ -55,15 +56,15 @@ def until_due(cluster: Cluster) -> None:
 def rebase(cluster: Cluster, meanwhile: Callable[[], None] = lambda: None) -> None:
     """The head makes a base; ``meanwhile`` happens while it is uploaded."""
     assert cluster.state is not None
-    upload = CheckpointStorage.upload
+    upload = StateFiles.upload
     with pytest.MonkeyPatch.context() as patch:
 
-        def hooked(self: CheckpointStorage, local: Path, name: str) -> None:
+        def hooked(self: StateFiles, local: Path, name: str) -> None:
             upload(self, local, name)
             patch.undo()
             meanwhile()
 
-        patch.setattr(CheckpointStorage, "upload", hooked)
+        patch.setattr(StateFiles, "upload", hooked)
         assert cluster.state.rebase()
 
 
@@ -141,14 +142,14 @@ def test_a_base_that_is_gone_does_not_stop_the_next_one(cluster: Cluster, monkey
     version(cluster)
     cluster.network.deliver((0, 1), (1, 0))
     assert member(cluster, 1).replica.wanted_base is not None
-    download = CheckpointStorage.download
+    download = StateFiles.download
 
-    def refuse(self: CheckpointStorage, name: str, local: Path) -> None:
+    def refuse(self: StateFiles, name: str, local: Path) -> None:
         if name == gone:
             raise CorruptState("it was dropped with its checkpoint")
         download(self, name, local)
 
-    monkeypatch.setattr(CheckpointStorage, "download", refuse)
+    monkeypatch.setattr(StateFiles, "download", refuse)
     cluster.network.deliver()
     cluster.network.settle()
     latest = version(cluster)
@@ -182,8 +183,8 @@ def test_bases_that_come_late_are_of_use_all_the_same(cluster: Cluster) -> None:
 def test_a_promotion_beside_a_download_of_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot's loop does not wait for durable storage, and neither takes the other's file away."""
     storage = CheckpointStorage(tmp_path / "checkpoints")
-    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
-    head = SubtaskState(tmp_path / "head", storage, SUBTASK, 1)
+    storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    head = SubtaskState(tmp_path / "head", storage.state_files, SUBTASK, 1)
     numbers = head.number_state("n")
     rows = numbers.indices([b"%06d" % key for key in range(20_000)])
     numbers.scatter(rows, np.arange(len(rows)))
@@ -214,7 +215,7 @@ def test_a_promotion_beside_a_download_of_the_same_file(tmp_path: Path, monkeypa
     def ignore(*_: Any) -> None:
         return None
 
-    standbys = Standbys(1, tmp_path / "slot", storage, ignore, ignore, deliver_answer, ignore)
+    standbys = Standbys(1, tmp_path / "slot", storage.state_files, ignore, ignore, deliver_answer, ignore)
     standbys.form({SUBTASK: (1, (0, 1))})
     fields: dict[str, object] = {"base": 0, "lacks": [base_name(handle.files[0].name)]}
     standbys.receive(0, encode(FrameKind.OFFER, 7, 0, Topic(SUBTASK, 1, 1, 1), fields, encode_handle(handle)))

@@ -252,7 +252,7 @@ def test_a_rollback_restores_from_what_is_left(
         def download(*_: object) -> None:
             raise StateError("storage is away")
 
-        monkeypatch.setattr(cluster.storage, "download", download)
+        monkeypatch.setattr(cluster.storage.state_files, "download", download)
     state = cluster.open_head()
     state.restore(cluster.handles[cluster.version])
     cluster.check(state, cluster.models[cluster.version])
@@ -328,7 +328,7 @@ def test_what_was_left_stays_until_the_base_has_come(slow: Cluster, monkeypatch:
 
     replaced = new_base_while_away(slow)
     with monkeypatch.context() as patch:
-        patch.setattr(slow.storage, "download", download)
+        patch.setattr(slow.storage.state_files, "download", download)
         slow.network.settle()
         slow.trim()
         slow.network.settle()
@@ -381,13 +381,13 @@ def test_a_promotion_makes_do_with_what_the_base_replaces(
 ) -> None:
     new_base_while_away(slow, spoil=lambda folder: altered(min(folder.glob("*.sst"))) if damaged else None)
     downloaded: list[str] = []
-    download = slow.storage.download
+    download = slow.storage.state_files.download
 
     def note(name: str, local: Path) -> None:
         downloaded.append(name)
         download(name, local)
 
-    monkeypatch.setattr(slow.storage, "download", note)
+    monkeypatch.setattr(slow.storage.state_files, "download", note)
     files = [file.name for file in slow.handles[slow.version].files]
     slow.promote(1, slow.version)  # with nothing delivered
     assert downloaded == (files if damaged else files[1:])

@@ -18,8 +18,9 @@ from chain_backup.replication.transfers import MAX_RESYNCS, MAX_TRIES
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
-from flinkplus.state import CheckpointStorage, SubtaskState, volatile
+from flinkplus.state import SubtaskState, volatile
 from flinkplus.state.backend import folder_name
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.store import SubtaskStore
 from tests.handles import handle_of
 from tests.unit.chain_backup.replication.replica_cluster import SUBTASK, Cluster
@@ -118,7 +119,7 @@ def test_many_subtasks_share_the_hop(tmp_path: Path, small_chunks: None) -> None
     """No more chunks than allowed are under way over one hop, whatever is sent over it, and all get their turn."""
     cluster = Cluster(tmp_path, slots=2)
     subtasks = [f"count[{number}]" for number in range(5)]
-    states = {name: SubtaskState(cluster.work(0), cluster.storage, name, 1) for name in subtasks}
+    states = {name: SubtaskState(cluster.work(0), cluster.storage.state_files, name, 1) for name in subtasks}
     reports: list[str] = []
     cluster.network.agents[1].close()
     cluster.network.agents[1] = ReplicationAgent(
@@ -292,7 +293,7 @@ def test_a_base_that_cannot_be_fetched_is_done_without(slow: Cluster, monkeypatc
     def refuse(*_: object) -> None:
         raise StateError("the storage is away")
 
-    monkeypatch.setattr(CheckpointStorage, "download", refuse)
+    monkeypatch.setattr(StateFiles, "download", refuse)
     for _ in range(2):
         until_a_base(slow)
         slow.network.settle()
@@ -327,7 +328,7 @@ def test_a_file_that_storage_does_not_have_is_refused(slow: Cluster, monkeypatch
 
     slow.form(0, 1, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStorage, "download", refuse)
+        patch.setattr(StateFiles, "download", refuse)
         slow.network.settle()
         assert slow.version not in slow.staged(2)
     slow.change()
@@ -395,7 +396,7 @@ def test_a_promoted_state_goes_on_and_is_replicated(cluster: Cluster) -> None:
             assert cluster.version in cluster.staged(standby)
         versions(cluster, 7)
         assert cluster.handles[cluster.version].generation == cluster.generation
-    fresh = SubtaskState(tmp := cluster.root / "fresh", cluster.storage, SUBTASK, 99)
+    fresh = SubtaskState(tmp := cluster.root / "fresh", cluster.storage.state_files, SUBTASK, 99)
     fresh.restore(cluster.handles[cluster.version])
     cluster.check(fresh, cluster.model)
     fresh.close()
@@ -411,7 +412,7 @@ def test_a_promotion_reads_no_file(cluster: Cluster, monkeypatch: pytest.MonkeyP
         raise AssertionError("a file is read, or fetched")
 
     monkeypatch.setattr(StateFile, "check", refuse)
-    monkeypatch.setattr(CheckpointStorage, "download", refuse)
+    monkeypatch.setattr(StateFiles, "download", refuse)
     cluster.promote(1, 7)
 
 
@@ -576,7 +577,7 @@ def test_a_prepared_state_restored_to_something_else(cluster: Cluster) -> None:
     """The handle says what a state becomes, whatever was prepared."""
     versions(cluster, 2, trim=False)
     prepared = cluster.network.agents[1].prepare(SUBTASK, 2, cluster.handles[2], 2)
-    state = SubtaskState(cluster.work(1), cluster.storage, SUBTASK, 2, max_entries=40, prepared=prepared)
+    state = SubtaskState(cluster.work(1), cluster.storage.state_files, SUBTASK, 2, max_entries=40, prepared=prepared)
     state.restore(cluster.handles[1])
     cluster.check(state, cluster.models[1])
     state.close()
@@ -601,7 +602,7 @@ def test_files_of_the_active_state_are_not_removed_by_the_agent_nor_the_other_wa
 def test_a_rollback_finds_the_files_of_the_replica(cluster: Cluster) -> None:
     versions(cluster, 4)
     shutil.rmtree(cluster.root / "checkpoints" / "state")
-    state = SubtaskState(cluster.work(2), cluster.storage, SUBTASK, 5, max_entries=40)
+    state = SubtaskState(cluster.work(2), cluster.storage.state_files, SUBTASK, 5, max_entries=40)
     state.restore(cluster.handles[4])
     cluster.check(state, cluster.model)
     state.close()

@@ -22,7 +22,7 @@ from flinkplus.operators.event_time import interval_join
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.examples import examples
 from tests.handles import part_of
 from tests.unit.operators.operator_fakes import FakeState, context
@@ -163,7 +163,7 @@ def test_what_can_match_nothing_any_more_is_dropped() -> None:
 
 def test_many_rows_on_rocksdb(tmp_path: Path) -> None:
     storage = CheckpointStorage(str(tmp_path / "storage"))
-    first = SubtaskState(tmp_path / "work", storage, "join[0]", 1)
+    first = SubtaskState(tmp_path / "work", storage.state_files, "join[0]", 1)
     operator = join(0, 10)
     instance = operator.create(context(operator, LEFT, first))
     left: list[Row] = [(f"k{i % 1_000}", i // 10, i) for i in range(30_000)]
@@ -171,7 +171,7 @@ def test_many_rows_on_rocksdb(tmp_path: Path) -> None:
     for start in range(0, len(left), 5_000):
         assert list(instance.process_input(0, batch_of(0, left[start : start + 5_000]))) == []
     handle = first.persist(first.freeze(1, OperatorState(operators={"operator": part_of(state=instance.snapshot(1))})))
-    second = SubtaskState(tmp_path / "other", storage, "join[0]", 2)
+    second = SubtaskState(tmp_path / "other", storage.state_files, "join[0]", 2)
     second.restore(handle)
     instance = operator.create(context(operator, LEFT, second))
     instance.restore(handle.operator_state.operators["operator"].state)

@@ -24,7 +24,7 @@ from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.examples import examples
 from tests.handles import part_of
 from tests.unit.operators.operator_fakes import FakeState, context
@@ -165,7 +165,7 @@ def test_windows_as_by_a_model(
 def test_many_keys_on_rocksdb(tmp_path: Path) -> None:
     """Large parts leave memory, are merged, restored by another process, and come out whole."""
     storage = CheckpointStorage(str(tmp_path / "storage"))
-    first = SubtaskState(tmp_path / "work", storage, "window[0]", 1)
+    first = SubtaskState(tmp_path / "work", storage.state_files, "window[0]", 1)
     operator = TumblingWindow("window", ("k",), "ts", 1_000, (Aggregate("total", "sum", "n"),))
     instance = operator.create(context(operator, SCHEMA, first))
     count = 60_000
@@ -187,7 +187,7 @@ def test_many_keys_on_rocksdb(tmp_path: Path) -> None:
         list(instance.process(batch(begin)))
     handle = first.persist(first.freeze(1, OperatorState(operators={"operator": part_of(state=instance.snapshot(1))})))
     assert len(json.dumps(handle.operator_state.to_json())) < 500
-    second = SubtaskState(tmp_path / "other", storage, "window[0]", 2)
+    second = SubtaskState(tmp_path / "other", storage.state_files, "window[0]", 2)
     second.restore(handle)
     instance = operator.create(context(operator, SCHEMA, second))
     instance.restore(handle.operator_state.operators["operator"].state)

@@ -173,10 +173,12 @@ def test_on_rocksdb_with_restores(ttl_ms: int | None, max_entries: int) -> None:
     clock, model = Clock(), Model(ttl_ms)
     with tempfile.TemporaryDirectory() as folder, sizes(FEW_ROWS, 32):
         storage = CheckpointStorage(Path(folder) / "checkpoints")
-        storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+        storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
 
         def open_state(generation: int) -> SubtaskState:
-            return SubtaskState(Path(folder) / "work", storage, "dedup[0]", generation, max_entries=max_entries)
+            return SubtaskState(
+                Path(folder) / "work", storage.state_files, "dedup[0]", generation, max_entries=max_entries
+            )
 
         state = open_state(1)
         try:

@@ -75,12 +75,12 @@ def test_results_survive_eviction_and_restore(
         for i in range(0, 3000, 100)
     ]
     storage = CheckpointStorage(tmp_path / "checkpoints")
-    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     output = operator.output_schema(SCHEMA)
     results: list[Any] = []
     handle: SnapshotHandle | None = None
     for generation, part in ((1, range(0, 15)), (2, range(12, 30))):
-        state = SubtaskState(tmp_path / "work", storage, "count[0]", generation, max_entries=100)
+        state = SubtaskState(tmp_path / "work", storage.state_files, "count[0]", generation, max_entries=100)
         try:
             typed: KeyedState = state
             instance = create(operator, SCHEMA, typed)

@@ -19,7 +19,7 @@ from flinkplus.operators.keyed import timers
 from flinkplus.operators.keyed.keyed_rows import Process
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.examples import examples
 from tests.handles import part_of
 from tests.unit.operators.operator_fakes import FakeState, context
@@ -146,7 +146,7 @@ def test_the_index_is_small_however_many_timers_there_are() -> None:
 def test_timers_on_rocksdb(tmp_path: Path) -> None:
     """Set, snapshotted, restored by another process, fired."""
     storage = CheckpointStorage(str(tmp_path / "storage"))
-    first = SubtaskState(tmp_path / "work", storage, "timers[0]", 1)
+    first = SubtaskState(tmp_path / "work", storage.state_files, "timers[0]", 1)
     model = Model()
     instance = OPERATOR.create(context(OPERATOR, SCHEMA, first))
     rows = [(i % 5, 1_000_000 + i * i % 50_000, False) for i in range(2_000)]
@@ -155,7 +155,7 @@ def test_timers_on_rocksdb(tmp_path: Path) -> None:
         model.row(*row)
     assert fired_by(instance.on_watermark(1_020_000)) == model.advance(1_020_000)
     handle = first.persist(first.freeze(1, OperatorState(operators={"operator": part_of(state=instance.snapshot(1))})))
-    second = SubtaskState(tmp_path / "other", storage, "timers[0]", 2)
+    second = SubtaskState(tmp_path / "other", storage.state_files, "timers[0]", 2)
     second.restore(handle)
     instance = OPERATOR.create(context(OPERATOR, SCHEMA, second))
     instance.restore(handle.operator_state.operators["operator"].state)

@@ -42,7 +42,7 @@ from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore, erro
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.tcp.connections import parse_address
 from flinkplus.runtime.transport.wire.ports import ControlArrived
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.handles import handle_of
 from tests.unit.runtime.coordinator.failover_job import C1, G1, L1, Job
 from tests.unit.runtime.slot.slots_in_process import graph_of

@@ -18,7 +18,7 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job.claim import LOCK_FILE, Claim
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.spark_log import COMPACT_INTERVAL, LOG_DIRECTORY, Layout, LoggedFile, SparkFileLog
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.handles import manifest_of
 
 JOB = {"name": "job", "fingerprint": "f"}
@@ -26,8 +26,8 @@ JOB = {"name": "job", "fingerprint": "f"}
 
 def driver(root: Path, run: int) -> CheckpointStorage:
     storage = CheckpointStorage(root)
-    storage.prepare(JOB, resume=run > 1)
-    storage.begin_run(run)
+    storage.ownership.prepare(JOB, resume=run > 1)
+    storage.runs.begin(run)
     return storage
 
 
@@ -38,14 +38,14 @@ def commits_of(storage: CheckpointStorage, told: list[str]) -> Commits:
 
 def test_a_run_is_known_by_its_number_and_its_driver(tmp_path: Path) -> None:
     first = driver(tmp_path, 1)
-    first.check_run()
-    assert first.earlier_runs() == 1
+    first.runs.check()
+    assert first.runs.earlier() == 1
     again = CheckpointStorage(tmp_path)
-    again.begin_run(1)  # of the same number: two have counted at once
-    again.check_run()
+    again.runs.begin(1)  # of the same number: two have counted at once
+    again.runs.check()
     with pytest.raises(JobRunsElsewhere, match="another driver has taken over the job in"):
-        first.check_run()
-    CheckpointStorage(tmp_path).check_run()  # slots have begun no run
+        first.runs.check()
+    CheckpointStorage(tmp_path).runs.check()  # slots have begun no run
 
 
 ORDERS: dict[str, Callable[[Commits], None]] = {
@@ -79,32 +79,32 @@ def test_a_driver_that_was_replaced_does_nothing(tmp_path: Path, order: str) -> 
 def test_a_manifest_that_was_being_written_does_not_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver stands still before it has looked for the last time whether it is still the one."""
     first = driver(tmp_path, 1)
-    looked = first.check_run
+    looked = first.runs.check
 
     def replaced_meanwhile() -> None:
-        driver(tmp_path, 2).write_manifest(manifest_of(1, generation=2))
+        driver(tmp_path, 2).manifests.write(manifest_of(1, generation=2))
         looked()
 
-    monkeypatch.setattr(first, "check_run", replaced_meanwhile)
+    monkeypatch.setattr(first.runs, "check", replaced_meanwhile)
     with pytest.raises(JobRunsElsewhere):
-        first.write_manifest(manifest_of(1, generation=1))
-    assert CheckpointStorage(tmp_path).read_manifest(1).generation == 2
+        first.manifests.write(manifest_of(1, generation=1))
+    assert CheckpointStorage(tmp_path).manifests.read(1).generation == 2
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_manifest_that_only_lacks_its_name_never_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver stands still after it has looked."""
     first = driver(tmp_path, 1)
-    looked = first.check_run
+    looked = first.runs.check
 
     def replaced_afterwards() -> None:
         looked()
-        driver(tmp_path, 2).write_manifest(manifest_of(1, generation=2))
+        driver(tmp_path, 2).manifests.write(manifest_of(1, generation=2))
 
-    monkeypatch.setattr(first, "check_run", replaced_afterwards)
+    monkeypatch.setattr(first.runs, "check", replaced_afterwards)
     with pytest.raises(StateError, match="manifest 1 cannot be stored"):
-        first.write_manifest(manifest_of(1, generation=1))
-    assert CheckpointStorage(tmp_path).read_manifest(1).generation == 2
+        first.manifests.write(manifest_of(1, generation=1))
+    assert CheckpointStorage(tmp_path).manifests.read(1).generation == 2
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -191,11 +191,11 @@ def test_a_claim_on_what_cannot_be_locked_is_none(tmp_path: Path) -> None:
 
 def test_who_is_refused_has_changed_nothing(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    storage.prepare(JOB, resume=False)
+    storage.ownership.prepare(JOB, resume=False)
     (tmp_path / "state/a").mkdir(parents=True)
     (tmp_path / "state/a/1-1-1.sst").write_bytes(b"of the job that runs")
     claim = Claim(str(tmp_path))
     with pytest.raises(JobRunsElsewhere):
-        storage.prepare(JOB, resume=False, claim=lambda: Claim(str(tmp_path)).release())
+        storage.ownership.prepare(JOB, resume=False, claim=lambda: Claim(str(tmp_path)).release())
     assert (tmp_path / "state/a/1-1-1.sst").exists()
     claim.release()

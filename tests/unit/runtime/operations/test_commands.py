@@ -49,7 +49,7 @@ from flinkplus.runtime.transport.auth.tls import made_for
 from flinkplus.runtime.transport.tcp.dialing import dial, receive_frame
 from flinkplus.runtime.transport.wire.frames import framed
 from flinkplus.runtime.transport.wire.ports import COORDINATOR
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 
 HOST = "127.0.0.1"
 CREDENTIALS = Credentials(b"the job's secret").for_commands("1")
@@ -386,7 +386,7 @@ def test_the_checkpoint_directory_says_where_the_file_is(tmp_path: Path) -> None
     storage = CheckpointStorage(kept)
     with pytest.raises(CheckpointDirectoryError):
         access_of(str(kept))
-    storage.prepare({"name": "job", "fingerprint": "1"}, resume=False)
+    storage.ownership.prepare({"name": "job", "fingerprint": "1"}, resume=False)
     with pytest.raises(NoRunningJob, match="no job runs on the checkpoint directory"):
         access_of(str(kept))
     written = an_access()
@@ -407,7 +407,7 @@ def test_the_checkpoint_directory_says_where_the_file_is(tmp_path: Path) -> None
     with pytest.raises(NoRunningJob, match="no job runs on the checkpoint directory"):
         access_of(str(kept))
     told = Whereabouts(job_id=written.job_id, host=written.host, file=str(path)).to_json()
-    storage.put_blob(ACCESS_BLOB, json.dumps({**told, "format": 2}).encode())
+    storage.blobs.put(ACCESS_BLOB, json.dumps({**told, "format": 2}).encode())
     with pytest.raises(NoRunningJob, match="no job runs on the checkpoint directory"):
         access_of(str(kept))
 

@@ -34,7 +34,7 @@ from flinkplus.runtime.transport.auth.handshake import Refusals
 from flinkplus.runtime.transport.wire.ports import FrameArrived, PeerAttached, PeerBroken, PeerConnected
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sources.generator import Generator
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 
 WAIT_S = 60.0
 
@@ -123,7 +123,7 @@ class Cluster:
         self.directory = directory
         self.options = Options(parallelism=parallelism, **{"recovery": "standby", **options})
         self.storage = CheckpointStorage(str(directory / "checkpoints"))
-        self.storage.prepare({"name": "test", "fingerprint": "x"}, False)
+        self.storage.ownership.prepare({"name": "test", "fingerprint": "x"}, False)
         self.heard: deque[tuple[int, control.ControlMessage]] = deque()
         self.answers: list[tuple[int, control.ControlMessage]] = []
         self.slots: dict[int, Slot] = {}

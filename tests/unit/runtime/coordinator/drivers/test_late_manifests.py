@@ -29,7 +29,7 @@ from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN, _earlier_runs, 
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.sinks.text import TextSink
 from flinkplus.state.delta import describe
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.handles import handle_of, manifest_of, part_of
 from tests.unit.sinks.harness import SCHEMA, Context, rows, visible_lines
 
@@ -43,9 +43,9 @@ class Driver:
         self.out = folder / "out"
         filesystem = None if kind == "local" else fs.LocalFileSystem()
         self.storage = CheckpointStorage(str(folder / "checkpoints"), filesystem)
-        self.storage.prepare(JOB, resume)
+        self.storage.ownership.prepare(JOB, resume)
         runs = _earlier_runs(self.storage, resume)
-        self.storage.begin_run(runs + 1)
+        self.storage.runs.begin(runs + 1)
         self._sink = TextSink("out", str(self.out)).bind(SCHEMA, "job-1")
         graph: Any = SimpleNamespace(nodes=[SimpleNamespace(name="out", body=self._sink)])
         self.commits = Commits(graph, self.storage)
@@ -70,7 +70,7 @@ class Driver:
         local = self.out.parent / "local"
         local.write_bytes(b"state of %d" % self.number)
         name = f"out[0]/{self.generation}-{self.number}-1.sst"
-        self.storage.upload(local, name)
+        self.storage.state_files.upload(local, name)
         handle = handle_of(describe(local, name, "base", 1), operators={"out": part_of(staged)})
         return [(SubtaskId("out", 0), handle)]
 
@@ -103,21 +103,21 @@ def given_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pat
     handles = driver.snapshot()
     found: list[tuple[Path, Path]] = []
     with monkeypatch.context() as patch:
-        write = driver.storage.write_manifest
+        write = driver.storage.manifests.write
 
         def hangs(manifest: Manifest) -> None:
             write(manifest)
             path = (
                 driver.out.parent
                 / "checkpoints"
-                / f"checkpoints/{manifest.checkpoint:08d}-{driver.storage._epoch}.json"
+                / f"checkpoints/{manifest.checkpoint:08d}-{driver.storage.runs.epoch}.json"
             )
             aside = driver.out.parent / "late"
             shutil.move(path, aside)
             found.append((aside, path))
             raise StateError("time-out")
 
-        patch.setattr(driver.storage, "write_manifest", hangs)
+        patch.setattr(driver.storage.manifests, "write", hangs)
         with pytest.raises(StateError):
             driver.store(handles)
     return found[0]
@@ -186,9 +186,9 @@ def test_a_manifest_that_was_given_up_is_void_for_the_running_job_too(
     aside, path = given_up(first, monkeypatch)
     first.commits.drop(CheckpointId(2))
     shutil.move(aside, path)
-    assert first.storage.checkpoints() == [1]
+    assert first.storage.manifests.checkpoints() == [1]
     first.checkpoint()
-    assert first.storage.checkpoints() == [1, 3]
+    assert first.storage.manifests.checkpoints() == [1, 3]
     assert visible_lines(first.out) == lines_of(first, 1, 2, 3)
     first.commits.sweep(CheckpointId(3), CheckpointId(3))
     assert not path.exists()
@@ -204,7 +204,7 @@ def test_no_file_of_an_uncertain_manifest_is_removed_before_it_is_void(
         raise StateError("storage is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(first.storage, "cut", away)
+        patch.setattr(first.storage.runs, "cut", away)
         for order in (
             lambda: first.commits.drop(CheckpointId(2)),
             lambda: first.commits.sweep(CheckpointId(3), CheckpointId(3)),
@@ -224,9 +224,9 @@ def test_a_new_history_takes_no_manifest_of_the_one_before(tmp_path: Path, monke
     first.commits.end(finished=False, resumable=True)
     second = Driver(tmp_path, "arrow", resume=False)
     assert second.generation > first.generation
-    second.storage.withdraw_after(0)  # as ``_launch`` does
+    second.storage.manifests.withdraw_after(0)  # as ``_launch`` does
     shutil.move(aside, path)
-    assert second.storage.checkpoints() == []
+    assert second.storage.manifests.checkpoints() == []
     second.begin()
     second.checkpoint()
     third = Driver.resumed(tmp_path)
@@ -238,19 +238,21 @@ def test_on_a_local_disk_a_hung_write_fails_once_another_run_has_begun(tmp_path:
     first = Driver.started(tmp_path, 1, "local")
     handles = first.snapshot()
     gate, hangs = threading.Event(), threading.Event()
-    looked = first.storage.check_run
+    looked = first.storage.runs.check
 
     def stands_still() -> None:
         hangs.set()
         assert gate.wait(60)
         looked()
 
-    first.storage.check_run = stands_still  # type: ignore[method-assign]
+    first.storage.runs.check = stands_still  # type: ignore[method-assign]
     failed: list[Exception] = []
 
     def store() -> None:
         try:
-            first.storage.write_manifest(manifest_of(2, subtasks={str(subtask): handle for subtask, handle in handles}))
+            first.storage.manifests.write(
+                manifest_of(2, subtasks={str(subtask): handle for subtask, handle in handles})
+            )
         except Exception as error:
             failed.append(error)
 
@@ -262,7 +264,7 @@ def test_on_a_local_disk_a_hung_write_fails_once_another_run_has_begun(tmp_path:
     writing.join()
     assert len(failed) == 1
     assert second.restored == 1
-    assert second.storage.checkpoints() == [1]
+    assert second.storage.manifests.checkpoints() == [1]
 
 
 @pytest.mark.parametrize("worker_ended", [True, False])
@@ -305,18 +307,18 @@ def test_a_job_that_has_finished_stays_finished_when_nothing_can_be_removed(
 ) -> None:
     driver = Driver.started(tmp_path, complete=2)
     driver.snapshot()  # its state file is named by no manifest
-    (unused,) = driver.storage.unnamed()
+    (unused,) = driver.storage.retention.unnamed()
 
     def refused(name: str) -> None:
         raise OSError("please reduce your request rate")
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver.storage._files, "delete", refused)
+        patch.setattr(driver.storage.files, "delete", refused)
         driver.commits.end(finished=True, resumable=True)
     assert "keeping unused state files until the job is resumed: please reduce" in caplog.text
-    assert driver.storage.unnamed() == [unused]
+    assert driver.storage.retention.unnamed() == [unused]
     Driver.resumed(tmp_path)
-    assert CheckpointStorage(str(tmp_path / "checkpoints"), fs.LocalFileSystem()).unnamed() == []
+    assert CheckpointStorage(str(tmp_path / "checkpoints"), fs.LocalFileSystem()).retention.unnamed() == []
 
 
 @pytest.mark.parametrize("resumable", [True, False])

@@ -23,7 +23,7 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
 from flinkplus.state.delta import describe
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.handles import handle_of
 from tests.unit.runtime.coordinator.failover_job import Job
 
@@ -69,9 +69,9 @@ def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
 ) -> None:
     """The delta of checkpoint 1 is uploaded, and will not be again: checkpoint 2 names it too."""
     storage = CheckpointStorage(tmp_path / "checkpoints")
-    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     (tmp_path / "delta").write_bytes(b"delta")
-    storage.upload(tmp_path / "delta", "count[0]/1-1-1.sst")
+    storage.state_files.upload(tmp_path / "delta", "count[0]/1-1-1.sst")
     delta = describe(tmp_path / "delta", "count[0]/1-1-1.sst", "base", 1)
     handles = [(SubtaskId("count", 0), handle_of(delta))]
     commits = Commits(JobGraph(), storage)
@@ -85,9 +85,9 @@ def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
         with pytest.raises(StateError):
             commits.store(CheckpointId(1), Generation(1), handles, False)
     commits.drop(CheckpointId(1))
-    assert storage.checkpoints() == []
+    assert storage.manifests.checkpoints() == []
     commits.store(CheckpointId(2), Generation(1), handles, False)
-    found = storage.latest_valid()
+    found = storage.manifests.latest_valid()
     assert found is not None and found[0] == 2
     commits.drop(CheckpointId(2))
     assert not (tmp_path / "checkpoints/state/count[0]/1-1-1.sst").exists()
@@ -95,7 +95,7 @@ def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
 
 def test_manifests_before_the_newest_committed_one_are_not_in_memory(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "checkpoints")
-    storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+    storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
     commits = Commits(JobGraph(), storage)
     for number in range(1, 5):
         handles = [(SubtaskId("count", 0), handle_of(steps=number))]

@@ -1,10 +1,10 @@
 """Which stored checkpoints count, and which stored files no checkpoint can name any more. Pure: no I/O.
 
-A write may hang beyond every timeout and complete long after the driver abandoned it, also after that driver's end. So
+A write may hang beyond every timeout and complete long after the driver abandoned it, even after that driver's end. So
 the existence of a manifest alone does not make it valid. Each is written in an *epoch*, a number that only rises: every
-run of the job begins one, and every *cut* ends one. A cut says: of the manifests of earlier epochs, those up to this
-checkpoint count. It is stored before anything is removed that a later one might need. So a late manifest is void,
-whenever it appears: before the output is discarded or after, before a resume, during it, or beside the checkpoints of
+run of the job begins one, and every *cut* ends one. After a cut, manifests of earlier epochs count only up to the
+checkpoint that it names. It is stored before any file is removed that a later manifest might need. So a late manifest
+is void at any time: before or after the output is discarded, before or during a resume, or beside the checkpoints of
 the next run.
 """
 
@@ -20,7 +20,7 @@ MAX_CUTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Of the checkpoints whose manifests were written before ``epoch``, those up to ``through`` count."""
+    """Checkpoints whose manifests were written before ``epoch`` count only up to ``through``."""
 
     epoch: int
     through: int
@@ -77,8 +77,8 @@ def left_behind(
 class UnusedFiles:
     """Finds the state files that no checkpoint can name any more, while the job runs.
 
-    A file is uploaded before the checkpoint that names it first is complete. When that is given up, a later one may
-    name it first. So a file that no manifest names is unused only when both hold:
+    A file is uploaded before the checkpoint that names it first is complete. When that checkpoint is aborted, a later
+    one may name it first. So a file that no manifest names is unused only when both hold:
 
     - a checkpoint is complete that was triggered after the file had been seen: what is uploaded when a checkpoint is
       triggered is part of that one, or of none;

@@ -1,4 +1,4 @@
-"""What is around the content of a blob or a manifest: a checksum against damage, a signature against forgery.
+"""Envelopes of blobs and manifests: a checksum against damage, a signature against forgery.
 
 A file is one line and the content behind it::
 
@@ -8,9 +8,9 @@ A file is one line and the content behind it::
 Rules:
 - the checksum is BLAKE2b over the content, of 20 bytes when it is sealed and of 32 when it is signed;
 - the signature is HMAC-SHA256 over the line before it and the name of the file within its directory. The checksum
-  stands for the content, so that to sign takes as long, some 30 microseconds, whatever is signed;
+  stands for the content, so that signing takes about 30 microseconds for any content;
 - the key is that of the job: derived from the user's and the id of the job, so that what is signed for one job is of no
-  use for another. ``<key>`` names the user's key, and tells nothing of it;
+  use for another. ``<key>`` names the user's key, and reveals nothing of it;
 - what is short or altered is ``CorruptCheckpoint``; what is whole, and signed by no key that is known here or not at
   all, is ``UntrustedCheckpoint``. Nothing of either is believed.
 """
@@ -49,7 +49,7 @@ class SigningKey:
 
     @property
     def name(self) -> str:
-        """What tells keys apart."""
+        """Identifies the key."""
         return hmac.digest(self.secret, b"flinkplus/key/name", "sha256")[:8].hex()
 
     def sign(self, job_id: str, name: str, header: bytes) -> str:
@@ -89,7 +89,7 @@ def checked(magic: bytes, data: bytes, name: str, key: SigningKey | None, where:
     try:
         job_id = checked_name(fields[4].decode("ascii"))
     except (UnicodeDecodeError, UnsafeName) as error:
-        raise CorruptCheckpoint(f"{where} is of no job that could be: {error}") from None
+        raise CorruptCheckpoint(f"{where} names a job ID that cannot exist: {error}") from None
     if key is not None:
         _check_signature(fields, job_id, name, key, where)
     return body, job_id

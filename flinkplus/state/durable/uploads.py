@@ -4,8 +4,8 @@ A file of more than 10 MB goes to S3 in parts. When its process is killed, the p
 listing of files, and are paid for. ``pyarrow.fs`` has no call that finds or aborts them; botocore has.
 
 Rules: only uploads below the given folder are aborted. botocore is optional (``flinkplus[s3]``): without it nothing is
-aborted, and a warning says so once. What S3 refuses, such as a user without the permission
-``s3:ListBucketMultipartUploads``, is a warning, too: nothing of the job depends on it.
+aborted, and a warning says so once. What S3 refuses, for example without the permission
+``s3:ListBucketMultipartUploads``, is also only a warning: nothing of the job depends on it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _warned: set[str] = set()
 
 
 class Uploads:
-    """The multipart uploads below a folder; ``location``: its ``s3://`` URI, as for ``pyarrow.fs``."""
+    """The multipart uploads below the folder ``location``; nothing to do unless it is an ``s3://`` URI."""
 
     def __init__(self, location: str) -> None:
+        self._on_s3 = location.startswith("s3://")
         parts = urlsplit(location)
         self._options = dict(parse_qsl(parts.query))
         self._key = unquote(parts.username or "")
@@ -43,19 +44,19 @@ class Uploads:
         self._looked_s = time.monotonic()
 
     def abort_old(self, folder: str = "") -> None:
-        """Abort what began longer ago than any upload takes; looks every ``LOOK_EVERY_S`` seconds, however often it is
-        called.
-        """
+        """Abort uploads that began longer ago than any upload takes; looks at most every ``LOOK_EVERY_S`` seconds."""
         if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = time.monotonic()
             self.abort(folder, LONGEST_UPLOAD_S)
 
     def abort(self, folder: str = "", older_than_s: float = 0.0) -> int:
         """Abort the uploads below ``folder`` that began more than ``older_than_s`` ago. Returns how many."""
+        if not self._on_s3:
+            return 0
         try:
             client = self._client = self._client or self._connect()
         except ImportError:
-            _warn_once("multipart uploads of killed processes stay on S3; pip install 'flinkplus[s3]' has them aborted")
+            _warn_once("multipart uploads of killed processes stay on S3; pip install 'flinkplus[s3]' aborts them")
             return 0
         before_s, aborted = time.time() - older_than_s, 0
         prefix = "/".join(part for part in (self._folder, folder.strip("/")) if part)
@@ -68,10 +69,10 @@ class Uploads:
                             Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                         )
                         aborted += 1
-        except Exception as error:  # botocore has many kinds, and none of them concerns the job
+        except Exception as error:  # botocore has many kinds; the job does not depend on them
             _warn_once(f"multipart uploads below {self._where} cannot be aborted: {without_secrets(str(error))}")
         if aborted:
-            log.info("aborted %d multipart uploads below %s that no process completes", aborted, self._where)
+            log.info("aborted %d multipart uploads below %s that no process will complete", aborted, self._where)
         return aborted
 
     def _connect(self) -> Any:
@@ -93,11 +94,6 @@ class Uploads:
                 s3={"addressing_style": "path"} if endpoint else None,
             ),
         )
-
-
-def uploads_of(location: str) -> Uploads | None:
-    """The uploads below ``location``; ``None`` where it is not on S3."""
-    return Uploads(location) if location.startswith("s3://") else None
 
 
 def _warn_once(message: str) -> None:

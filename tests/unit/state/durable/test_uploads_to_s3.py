@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.state import uploads
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable import uploads
+from flinkplus.state.durable.storage import CheckpointStorage
 
 MULTIPART = (
     b'<?xml version="1.0"?><InitiateMultipartUploadResult><Bucket>b</Bucket><Key>k</Key><UploadId>u</UploadId>'
@@ -121,7 +121,7 @@ def test_a_state_file_is_stored_by_one_request(server: tuple[str, list[str]], tm
     uri, asked = server
     local = tmp_path / "state"
     local.write_bytes(bytes(3 << 20))
-    CheckpointStorage(uri).upload(local, "count/1-1-1.sst")
+    CheckpointStorage(uri).state_files.upload(local, "count/1-1-1.sst")
     assert stored(asked, "1-1-1.sst") == ["PUT /bucket/folder/state/count/1-1-1.sst"]
     assert not [request for request in asked if request.startswith("POST")]
 
@@ -152,7 +152,7 @@ def begun(handler: type[S3], **ages_s: float) -> None:
 
 def test_a_new_run_aborts_what_an_earlier_one_has_left(server: tuple[str, list[str]], handler: type[S3]) -> None:
     begun(handler, folder__state__count__1=NOW, folder__blobs__plan=OLD, folder2__state__x=OLD, other=OLD)
-    CheckpointStorage(server[0]).begin_run(1)
+    CheckpointStorage(server[0]).runs.begin(1)
     assert list(handler.unfinished) == ["folder2/state/x", "other"], "what is not below the directory stays"
 
 
@@ -160,16 +160,16 @@ def test_while_a_job_runs_only_old_uploads_are_aborted(
     server: tuple[str, list[str]], handler: type[S3], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = CheckpointStorage(server[0])
-    monkeypatch.setattr(storage, "_state_files", dict)
-    monkeypatch.setattr(storage, "checkpoints", list)
-    monkeypatch.setattr(storage, "_remove_void", lambda: None)
+    monkeypatch.setattr(storage.state_files, "listed", dict)
+    monkeypatch.setattr(storage.manifests, "checkpoints", list)
+    monkeypatch.setattr(storage.manifests, "remove_void", lambda: None)
     begun(handler, folder__state__a=NOW, folder__state__b=OLD)
-    storage.sweep(1, 1)
+    storage.retention.sweep(1, 1)
     assert len(handler.unfinished) == 2, "it looks now and then, not each time"
     monkeypatch.setattr(uploads, "LOOK_EVERY_S", 0.0)
-    storage.sweep(2, 2)
+    storage.retention.sweep(2, 2)
     assert list(handler.unfinished) == ["folder/state/a"]
-    storage.sweep_all()
+    storage.retention.sweep_all()
     assert not handler.unfinished
 
 
@@ -177,15 +177,22 @@ def test_without_botocore_or_permission_there_is_one_warning(
     server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(uploads, "_warned", set())
-    found = uploads.uploads_of(server[0])
-    assert found is not None
+    found = uploads.Uploads(server[0])
     with caplog.at_level(logging.WARNING, "flinkplus"):
         monkeypatch.setattr(S3, "do_GET", lambda self: self._answer(403))
         assert [found.abort(), found.abort()] == [0, 0]
         monkeypatch.setitem(sys.modules, "botocore.session", None)
-        fresh = uploads.uploads_of(server[0])
-        assert fresh is not None and [fresh.abort(), fresh.abort()] == [0, 0]
+        fresh = uploads.Uploads(server[0])
+        assert [fresh.abort(), fresh.abort()] == [0, 0]
     denied, absent = (record.getMessage() for record in caplog.records)
     assert denied.startswith("multipart uploads below s3://bucket/folder cannot be aborted: ") and "403" in denied
     assert "pip install 'flinkplus[s3]'" in absent and "secret" not in denied
-    assert uploads.uploads_of("/tmp/x") is None and uploads.uploads_of("gs://b/x") is None
+
+
+@pytest.mark.parametrize("location", ["/tmp/x", "gs://b/x", ""])
+def test_elsewhere_there_are_no_uploads(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(uploads.Uploads, "_connect", lambda self: pytest.fail("nothing is asked"))
+    elsewhere = uploads.Uploads(location)
+    elsewhere.abort_old()
+    assert elsewhere.abort() == 0

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.history import MAX_CUTS, Cut, Cuts, UnusedFiles, left_behind
-from flinkplus.state.storage import CheckpointStorage
+from flinkplus.state.durable.history import MAX_CUTS, Cut, Cuts, UnusedFiles, left_behind
+from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.versions import BasePolicy
 from tests.handles import manifest_of
 
@@ -72,7 +72,7 @@ class JobOfOneSubtask:
 
     def __init__(self, folder: Path) -> None:
         self.storage = CheckpointStorage(folder / "checkpoints")
-        self.storage.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+        self.storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
         self._folder = folder
         self.generation = 0
         self.complete: list[int] = []
@@ -81,7 +81,7 @@ class JobOfOneSubtask:
     def open(self, policy: BasePolicy | None = None) -> None:
         self.generation += 1
         folder = self._folder / "work"
-        self.state = SubtaskState(folder, self.storage, "count[0]", self.generation, policy=policy)
+        self.state = SubtaskState(folder, self.storage.state_files, "count[0]", self.generation, policy=policy)
 
     def checkpoint(self, number: int, is_complete: bool) -> None:
         numbers = self.state.number_state("n")
@@ -90,14 +90,14 @@ class JobOfOneSubtask:
         handle = self.state.persist(self.state.freeze(number, OperatorState()))
         if not is_complete:
             return
-        self.storage.write_manifest(manifest_of(number, generation=self.generation, subtasks={"s": handle}))
+        self.storage.manifests.write(manifest_of(number, generation=self.generation, subtasks={"s": handle}))
         self.state.checkpoint_complete(number)
         self.complete.append(number)
         while len(self.complete) > 2:
-            self.storage.drop(self.complete.pop(0))
+            self.storage.retention.drop(self.complete.pop(0))
 
     def unnamed(self) -> list[str]:
-        return self.storage.unnamed()
+        return self.storage.retention.unnamed()
 
 
 def test_files_of_checkpoints_that_were_given_up_go_while_the_job_runs(tmp_path: Path) -> None:
@@ -106,12 +106,12 @@ def test_files_of_checkpoints_that_were_given_up_go_while_the_job_runs(tmp_path:
     for number in range(1, 121):
         job.checkpoint(number, is_complete=number % 10 == 0)
         if number % 10 == 0:
-            job.storage.sweep(number, number)
+            job.storage.retention.sweep(number, number)
             most = max(most, len(job.unnamed()))
     assert most <= 20, "what the last two complete checkpoints left"
-    job.storage.sweep_all()
+    job.storage.retention.sweep_all()
     assert job.unnamed() == []
-    found = job.storage.latest_valid()
+    found = job.storage.manifests.latest_valid()
     assert found is not None and found[0] == 120
     job.state.close()
 
@@ -121,7 +121,7 @@ def test_files_of_a_dead_head_and_of_an_unfinished_upload_go_while_the_job_runs(
     job.checkpoint(1, is_complete=True)
     dead = job.state
     job.open()
-    job.state.restore(job.storage.read_manifest(1).subtasks["s"])
+    job.state.restore(job.storage.manifests.read(1).subtasks["s"])
     rows = dead.number_state("n").indices([b"k"])
     dead.number_state("n").scatter(rows, 99)
     dead.persist(dead.freeze(2, OperatorState()))  # a zombie
@@ -131,7 +131,7 @@ def test_files_of_a_dead_head_and_of_an_unfinished_upload_go_while_the_job_runs(
     assert len(job.unnamed()) == 2
     for number in range(2, 6):
         job.checkpoint(number, is_complete=True)
-        job.storage.sweep(number, number)
+        job.storage.retention.sweep(number, number)
     assert job.unnamed() == []
     assert not torn.exists()
     job.state.close()
@@ -144,20 +144,20 @@ def test_a_rejected_base_goes_while_the_job_runs(tmp_path: Path) -> None:
     for number in range(1, 5):
         job.checkpoint(number, is_complete=True)
     versions = job.state._versions
-    upload = job.storage.upload
+    upload = job.storage.state_files.upload
 
     def upload_and_be_too_late(local: Path, name: str) -> None:
         upload(local, name)
         versions._handed_out = 1_000
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job.storage, "upload", upload_and_be_too_late)
+        patch.setattr(job.storage.state_files, "upload", upload_and_be_too_late)
         assert not job.state.rebase()
     versions._handed_out = 4
     (base,) = job.unnamed()
     for number in range(5, 40):
         job.checkpoint(number, is_complete=True)
-        job.storage.sweep(number, number)
+        job.storage.retention.sweep(number, number)
         assert not [name for name in job.unnamed() if name != base]
     assert job.unnamed() == []
     job.state.close()
@@ -165,26 +165,26 @@ def test_a_rejected_base_goes_while_the_job_runs(tmp_path: Path) -> None:
 
 def test_a_sweep_removes_so_many_files_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest that is to be stored waits for it."""
-    monkeypatch.setattr("flinkplus.state.storage.MOST_REMOVED", 3)
+    monkeypatch.setattr("flinkplus.state.durable.retention.MOST_REMOVED", 3)
     storage = CheckpointStorage(tmp_path / "checkpoints")
     (tmp_path / "file").write_bytes(b"state")
     for number in range(1, 6):
-        storage.upload(tmp_path / "file", f"a/1-1-{number}.sst")
-    assert storage.sweep(1, 1) == []
-    assert len(storage.sweep(2, 2)) == 3
-    assert len(storage.sweep(3, 3)) == 2
+        storage.state_files.upload(tmp_path / "file", f"a/1-1-{number}.sst")
+    assert storage.retention.sweep(1, 1) == []
+    assert len(storage.retention.sweep(2, 2)) == 3
+    assert len(storage.retention.sweep(3, 3)) == 2
 
 
 def test_a_sweep_looks_once_whether_another_driver_has_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = CheckpointStorage(tmp_path / "checkpoints")
-    storage.begin_run(1)
+    storage.runs.begin(1)
     (tmp_path / "file").write_bytes(b"state")
     for number in range(1, 6):
-        storage.upload(tmp_path / "file", f"a/1-1-{number}.sst")
+        storage.state_files.upload(tmp_path / "file", f"a/1-1-{number}.sst")
     looked: list[int] = []
-    monkeypatch.setattr(storage, "check_run", lambda: looked.append(1))
-    storage.sweep(1, 1)
-    assert len(storage.sweep(2, 2)) == 5
+    monkeypatch.setattr(storage.runs, "check", lambda: looked.append(1))
+    storage.retention.sweep(1, 1)
+    assert len(storage.retention.sweep(2, 2)) == 5
     assert len(looked) == 1

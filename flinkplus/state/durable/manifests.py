@@ -1,0 +1,188 @@
+"""Manifests of a checkpoint directory: ``checkpoints/<checkpoint, 8 digits>-<epoch>.json``, signed.
+
+Rules:
+- a checkpoint exists when its manifest exists and no cut voids it. The manifest is written after every file it names;
+- a manifest that is short, altered or of another format is ``CorruptCheckpoint``. One that is not signed with the
+  given key is ``UntrustedCheckpoint``: an older one never replaces it silently;
+- a manifest has the checksum of each state file, which the restoring process compares before RocksDB opens the file.
+  So the signature covers everything that a resumed job reads, except for staged input.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from flinkplus.documents import parse_document
+from flinkplus.errors import CorruptCheckpoint, CorruptState, StateError
+from flinkplus.local_files import NoRegularFile
+from flinkplus.protocol.snapshot.manifest import Manifest
+from flinkplus.state.durable.runs import Runs
+from flinkplus.state.durable.signed_files import SignedFiles
+from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.files import Files
+
+MANIFEST_MAGIC = b"flinkplus-manifest"
+FOLDER = "checkpoints"
+_NAME = re.compile(rf"{FOLDER}/([0-9]{{8,}})(?:-([0-9]+))?\.json\Z")
+
+log = logging.getLogger("flinkplus")
+
+
+class Manifests:
+    """The manifests in the directory ``uri``."""
+
+    def __init__(self, uri: str, files: Files, signed: SignedFiles, runs: Runs, state_files: StateFiles) -> None:
+        self._uri = uri
+        self._files = files
+        self._signed = signed
+        self._runs = runs
+        self._state_files = state_files
+        self._lock = threading.Lock()
+        self._named: dict[int, frozenset[str]] = {}  # by checkpoints that this run has written or read
+
+    def write(self, manifest: Manifest) -> None:
+        """Make a checkpoint exist. Every state file it names must have been uploaded before."""
+        body = json.dumps(manifest.to_json(), sort_keys=True).encode()
+        name = _name(manifest.checkpoint, self._runs.epoch)
+        try:
+            self._signed.write(MANIFEST_MAGIC, name, body, self._runs.check)
+        except OSError as error:
+            raise StateError(f"manifest {manifest.checkpoint} cannot be stored in {self._uri!r}: {error}") from error
+        self._note(manifest)
+
+    def read(self, checkpoint: int) -> Manifest:
+        """The manifest as it was written.
+
+        Raises ``CorruptCheckpoint`` when it is missing, short, altered or of another format, ``UntrustedCheckpoint``
+        when it is not signed as it must be.
+        """
+        name = self.listed(lambda number, _: number == checkpoint).get(checkpoint, _name(checkpoint, 0))
+        where = self._files.describe(name)
+        try:
+            body = self._content(name)
+        except FileNotFoundError as error:
+            raise CorruptCheckpoint(f"manifest {where} is missing") from error
+        try:
+            manifest = Manifest.from_json(parse_document(body))
+        except (ValueError, CorruptCheckpoint) as error:
+            raise CorruptCheckpoint(f"{where} is not a manifest: {error}") from error
+        if manifest.checkpoint != checkpoint:
+            raise CorruptCheckpoint(f"manifest {where} names checkpoint {manifest.checkpoint}")
+        self._note(manifest)
+        return manifest
+
+    def _content(self, name: str) -> bytes:
+        try:
+            return self._signed.read(MANIFEST_MAGIC, name)
+        except NoRegularFile as error:
+            raise CorruptCheckpoint(f"manifest {self._files.describe(name)} cannot be read: {error}") from error
+
+    def _note(self, manifest: Manifest) -> None:
+        with self._lock:
+            self._named[manifest.checkpoint] = frozenset(file.name for file in manifest.files)
+
+    def checkpoints(self) -> list[int]:
+        """The checkpoints that exist, ascending."""
+        return sorted(self.listed())
+
+    def listed(
+        self, wanted: Callable[[int, int], bool] = lambda _number, _epoch: True, void: bool = False
+    ) -> dict[int, str]:
+        """Checkpoint -> file name, for the manifests that count (or that are ``void``)."""
+        cuts = self._runs.cuts
+        found = {}
+        for name in self._files.names(FOLDER):
+            match = _NAME.match(name)
+            if match:
+                number, epoch = int(match.group(1)), int(match.group(2) or 0)
+                if wanted(number, epoch) and cuts.voids(epoch, number) == void:
+                    found[number] = name
+        return found
+
+    def latest_valid(self) -> tuple[int, Manifest, list[str]] | None:
+        """The newest checkpoint that can be restored: (checkpoint, manifest, why newer ones were skipped).
+
+        Reads and checks every state file. Returns ``None`` without any checkpoint. Raises ``CorruptCheckpoint`` when
+        all checkpoints are damaged, ``UntrustedCheckpoint`` when the newest undamaged one is not signed as it must be.
+        """
+        skipped: list[str] = []
+        for checkpoint in reversed(self.checkpoints()):
+            try:
+                manifest = self.read(checkpoint)
+                for file in manifest.files:
+                    self._state_files.verify(file)
+            except (CorruptCheckpoint, CorruptState) as error:
+                skipped.append(f"checkpoint {checkpoint}: {error}")
+            else:
+                return checkpoint, manifest, skipped
+        if skipped:
+            raise CorruptCheckpoint(f"no checkpoint in {self._uri!r} can be restored: " + "; ".join(skipped))
+        return None
+
+    def names_of(self, checkpoint: int) -> frozenset[str]:
+        """The state files that a checkpoint names. Raises as ``read``."""
+        with self._lock:
+            known = self._named.get(checkpoint)
+        if known is not None:
+            return known
+        return frozenset(file.name for file in self.read(checkpoint).files)
+
+    def all_named(self) -> frozenset[str]:
+        """The state files that any checkpoint names.
+
+        When that is not known, raises ``CorruptCheckpoint``, ``UntrustedCheckpoint``, ``CorruptState`` or
+        ``StateError``, so that nothing is removed.
+        """
+        with self._lock:
+            known = set(self._named)
+        listed = self.checkpoints()
+        missing = sorted(known.difference(listed))
+        if missing:
+            raise StateError(
+                f"the listing of {self._uri!r} lacks the manifest of checkpoint {missing[0]}, which exists: "
+                "no state file is removed; check the file system"
+            )
+        return frozenset().union(*(self.names_of(checkpoint) for checkpoint in listed))
+
+    def remove(self, checkpoint: int) -> None:
+        """Remove the manifest of a checkpoint."""
+        with self._lock:
+            self._named.pop(checkpoint, None)
+        for name in self.listed(lambda number, _: number == checkpoint).values():
+            self._files.delete(name)
+
+    def withdraw_after(self, checkpoint: int) -> None:
+        """Make all checkpoints after this one void, and remove their manifests.
+
+        Their state files stay: later snapshots may include them. Otherwise ``CheckpointRetention.sweep`` removes them.
+        """
+        self._runs.cut(checkpoint)
+        with self._lock:
+            self._named = {number: names for number, names in self._named.items() if number <= checkpoint}
+        self._runs.drop_older_cuts()
+        self.remove_void()
+
+    def remove_void(self) -> None:
+        """Remove manifests that are void, also those that appeared late."""
+        for number, name in self.listed(void=True).items():
+            log.info("removing void manifest %s of checkpoint %d", name, number)
+            self._files.delete(name)
+
+    def sign_again(self) -> None:
+        """Sign the trusted manifests with our own key. Each is stored under the name of this run's epoch before the
+        old file goes, so that one exists at any time."""
+        for number, name in self.listed().items():
+            renewed = _name(number, self._runs.epoch)
+            with suppress(CorruptCheckpoint):  # every later read reports it
+                self._signed.write(MANIFEST_MAGIC, renewed, self._content(name), self._runs.check)
+                if name != renewed:
+                    self._files.delete(name)
+
+
+def _name(checkpoint: int, epoch: int) -> str:
+    return f"{FOLDER}/{checkpoint:08d}-{epoch}.json" if epoch else f"{FOLDER}/{checkpoint:08d}.json"

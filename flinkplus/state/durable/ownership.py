@@ -1,0 +1,238 @@
+"""Which job a checkpoint directory belongs to: ``JOB.json``.
+
+Rule: a directory is claimed for a job before anything in it is changed. A directory of another job, or with other
+data, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from flinkplus.documents import Document, parse_document
+from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, without_secrets
+from flinkplus.printable import printable
+from flinkplus.state.durable.blobs import PLAN_BLOB, Blobs
+from flinkplus.state.durable.manifests import Manifests
+from flinkplus.state.durable.seals import SigningKey
+from flinkplus.state.durable.signed_files import SignedFiles
+from flinkplus.state.files import Files
+
+JOB_FORMAT = 5
+"""2: a running sum of 0 is marked beside the number; manifests have epochs. 3: sizes and checksums of the files that a
+base replaces are known. 4: the plan and the manifests are signed. 5: so is ``JOB.json``."""
+JOB_MAGIC = b"flinkplus-job"
+JOB_FILE = "JOB.json"
+PROBE_FILE = "WRITABLE.probe"
+MAX_DIFFERENCES = 3
+
+log = logging.getLogger("flinkplus")
+
+Resume: TypeAlias = bool | Literal["auto"]
+"""Whether a job continues what is in its checkpoint directory; ``auto``: if it has begun there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile(Document):
+    """``JOB.json``. ``job``: ``name``, ``fingerprint`` and ``shape`` of the job. ``place``: the directory as it was
+    written to last. ``seal``: format, checksum and signature of the other two (``seals``)."""
+
+    FORMAT: ClassVar[int] = JOB_FORMAT
+
+    job: dict[str, Any]
+    place: str
+    seal: str
+
+
+class Ownership:
+    """The job that the directory ``uri`` belongs to."""
+
+    def __init__(self, uri: str, files: Files, signed: SignedFiles, blobs: Blobs, manifests: Manifests) -> None:
+        self._uri = uri
+        self._files = files
+        self._signed = signed
+        self._blobs = blobs
+        self._manifests = manifests
+        self._prepared: dict[str, Any] | None = None
+
+    def prepare(
+        self,
+        job: dict[str, Any],
+        resume: Resume,
+        claim: Callable[[], None] = lambda: None,
+        job_id: str | None = None,
+    ) -> bool:
+        """Claim the directory for a job. Returns whether an existing history is continued.
+
+        ``job``: a JSON-able dict with ``name``, ``fingerprint`` and, optionally, ``shape``: what the fingerprint covers
+        (descriptions by name).
+        ``resume``: ``False`` starts a new checkpoint history, ``True`` continues the existing one, ``auto`` does either
+        (``has_begun``).
+        ``claim``: called once the directory is known to be the job's, before anything in it changes; raises when
+        another process has claimed it.
+        ``job_id``: the ID of a new job; that of a continued job is in the directory.
+
+        Raises ``CheckpointDirectoryError`` when the directory cannot be written, belongs to another job, holds other
+        data, or holds (or lacks) checkpoints contrary to ``resume``; ``UntrustedCheckpoint`` when another key has
+        signed what is to be continued.
+        """
+        try:
+            self._files.make_root()
+            self._files.write(PROBE_FILE, b"")
+            self._files.delete(PROBE_FILE)
+            present = self._document()
+            self._check_owner(job, present, resume)
+            claim()
+            continued = self.has_begun() if resume == "auto" else resume
+            if continued and present is not None:
+                self._check_signature(present)
+                self._warn_if_moved(present)
+            else:
+                self._signed.job_id = self._signed.job_id or job_id
+                self._clear("state")
+            self._prepared = job
+            if not (continued and self._signed.trust):  # with trust the plan names the job: ``sign_again``
+                self._write(job)
+            return continued
+        except OSError as error:
+            raise CheckpointDirectoryError(
+                f"checkpoint directory {self._uri!r} cannot be written: {error}; choose one that this user may write"
+            ) from error
+
+    def has_begun(self) -> bool:
+        """Whether a job here must be continued, because it may have output and slots.
+
+        The plan is stored before the job's output is changed, and before its slots are started. A job that ended
+        earlier has left nothing to continue.
+        """
+        return PLAN_BLOB in self._blobs.names() or bool(self._manifests.checkpoints())
+
+    def release(self) -> None:
+        """Give up a claim made with ``resume=False`` by a job that never started: the directory is free again."""
+        for folder in ("blobs", "staged", "state"):
+            self._clear(folder)
+        self._files.delete(JOB_FILE)
+
+    def job(self, key: Callable[[], SigningKey] | None = None) -> dict[str, Any]:
+        """The job this directory belongs to, as passed to ``prepare``.
+
+        ``key``: called when the directory has a job; returns the key to use from then on. Raises
+        ``UntrustedCheckpoint`` when another key has signed the job.
+        """
+        document = self._document()
+        if document is None:
+            raise CheckpointDirectoryError(f"checkpoint directory {self._uri!r} holds no job; check the path")
+        if key is not None:
+            self._signed.key = key()
+        self._check_signature(document)
+        return document.job
+
+    def sign_again(self) -> None:
+        """Sign ``JOB.json`` with our own key."""
+        if self._prepared is not None:
+            self._write(self._prepared)
+
+    def _clear(self, folder: str) -> None:
+        for name in self._files.names(folder):
+            self._files.delete(name)
+
+    def _write(self, job: dict[str, Any]) -> None:
+        seal = self._signed.signed(JOB_MAGIC, JOB_FILE, _body(job, self._place)).partition(b"\n")[0].decode()
+        document = JobFile(job=job, place=self._place, seal=seal).to_json()
+        self._files.write(JOB_FILE, json.dumps(document, sort_keys=True).encode())
+
+    def _check_signature(self, document: JobFile) -> None:
+        """From then on, without ``trust``, files signed for another job are refused."""
+        try:
+            data = document.seal.encode(errors="replace") + b"\n" + _body(document.job, document.place)
+            _, job_id = self._signed.checked(JOB_MAGIC, JOB_FILE, data)
+        except (CorruptCheckpoint, RecursionError) as error:
+            raise self._damaged(error) from error
+        if self._signed.key is not None and not self._signed.trust:
+            self._signed.job_id = job_id
+
+    def _damaged(self, error: Exception) -> CheckpointDirectoryError:
+        where = self._files.describe(JOB_FILE)
+        return CheckpointDirectoryError(f"{where} is damaged ({error}); choose another checkpoint directory")
+
+    def _warn_if_moved(self, document: JobFile) -> None:
+        if document.place != self._place:
+            log.warning(
+                "the checkpoints of job %r were in %s when it ran last, and are in %s now: unless you have moved or "
+                "copied them there, stop the job, since another process has put this directory there",
+                document.job.get("name"),
+                document.place,
+                self._place,
+            )
+
+    @property
+    def _place(self) -> str:
+        return without_secrets(self._files.describe(""))
+
+    def _document(self) -> JobFile | None:
+        try:
+            document = parse_document(self._files.read(JOB_FILE))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            raise CheckpointDirectoryError(
+                f"checkpoint directory {self._uri!r} cannot be read: {error}; check the path"
+            ) from error
+        try:
+            return JobFile.from_json(document)
+        except ValueError as error:
+            raise CheckpointDirectoryError(
+                f"{self._files.describe(JOB_FILE)} has a format this version does not know ({error}; expected "
+                f"{JOB_FORMAT}); use the version that wrote it, or choose another checkpoint directory"
+            ) from error
+
+    def _check_owner(self, job: dict[str, Any], document: JobFile | None, resume: Resume) -> None:
+        where = f"checkpoint directory {self._uri!r}"
+        if document is None:
+            others = [name for name in self._files.names("") if not name.startswith(".")]
+            if others:
+                raise CheckpointDirectoryError(
+                    f"{where} holds other data ({others[0]!r}) and is not a checkpoint directory; choose an empty one"
+                )
+            if resume is True:
+                raise CheckpointDirectoryError(f"{where} holds no job to resume; start the job without resume")
+            return
+        check_same_job(document.job, job, self._uri)
+        if not resume and self._manifests.checkpoints():
+            raise CheckpointDirectoryError(
+                f"{where} already has checkpoints of this job; resume it, or choose or clear another directory"
+            )
+
+
+def check_same_job(found: dict[str, Any], asked: dict[str, Any], where: str) -> None:
+    """Raises ``CheckpointDirectoryError`` unless the job ``found`` in a directory is the job ``asked`` for."""
+    for key in ("name", "fingerprint"):
+        if found.get(key) != asked.get(key):
+            raise CheckpointDirectoryError(
+                f"checkpoint directory {where!r} belongs to another job ({key} {found.get(key)!r:.200}, this job has "
+                f"{asked.get(key)!r:.200}{_differences(found.get('shape'), asked.get('shape'))}); "
+                "choose another checkpoint directory, or delete this one if its job is not needed any more"
+            )
+
+
+def _body(job: dict[str, Any], place: str) -> bytes:
+    """The signed content of ``JOB.json``."""
+    return json.dumps({"job": job, "place": place}, sort_keys=True).encode()
+
+
+def _differences(there: Any, here: Any) -> str:
+    """What differs between the shapes of two jobs, as far as both are known."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return ""
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    shown = [
+        f"; {printable(name)}: {printable(there.get(name, 'none'))} there, {printable(here.get(name, 'none'))} here"
+        for name in names[:MAX_DIFFERENCES]
+    ]
+    more = f"; and {len(names) - MAX_DIFFERENCES} more" if len(names) > MAX_DIFFERENCES else ""
+    return "".join(shown) + more

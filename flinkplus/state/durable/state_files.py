@@ -1,0 +1,78 @@
+"""State files in a checkpoint directory: ``state/<subtask>/<generation>-<checkpoint>-<n>.sst``, each written once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from flinkplus.errors import CorruptState, StateError
+from flinkplus.local_files import NoRegularFile
+from flinkplus.path_names import STATE_FILE_PARTS, checked_name
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.state.files import Files
+
+FOLDER = "state"
+_NAME = re.compile(r"(?P<generation>[0-9]+)-(?P<checkpoint>[0-9]+)-[0-9]+\.sst((\.[0-9a-f]+)?\.tmp)?\Z")
+
+
+class StateFiles:
+    """The state files in the directory ``uri``."""
+
+    def __init__(self, uri: str, files: Files) -> None:
+        self._uri = uri
+        self._files = files
+
+    def upload(self, local: Path, name: str) -> None:
+        """Copy a local state file into the store under ``name`` (``<subtask>/<generation>-<checkpoint>-<n>.sst``)."""
+        try:
+            self._files.put(local, _path(name))
+        except OSError as error:
+            raise StateError(f"state file {name} cannot be stored in {self._uri!r}: {error}") from error
+
+    def download(self, name: str, local: Path) -> None:
+        """Copy a state file to ``local``. Raises ``CorruptState`` when the store does not have it."""
+        full = _path(name)
+        try:
+            self._files.fetch(full, local)
+        except FileNotFoundError as error:
+            raise CorruptState(
+                f"state file {self._files.describe(full)} is missing; use an older checkpoint"
+            ) from error
+        except OSError as error:
+            raise StateError(f"state file {name} cannot be read from {self._uri!r}: {error}") from error
+
+    def verify(self, file: StateFile) -> None:
+        """Read the whole file. Raises ``CorruptState`` unless it has the size and the checksum of ``file``."""
+        full = _path(file.name)
+        where = self._files.describe(full)
+        try:
+            size = self._files.size(full)
+            if size != file.bytes:
+                raise CorruptState(f"state file {where} has {size} bytes instead of {file.bytes}")
+            file.check(self._files.chunks(full), where)
+        except FileNotFoundError as error:
+            raise CorruptState(f"state file {where} is missing") from error
+        except NoRegularFile as error:
+            raise CorruptState(f"state file {where} cannot be read: {error}") from error
+
+    def listed(self) -> dict[str, tuple[int, int]]:
+        """State files, also unfinished ones -> generation and checkpoint in the name."""
+        names = (full.removeprefix(f"{FOLDER}/") for full in self._files.names(FOLDER))
+        matches = ((name, _NAME.match(name.rpartition("/")[2])) for name in names)
+        return {name: (int(match["generation"]), int(match["checkpoint"])) for name, match in matches if match}
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files that ``listed`` returned."""
+        for name in names:
+            self._files.delete(f"{FOLDER}/{name}")
+
+    def remove_named(self, names: Iterable[str]) -> None:
+        """Remove files that a manifest names."""
+        for name in names:
+            self._files.delete(_path(name))
+
+
+def _path(name: str) -> str:
+    """Raises ``UnsafeName`` for a name that would lead out of the folder."""
+    return f"{FOLDER}/{checked_name(name, STATE_FILE_PARTS)}"
