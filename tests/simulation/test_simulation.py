@@ -15,7 +15,7 @@ from flinkplus.protocol.subtask import subtask
 from flinkplus.protocol.vocabulary import in_flight
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
-from flinkplus.runtime.transport.wire.wire import decode_frame, encode
+from flinkplus.runtime.transport.wire.message_format import decode_frame, encode
 from tests.simulation.exhaustive import Search
 from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
