@@ -38,7 +38,9 @@ class SlotLoad:
     """How busy a slot is, and the interval between waves that follows from it.
 
     ``cpu_s``: returns the processor time that the slot's process has used, in seconds.
-    ``scale``: share of the maximum interval, 0 (nothing waits) to 1.
+    ``scale``: share of the maximum interval, 0 (nothing waits) to 1; 0 at the beginning of a failover.
+    ``read_scale``: the same for reads of sources, also at the beginning of a failover: the processors are for the
+    subtasks that replay, and many small reads would take them away.
     """
 
     def __init__(self, cpu_s: Callable[[], float]) -> None:
@@ -47,10 +49,10 @@ class SlotLoad:
         self._share = 0.0
         self._level = 0
         self._hurries_until = -math.inf
-        self.scale = 0.0
+        self.scale = self.read_scale = 0.0
 
     def hurry(self, now: float) -> None:
-        """A failover has begun: for ``HURRY_S`` seconds nothing waits for a tick."""
+        """A failover has begun: for ``HURRY_S`` seconds no bundle waits for a tick."""
         self._hurries_until = now + HURRY_S
         self.scale = 0.0
 
@@ -69,28 +71,28 @@ class SlotLoad:
             self._level = min(self._level + 1, LEVELS)
         elif self._share < IDLE_SHARE:
             self._level = max(self._level - 1, 0)
+        self.read_scale = 2.0 ** ((self._level - LEVELS) / 2) if self._level else 0.0
         if now >= self._hurries_until:
-            self.scale = 2.0 ** ((self._level - LEVELS) / 2) if self._level else 0.0
+            self.scale = self.read_scale
 
 
 class Ticks:
     """When a subtask takes a small bundle, or a paced source reads.
 
+    ``scale``: returns the share of the maximum interval that applies now (``SlotLoad``); 0: no ticks.
     ``interval_s``: maximum interval between two waves, for each stage of the job.
     ``stage``: the stage of the subtask's vertex, and the number of stages (``stage_of``).
-    ``least``: minimum of ``SlotLoad.scale`` that applies here.
     """
 
-    def __init__(self, load: SlotLoad, interval_s: float, stage: tuple[int, int], least: float = 0.0) -> None:
-        self._load = load
+    def __init__(self, scale: Callable[[], float], interval_s: float, stage: tuple[int, int]) -> None:
+        self._scale = scale
         self._stage, stages = stage
         self._interval_s = interval_s * stages
         self._hop_s = min(MAX_HOP_S, interval_s)
-        self._least = least
 
     def at(self, since: float) -> float:
         """The first tick at ``since`` or later."""
-        scale = max(self._load.scale, self._least)
+        scale = self._scale()
         if not scale:
             return since
         interval_s = self._interval_s * scale

@@ -39,7 +39,7 @@ from flinkplus.runtime.slot.subtasks.work import CatchUp, OperatorWork, StepRand
 from flinkplus.runtime.transport.wire.message_format import digest_of
 from flinkplus.state.backend import SubtaskState
 
-SHORTEST_BETWEEN_READS = 0.125
+MIN_READ_SCALE = 0.125
 """Of ``flush_interval``: a paced source does not read each row by itself."""
 REPLAY_SLICE_S = 0.002
 DIGEST = digests(digest_of)
@@ -176,9 +176,9 @@ class Subtask:
         rate = members[counted].node.rate
         self._rate = None if rate is None else rate / options.parallelism
         stage, load = stage_of(plan.graph, plan.vertex), self._ports.load
-        reads = Ticks(load, options.flush_interval, stage, SHORTEST_BETWEEN_READS)
+        reads = Ticks(lambda: max(load.read_scale, MIN_READ_SCALE), options.flush_interval, stage)
         pacer = Pacer(self._rate, options.batch_rows, reads.at)
-        ticks = Ticks(load, options.flush_interval, stage)
+        ticks = Ticks(lambda: load.scale, options.flush_interval, stage)
         catch_up = CatchUp(plan.promotion, plan.mark, plan.vertex.is_source, replay, self._report_progress)
         return OperatorWork(
             self.id, self.operators, self.state, history, catch_up, pacer, ticks, counted, trace, self._note

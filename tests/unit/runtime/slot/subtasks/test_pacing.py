@@ -131,22 +131,21 @@ def test_looks_that_follow_closely_count_once() -> None:
     assert slot.load.scale == 0.0
 
 
-def test_during_a_failover_nothing_waits_and_then_it_is_as_before() -> None:
+def test_during_a_failover_no_bundle_waits_and_then_it_is_as_before() -> None:
     slot = Busy()
     slot.works(1.0, 50)
     slot.load.hurry(slot.now)
     hurried = round(HURRY_S / LOOK_S)
     assert slot.load.scale == 0.0 and slot.works(1.0, hurried - 1) == 0.0
+    assert slot.load.read_scale == 1.0, "sources leave the processors to those who replay"
     assert slot.works(1.0, 2) == 1.0
 
 
 # --- ticks
 
 
-def ticks_of(scale: float, stage: tuple[int, int], least: float = 0.0) -> Ticks:
-    load = SlotLoad(lambda: 0.0)
-    load.scale = scale
-    return Ticks(load, 0.2, stage, least)
+def ticks_of(scale: float, stage: tuple[int, int]) -> Ticks:
+    return Ticks(lambda: scale, 0.2, stage)
 
 
 def test_the_ticks_of_a_stage_lie_one_hop_behind_those_of_the_stage_before() -> None:
@@ -173,10 +172,8 @@ def test_a_tick_is_the_first_at_the_time_or_later(scale: float, stage: tuple[int
     assert all(distance / interval_s == pytest.approx(round(distance / interval_s), abs=1e-3) for distance in distances)
 
 
-def test_where_the_slot_is_idle_only_reads_of_a_paced_source_have_ticks() -> None:
+def test_where_the_slot_is_idle_nothing_waits() -> None:
     assert ticks_of(0.0, (1, 2)).at(5.0123) == 5.0123
-    read = ticks_of(0.0, (0, 1), least=0.125)
-    assert read.at(5.0001) == pytest.approx(5.025), "an eighth of the interval"
 
 
 def graph_of(names: list[str], edges: dict[int, tuple[str, str]]) -> Any:
