@@ -453,46 +453,14 @@ class Inject:
     point: str = ""
 
 
-ControlMessage = (
-    Register
-    | StartFailed
-    | Deployed
-    | RestoreFailed
-    | Acknowledged
-    | Declined
-    | Failed
-    | Exhausted
-    | Heartbeat
-    | Progressed
-    | Staged
-    | Fenced
-    | FencedPart
-    | Promoted
-    | PromotionFailed
-    | Connected
-    | PeersUnreached
-    | SessionLost
-    | Stopped
-    | Welcome
-    | Deploy
-    | Halt
-    | Start
-    | Join
-    | Connect
-    | Chains
-    | Fence
-    | Promote
-    | Trim
-    | Drain
-    | Trigger
-    | Overtake
-    | Abort
-    | Complete
-    | Stop
-    | RegistryAddress
-    | Die
-    | Inject
-)
+SubtaskReport = Failed | Acknowledged | Declined | Exhausted | Progressed
+FailoverReport = Staged | Fenced | FencedPart | Promoted | PromotionFailed | Connected
+SlotReport = Register | StartFailed | Deployed | RestoreFailed | Heartbeat | PeersUnreached | SessionLost | Stopped
+JobOrder = Welcome | Deploy | Halt | Start | Drain | Stop | RegistryAddress
+FailoverOrder = Join | Connect | Chains | Fence | Promote | Trim
+CheckpointOrder = Trigger | Overtake | Abort | Complete
+FaultOrder = Die | Inject
+ControlMessage = SubtaskReport | FailoverReport | SlotReport | JobOrder | FailoverOrder | CheckpointOrder | FaultOrder
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}
 _HINTS: dict[str, dict[str, Any]] = {name: hints_of(cls) for name, cls in _CLASSES.items()}

@@ -1,7 +1,7 @@
-"""The parts of a coordinator, each made once and connected here.
+"""The parts of a coordinator, each created once and connected here.
 
-Rules: a part gets what it uses when it is made. Only the drivers are connected afterwards (``JobMachines.obeyed_by``):
-they are stepped by machines that they step themselves.
+Rules: a part gets what it uses in its constructor, except for the drivers: they and the machines step each other, so
+they are connected afterwards (``JobMachines.obeyed_by``).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ M = TypeVar("M")
 class Parts:
     """All parts of the coordinator of one job.
 
-    ``registry``: where chain records go (``None``: they are not kept).
-    ``jobs``: starts and ends the processes of spare slots (``None``: the job cannot have any).
+    ``registry``: stores chain records; ``None``: they are not stored.
+    ``jobs``: starts and ends the processes of spare slots; ``None``: the job cannot have spare slots.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Parts:
         )
 
     def _machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:
-        """A machine of the core, recorded if the option ``record_machines`` asks for it."""
+        """Create a machine of the core; it is recorded if the option ``record_machines`` is set."""
         if self.recorder is None:
             return make(*arguments, **settings)
         return self.recorder.machine(name, make, *arguments, **settings)

@@ -47,7 +47,7 @@ class FinishedJob:
         calls = Calls(Inbox(), JobResult())
         dispatch = Listeners(alone, LOOPBACK, Credentials(b""), calls).dispatch
         self.coordinator = Coordinator(graph, alone, commits, restore, dispatch, calls)
-        self.coordinator.stand_for_finished(restore.checkpoint)
+        self.coordinator.show_finished(restore.checkpoint)
         self.closed.set()
 
     def cancel(self) -> None:

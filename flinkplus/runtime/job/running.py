@@ -31,6 +31,7 @@ from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.listeners import Addresses, Listeners
 from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.coordinator.record.status import JobSummary, Status
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.host.scratch import mark_over
 from flinkplus.runtime.job.directory import JobDirectory
@@ -99,7 +100,7 @@ class RunningJob:
             self._slots,
             self.job_id,
         )
-        self.coordinator.commands.add(StatusCommand, lambda _request: self._status())
+        self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
         self.coordinator.start()
         driver = (os.getpid(), psutil.Process().create_time())
@@ -207,29 +208,32 @@ class RunningJob:
         """See ``JobView.running_s``."""
         return self.coordinator.view.running_s()
 
-    def _status(self) -> dict[str, Any]:
-        """What ``flinkplus status`` shows; in the coordinator's thread."""
-        options, recoveries = self.coordinator.options, self.coordinator.recoveries
-        return {
-            "job": {
-                "job_id": self.job_id,
-                "name": self.name,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "recovery": options.recovery,
-                "guarantee": options.guarantee,
-                "parallelism": options.parallelism,
-                "replicas": (self.coordinator.view.copies or options.members) if options.standbys else 1,
-                "checkpoint_interval_s": options.checkpoint_interval,
-                "checkpoint_dir": self.checkpoint_dir,
-                "restored_from": self.restored_from,
-            },
-            "metrics": self.metrics(),
-            **self.coordinator.view.status(),
-            "checkpoints": self.coordinator.figures.checkpoints()[-SHOWN:],
-            "recoveries": recoveries.as_dicts()[-SHOWN:],
-            "handovers": recoveries.handovers()[-SHOWN:],
-        }
+    def _status(self) -> Status:
+        """The status; only in the coordinator's thread."""
+        options, view, recoveries = self.coordinator.options, self.coordinator.view, self.coordinator.recoveries
+        return Status(
+            job=JobSummary(
+                job_id=self.job_id,
+                name=self.name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                recovery=options.recovery,
+                guarantee=options.guarantee,
+                parallelism=options.parallelism,
+                replicas=(view.copies or options.members) if options.standbys else 1,
+                checkpoint_interval_s=options.checkpoint_interval,
+                checkpoint_dir=self.checkpoint_dir,
+                restored_from=self.restored_from,
+            ),
+            metrics=self.metrics(),
+            slots=view.slots(),
+            subtasks=view.subtasks(),
+            chains=view.chain_states(),
+            drained_hosts=view.drained_hosts(),
+            checkpoints=self.coordinator.figures.checkpoints()[-SHOWN:],
+            recoveries=recoveries.as_dicts()[-SHOWN:],
+            handovers=recoveries.handovers()[-SHOWN:],
+        )
 
     def metrics(self) -> dict[str, Any]:
         """Figures so far; see ``JobHandle.metrics``."""

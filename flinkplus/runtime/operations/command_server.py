@@ -45,7 +45,7 @@ class _Shell:
     later: Later | None = None
 
 
-class CommandDoor:
+class CommandServer:
     """The driver's end."""
 
     def __init__(

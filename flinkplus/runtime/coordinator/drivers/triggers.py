@@ -1,7 +1,7 @@
 """Triggers of checkpoints, sent to the slots of sources.
 
-Rules: a source that a failover or handover moves gets its triggers when it has arrived. Those of checkpoints that have
-ended meanwhile are dropped.
+Rules: a source that a failover or handover moves gets its triggers when the move has ended. Triggers of checkpoints
+that have ended meanwhile are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HasPending(Protocol):
 
 @dataclass(eq=False, repr=False)
 class Triggers:
-    """Sends the triggers of one job. ``checkpoints``: which of them still wait for their sources."""
+    """Sends the triggers of one job."""
 
     _dispatch: Dispatch
     _deployment: Deployment
@@ -35,11 +35,11 @@ class Triggers:
 
     @property
     def moving(self) -> list[SubtaskId]:
-        """The subtasks that a failover or handover moves now."""
+        """The subtasks that a failover or handover is moving."""
         return list(self._moving)
 
     def send(self, checkpoint: CheckpointId, sources: Iterable[SubtaskId], generation: Generation) -> None:
-        """Have ``sources`` begin ``checkpoint``; those that are moving, when they have arrived."""
+        """Trigger ``checkpoint`` at ``sources``; at those that are moving, after their move."""
         by_slot: dict[int, list[str]] = {}
         for source in sources:
             if source in self._moving:
@@ -47,22 +47,22 @@ class Triggers:
             else:
                 by_slot.setdefault(self._deployment.assignment[source], []).append(str(source))
         for slot, names in by_slot.items():
-            self._dispatch.tell(slot, control.Trigger(generation, checkpoint, names))
+            self._dispatch.send(slot, control.Trigger(generation, checkpoint, names))
 
     def moves(self, subtasks: Iterable[SubtaskId]) -> None:
-        """``subtasks`` are moving."""
+        """``subtasks`` start to move."""
         self._moving.update(dict.fromkeys(subtasks))
 
     def arrived(self) -> None:
-        """All subtasks that were moving have arrived."""
+        """All moves have ended."""
         held, generation = self._held, self._deployment.generation
         self.reset()
         for checkpoint, source in held:
             if checkpoint in self._checkpoints.pending:
                 self.send(checkpoint, [source], generation)
         if self._deployment.draining:
-            self._dispatch.tell_all(control.Drain(generation))
+            self._dispatch.send_all(control.Drain(generation))
 
     def reset(self) -> None:
-        """A rollback began, or the end: no subtask is moving."""
+        """Forget all moves: a rollback or the end of the job begins."""
         self._moving, self._held = {}, {}

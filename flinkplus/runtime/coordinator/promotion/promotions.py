@@ -1,9 +1,9 @@
 """Promotion orders: what the new head of a subtask needs to resume from a version.
 
-An order has the snapshot handle of the version, what the fenced slots answered, and the checkpoints that were given up,
-or may overtake, since the last complete one.
+An order has the snapshot handle of the version, the answers of the fenced slots, and the checkpoints since the last
+complete one that were aborted or whose barriers may overtake.
 
-Rules: versions and checkpoints are those of the running deployment; ``started`` forgets all earlier ones.
+Rules: versions and checkpoints are those of the current deployment; ``started`` forgets all earlier ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from flinkplus.runtime.coordinator.promotion.renumbering import following, outpu
 class Promotions:
     """Builds the promotion orders of one job.
 
-    ``sharing_depth``: of the determinants. ``versions``: those that a subtask may still resume from.
+    ``versions``: returns the versions that a subtask may still resume from.
+    ``sharing_depth``: see the option of that name.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Promotions:
         self.complete, self._given_up, self._overtaking = version, [], []
 
     def promoting(self, promoted: effects.PromoteStandbys) -> None:
-        """These subtasks resume from these versions; other orders depend on it."""
+        """Note the versions from which subtasks resume; the orders of other subtasks depend on them."""
         self._began_from.update({subtask: CheckpointId(version) for subtask, version in promoted.subtasks})
 
     # --- checkpoints
@@ -69,17 +70,17 @@ class Promotions:
         self._overtaking = [other for other in self._overtaking if other > checkpoint]
 
     def aborted(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` was given up."""
+        """``checkpoint`` was aborted."""
         self._given_up.append(checkpoint)
 
     def overtaking(self, checkpoint: CheckpointId) -> None:
-        """The barriers of ``checkpoint`` may overtake; every slot was sent that."""
+        """The barriers of ``checkpoint`` may overtake; all slots were notified."""
         self._overtaking.append(checkpoint)
 
     # --- orders
 
     def order(self, subtask: SubtaskId, version: CheckpointId, mark: int | None) -> PromotionOrder:
-        """What the new head of ``subtask`` needs to resume from ``version``. ``mark``: see ``PromotionOrder``."""
+        """The order for the new head of ``subtask`` to resume from ``version``. ``mark``: see ``PromotionOrder``."""
         handle = self.handles.get(subtask, version)
         order = replace(
             self.answers.order(subtask, self._topology, version, handle),
@@ -97,10 +98,10 @@ class Promotions:
         return replace(order, determinants=[], ancestors={}, pass_over=max(0, seen - read))
 
     def _start_of(self, channel: ChannelId, known: int) -> int:
-        """Where a promoted consumer that stood at ``known`` begins, without exact replay."""
+        """The first ``seq`` for a promoted consumer without exact replay; ``known``: its cursor in the snapshot."""
         name = str(channel)
         kept, sent = self.answers.kept.get(name), self.answers.sent(name)
-        if kept is None or sent is None:  # its producer is promoted as well
+        if kept is None or sent is None:  # the producer is promoted as well
             producer = self._topology.producer(channel)
             return output_cursor(self.handles.get(producer, self._began_from[producer]), channel)
         return max(known, kept) if self.guarantee.replays else sent

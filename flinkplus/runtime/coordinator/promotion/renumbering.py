@@ -1,8 +1,7 @@
-"""Where channels resume when messages are not the same again after a failure: see
-``flinkplus.protocol.vocabulary.guarantee``.
+"""Where channels resume if a replay does not repeat the same messages (``flinkplus.protocol.vocabulary.guarantee``).
 
-Consumers follow their producers: the positions of the inputs in a snapshot of a consumer are replaced by those at which
-its producers stand (or begin).
+Consumers follow their producers: the input cursors in a consumer's snapshot are replaced by the output cursors of its
+producers.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from flinkplus.runtime.control.names import parse_subtask
 
 
 def output_cursor(handle: SnapshotHandle, channel: ChannelId) -> int:
-    """Where the producer with this snapshot resumes."""
+    """The ``seq`` at which the producer with this snapshot resumes ``channel``."""
     return handle.operator_state.outputs.get(str(channel), 0)
 
 
 def following(
     handle: SnapshotHandle, subtask: SubtaskId, topology: Topology, starts: Callable[[ChannelId, int], int]
 ) -> dict[str, int]:
-    """Where a consumer resumes: on each of its inputs what ``starts`` returns, given where it stands in ``handle``."""
+    """Input channel -> ``seq`` at which a consumer resumes: ``starts(channel, cursor in handle)``."""
     known = handle.operator_state.inputs
     return {str(channel): starts(channel, known.get(str(channel), 0)) for channel in topology.inputs(subtask)}
 
 
 def matched(handles: Mapping[str, SnapshotHandle], topology: Topology) -> dict[str, SnapshotHandle]:
-    """The snapshots of a checkpoint, each consumer where its producers are."""
+    """The snapshots of a checkpoint, with the input cursors of consumers set to the output cursors of producers."""
 
     def start(channel: ChannelId, _: int) -> int:
         return output_cursor(handles[str(topology.producer(channel))], channel)

@@ -7,17 +7,17 @@ from flinkplus.protocol.liveness.reachability import ReachabilityConfig
 from flinkplus.protocol.vocabulary.config import CheckpointConfig, RecoveryConfig
 from flinkplus.protocol.vocabulary.in_flight import JOB_SLOTS
 
-RESTART_PATIENCE = 3  # Spark itself takes up to spark.network.timeout, 120 s, to see that a host is gone
+RESTART_PATIENCE = 3  # Spark takes up to spark.network.timeout, 120 s, to notice that a host is lost
 
 
 def reachability_config(options: Options) -> ReachabilityConfig:
-    """How slots that do not reach each other are judged, from the user's options."""
+    """The timeouts for slots that cannot reach each other."""
     gather_s = options.heartbeat_interval if options.hang_timeout is None else options.hang_timeout / 4
     return ReachabilityConfig(max(1, round(gather_s * 1000)), round(options.heartbeat_timeout * 1000))
 
 
 def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
-    """The core's limits from the user's options."""
+    """The configurations of the machines of checkpoints and of the job."""
 
     def ms(seconds: float) -> int:
         return round(seconds * 1000)

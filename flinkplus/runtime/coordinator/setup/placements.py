@@ -1,4 +1,4 @@
-"""The machine of local failover for a job: its topology, its limits, and where its standbys go."""
+"""Creates the machine of local failover of a job: topology, configuration, placement strategy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flinkplus.graph import JobGraph
 
 
 def find_strategy(placement: str) -> Strategy:
-    """The strategy that the option ``placement`` names: one of ours, or ``module:function``.
+    """The strategy of the option ``placement``: a built-in one, or ``module:function``.
 
-    Raises ``ConfigurationError`` when there is no such function.
+    Raises ``ConfigurationError`` when that cannot be loaded.
     """
     if placement in STRATEGIES:
         return STRATEGIES[placement]
@@ -34,7 +34,7 @@ def find_strategy(placement: str) -> Strategy:
 
 
 def topology_of(graph: JobGraph, parallelism: int) -> Topology:
-    """Which vertices are connected with which."""
+    """The vertices and their exchanges."""
     edges = tuple(
         (exchange.edge, graph.producer_vertex(exchange.edge).name, graph.consumer_vertex(exchange.edge).name)
         for exchange in graph.exchanges
@@ -45,7 +45,7 @@ def topology_of(graph: JobGraph, parallelism: int) -> Topology:
 def failover_protocol(
     graph: JobGraph, options: Options, make: Callable[..., FailoverProtocol] = FailoverProtocol
 ) -> FailoverProtocol:
-    """The machine of one job, made by ``make``."""
+    """The machine of one job, created by ``make``."""
     config = FailoverConfig(
         partial=options.partial,
         replicas=options.replicas,
@@ -56,9 +56,5 @@ def failover_protocol(
     )
     if options.partial:  # state may have to come from storage, as in a deployment
         config = replace(config, promote_timeout_ms=round(options.deploy_timeout * 1000))
-    return make(
-        topology_of(graph, options.parallelism),
-        options.parallelism,
-        config,
-        find_strategy(options.placement),
-    )
+    topology = topology_of(graph, options.parallelism)
+    return make(topology, options.parallelism, config, find_strategy(options.placement))

@@ -41,7 +41,7 @@ from flinkplus.runtime.operations.access_file import (
     withdraw,
     write_access,
 )
-from flinkplus.runtime.operations.command_server import PROTOCOL, SHELL, CommandDoor
+from flinkplus.runtime.operations.command_server import PROTOCOL, SHELL, CommandServer
 from flinkplus.runtime.operations.commands import REQUEST_BYTES, Body, Commands, Later, decode_reply, encode_request
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import Connecting
@@ -86,7 +86,7 @@ class Driver:
         self.waiting: list[Later] = []
         self.commands.add(Add, add)
         self.commands.add(Wait, self._wait)
-        self.door = CommandDoor(HOST, credentials, self.inbox, self.commands, self.inbox.call_soon, directory)
+        self.door = CommandServer(HOST, credentials, self.inbox, self.commands, self.inbox.call_soon, directory)
         self.access = Access("1", "job", self.door.address, socket.gethostname(), this_process(), credentials)
         self._stopping = False
         self._thread = threading.Thread(target=self._run)

@@ -209,9 +209,9 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
     shell.job.processes.remove(2)
     chains = shell.job.protocol.holdings
     found = slots_of(range(3), {}, shell.job.processes.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
-    assert [slot["state"] for slot in found] == ["working", "standby", "away"]
-    assert [slot["restarts"] for slot in found] == [0, 2, 0]
-    assert found[0] | {"heard_ms": None} == {
+    assert [slot.state for slot in found] == ["working", "standby", "away"]
+    assert [slot.restarts for slot in found] == [0, 2, 0]
+    assert found[0].to_json() | {"heard_ms": None} == {
         "slot": "slot-0",
         "spare": False,
         "state": "working",
@@ -223,8 +223,8 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
         "subtasks": 2,
         "standbys": 2,
     }
-    assert found[0]["heard_ms"] == 1500.0
-    assert slots_of(range(3), {}, shell.job.processes.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
+    assert found[0].heard_ms == 1500.0
+    assert slots_of(range(3), {}, shell.job.processes.all(), {}, {}, (), 1.5)[1].state == "idle"
 
 
 def test_subtasks_say_where_they_are_and_how_far() -> None:
@@ -232,19 +232,19 @@ def test_subtasks_say_where_they_are_and_how_far() -> None:
         "count[1]": {"rows_out": 5, "operators": {"count": {"rows_in": 7}, "out": {"rows_in": 5}}, "waiting": 3}
     }
     found = subtasks_of({C1: 1, C2: 2, L1: 0}, {C1: 4, C2: 1, L1: 1}, [0, 1], [L1], counters)
-    assert [(one["subtask"], one["state"], one["generation"]) for one in found] == [
+    assert [(one.subtask, one.state, one.generation) for one in found] == [
         ("count[1]", "running", 4),
         ("count[2]", "away", 1),
         ("lines[1]", "moving", 1),
     ]
-    assert (found[0]["rows_in"], found[0]["rows_out"], found[0]["waiting_messages"]) == (7, 5, 3)
-    assert found[1]["rows_out"] is None
+    assert (found[0].rows_in, found[0].rows_out, found[0].waiting_messages) == (7, 5, 3)
+    assert found[1].rows_out is None
 
 
 def test_members_of_chains_say_how_far_they_are_behind() -> None:
     (chain,) = chains_of([(C1, 4, 9, [(1, 9, False), (2, 7, False), (0, None, True)])])
-    assert (chain["subtask"], chain["generation"], chain["newest"]) == ("count[1]", 4, 9)
-    assert [(m["slot"], m["role"], m["version"], m["lag"], m["catching_up"]) for m in chain["members"]] == [
+    assert (chain.subtask, chain.generation, chain.newest) == ("count[1]", 4, 9)
+    assert [(m.slot, m.role, m.version, m.lag, m.catching_up) for m in chain.members] == [
         ("slot-1", "head", 9, 0, False),
         ("slot-2", "standby", 7, 2, False),
         ("slot-0", "standby", None, 9, True),
