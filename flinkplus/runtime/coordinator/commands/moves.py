@@ -95,7 +95,7 @@ def _answer(move: PlannedMove) -> Later:
         try:
             move.check()
         except (MoveRefused, MoveCancelled, InsufficientSlots) as error:
-            later.refuse(error)
+            later.give(error)
         else:
             later.give(_body(move))
 

@@ -137,7 +137,7 @@ class Operations:
             try:
                 answer.give(self._strike(request, find(), peers))
             except CommandRefused as error:
-                answer.refuse(error)
+                answer.give(error)
 
         if wait_s > 0:
             self._calls.later(wait_s, strike)

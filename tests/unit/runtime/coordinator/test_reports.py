@@ -100,7 +100,7 @@ def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> Non
     assert job.receive(2, control.Declined(2, 1, "count[1]", "many", "over budget")) == [
         core.CheckpointDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
     ]
-    with pytest.raises(PeerProtocolError, match="refused for the cause 'whim'"):
+    with pytest.raises(PeerProtocolError, match="cause of a declined checkpoint: 'whim'"):
         job.receive(2, control.Declined(2, 1, "count[1]", "no", "whim"))
     assert job.receive(2, control.Declined(2, 1, "count[1]", "full")) == [
         core.CheckpointDeclined(CheckpointId(1), C1, G1, "full")
