@@ -17,9 +17,7 @@ import threading
 
 from typing_extensions import assert_never
 
-from flinkplus.config import Options
 from flinkplus.errors import JobFailed, PeerProtocolError, described
-from flinkplus.graph import JobGraph
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.config import earliest_ms
 from flinkplus.protocol.vocabulary.effects import JobState
@@ -27,12 +25,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.base.logs import speak_as
 from flinkplus.runtime.base.step_note import LastWords
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import Asked, Dispatch, InboxEvent, RegistryReported
-from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
-from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.runtime.coordinator.membership.spares import SpareJobs
-from flinkplus.runtime.coordinator.setup.outcome import Restore
+from flinkplus.runtime.coordinator.dispatch.dispatch import Asked, InboxEvent, RegistryReported
 from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.host.priority import Preference
 from flinkplus.runtime.liveness.lifeline import LifelineCut
@@ -44,31 +37,16 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class Coordinator:
-    """The coordinator of one job. ``registry``, ``jobs``: see ``Parts``. ``job_id``: of its log records."""
+    """The coordinator of one job. ``job_id``: of its log records."""
 
-    def __init__(
-        self,
-        graph: JobGraph,
-        options: Options,
-        commits: Commits,
-        restore: Restore,
-        dispatch: Dispatch,
-        calls: Calls,
-        registry: RecordWriter | None = None,
-        jobs: SpareJobs | None = None,
-        job_id: str | None = None,
-    ) -> None:
-        self.graph = graph
-        self.options = options
-        self.commits = commits
-        self.calls = calls
-        self.result = calls.result
-        self.parts = parts = Parts(graph, options, commits, restore, dispatch, calls, registry, jobs)
+    def __init__(self, parts: Parts, job_id: str | None = None) -> None:
+        self.parts = parts
+        self.graph, self.options, self.commits = parts.graph, parts.options, parts.commits
+        self.calls, self.result = parts.calls, parts.calls.result
         self.commands, self.moves, self.view = parts.commands, parts.moves, parts.view
         self.figures, self.recoveries = parts.figures, parts.recoveries
-        self._dispatch = dispatch
-        self._inbox = dispatch.inbox
-        self._processes = dispatch.processes
+        self._dispatch = dispatch = parts.dispatch
+        self._inbox, self._processes = dispatch.inbox, dispatch.processes
         self._machines, self._presence = parts.machines, parts.presence
         self._preference = Preference()
         self._job_id = job_id

@@ -5,7 +5,6 @@ Rules: any thread may read, except for the parts of the status; values are repla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +15,10 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.presence import Presence
-from flinkplus.runtime.coordinator.membership.spares import Spares
+from flinkplus.runtime.coordinator.membership.spares import Spares, SpareState
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_log import STANDBY
-from flinkplus.runtime.coordinator.record.status import (
-    ChainStatus,
-    Holding,
-    SlotStatus,
-    SubtaskStatus,
-    chains_of,
-    slots_of,
-    subtasks_of,
-)
+from flinkplus.runtime.coordinator.record.status import ChainStatus, MemberStatus, SlotStatus, SubtaskStatus
 
 
 @dataclass(eq=False, repr=False)
@@ -67,41 +58,94 @@ class JobView:
     def security(self) -> dict[str, int]:
         """Counts of what the driver and all slots have refused: of unknown senders, and of fenced generations."""
         servers = [self._dispatch.rendezvous, self._dispatch.lifelines, self._dispatch.commands]
-        refused = sum(server.refusals.total for server in servers if server is not None)
         pulses, figures = self._dispatch.pulses, self._figures
-        malformed = self._dispatch.rendezvous.malformed + figures.malformed_reports + figures.malformed
+        refused, malformed, fenced = figures.dropped
         return {
-            "refused_connections": refused + figures.refused,
+            "refused_connections": refused + sum(one.refusals.total for one in servers if one is not None),
             "refused_datagrams": 0 if pulses is None else pulses.refused,
-            "malformed_frames": malformed,
-            "fenced_messages": figures.fenced_messages,
+            "malformed_frames": malformed + figures.malformed_reports + self._dispatch.rendezvous.malformed,
+            "fenced_messages": fenced,
             "fenced_reports": figures.fenced_reports,
         }
 
     # --- parts of the status; only in the coordinator's thread
 
     def slots(self) -> tuple[SlotStatus, ...]:
-        processes, spares = self._dispatch.processes, {} if self._spares is None else self._spares.states
-        return slots_of(
-            range(processes.slots),
-            {slot: state.value for slot, state in spares.items()},
-            processes.all(),
-            processes.incarnations,
-            self._deployment.assignment,
-            self._holdings(),
-            self._dispatch.clock.monotonic(),
-        )
+        """Every slot; spare ones last."""
+        table, spares = self._dispatch.processes, {} if self._spares is None else self._spares.states
+        copies = [slot for *_, members in self._holdings() for slot, _, _ in members[1:]]
+        incarnations, now_s = table.incarnations, self._dispatch.clock.monotonic()
+        found = []
+        for slot in (*range(table.slots), *sorted(spares)):
+            process, subtasks, standbys = table.get(slot), len(self._deployment.on(slot)), copies.count(slot)
+            state = "working" if subtasks else "standby" if standbys else "idle"
+            if spares.get(slot, SpareState.JOINED) is not SpareState.JOINED:
+                state = spares[slot].value
+            elif process is None:
+                state = "away"
+            found.append(
+                SlotStatus(
+                    slot=f"slot-{slot}",
+                    spare=slot in spares,
+                    state=state,
+                    host=None if process is None else process.host,
+                    pid=None if process is None else process.pid,
+                    address=None if process is None else process.address,
+                    restarts=max(0, incarnations.get(slot, 0) - 1),
+                    heard_ms=None if process is None else round((now_s - process.heard_s) * 1e3, 1),
+                    subtasks=subtasks,
+                    standbys=standbys,
+                )
+            )
+        return tuple(found)
 
     def subtasks(self) -> tuple[SubtaskStatus, ...]:
-        assignment, generations = self._deployment.assignment, self._deployment.generations
-        return subtasks_of(assignment, generations, self.pids(), self._triggers.moving, self._figures.subtasks())
+        """Every subtask, with the counters of its last heartbeat."""
+        counters, moving = self._figures.subtasks(), self._triggers.moving
+        found = []
+        for subtask, slot in sorted(self._deployment.assignment.items()):
+            reported = counters.get(str(subtask), {})
+            operators = list(reported.get("operators", {}).values())
+            running = self._dispatch.processes.get(slot) is not None
+            found.append(
+                SubtaskStatus(
+                    subtask=str(subtask),
+                    vertex=subtask.vertex,
+                    index=subtask.index,
+                    slot=f"slot-{slot}",
+                    generation=self._deployment.generations.get(subtask),
+                    state="moving" if subtask in moving else "running" if running else "away",
+                    rows_in=operators[0].get("rows_in") if operators else None,
+                    rows_out=reported.get("rows_out"),
+                    behind_rows=reported.get("behind"),
+                    waiting_messages=reported.get("waiting"),
+                    keys=reported.get("keys"),
+                    state_bytes=reported.get("bytes"),
+                    blocked=reported.get("blocked", ""),
+                )
+            )
+        return tuple(found)
 
     def chain_states(self) -> tuple[ChainStatus, ...]:
-        return chains_of(self._holdings())
+        """Every chain."""
+        found = []
+        for subtask, generation, newest, held in self._holdings():
+            members = tuple(
+                MemberStatus(
+                    slot=f"slot-{slot}",
+                    role="standby" if place else "head",
+                    version=version,
+                    lag=newest - (version or 0),
+                    catching_up=catching_up,
+                )
+                for place, (slot, version, catching_up) in enumerate(held)
+            )
+            found.append(ChainStatus(subtask=str(subtask), generation=generation, newest=newest, members=members))
+        return tuple(found)
 
-    def _holdings(self) -> Sequence[Holding]:
+    def _holdings(self) -> list[tuple[SubtaskId, int, int, list[tuple[int, int | None, bool]]]]:
         failover = self._machines.failover
-        return () if failover is None or self._phases.mode != STANDBY else failover.holdings
+        return [] if failover is None or self._phases.mode != STANDBY else failover.holdings
 
     def drained_hosts(self) -> list[str]:
         return [] if self._machines.failover is None else list(self._machines.failover.drained_hosts)

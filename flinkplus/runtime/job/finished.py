@@ -16,6 +16,7 @@ from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.listeners import Listeners
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore
+from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.job.launcher import LOOPBACK
 from flinkplus.runtime.job.plan import Plan
 from flinkplus.runtime.transport.auth.credentials import Credentials
@@ -35,7 +36,7 @@ class FinishedJob:
         alone = replace(plan.options, transport="tcp", hang_timeout=None, record_machines=None, faults=())
         calls = Calls(Inbox(), JobResult())
         dispatch = Listeners(alone, LOOPBACK, Credentials(b""), calls).dispatch
-        self.coordinator = Coordinator(plan.graph, alone, commits, restore, dispatch, calls)
+        self.coordinator = Coordinator(Parts(plan.graph, alone, commits, restore, dispatch, calls))
         self.coordinator.show_finished(restore.checkpoint)
         self.closed.set()
 

@@ -113,54 +113,6 @@ class _SlotContext:
         return getattr(self._context, name)
 
 
-class _Launch:
-    """Shared by the Spark jobs of all slots of a job; see ``SlotJobs``."""
-
-    def __init__(
-        self,
-        context: SparkContext,
-        make_config: Callable[[], SlotConfig],
-        on_failed: Callable[[int, str], None],
-        on_gone: Callable[[str], None],
-    ) -> None:
-        self.context = context
-        self.on_failed = on_failed
-        self.on_gone = on_gone
-        self.pool = context.getLocalProperty(POOL)
-        self._make_config = make_config
-        self._lock = threading.Lock()
-        self._plan: Broadcast[SlotConfig] | None = None
-        self._homes: list[Home] = []
-        self._error: Exception | None = None
-
-    def prepare(self, stopping: threading.Event) -> tuple[SlotConfig, Broadcast[SlotConfig]]:
-        """The configuration of the slots, and its broadcast. Raises as ``make_config``."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if self._plan is None:
-                try:
-                    config = self._make_config()
-                    self._plan = self.context.broadcast(config)
-                    self._homes = [] if config.local else homes_of(self.context, stopping)
-                except Exception as error:
-                    self._error = error
-                    raise
-            return self._plan.value, self._plan
-
-    def home(self, slot: int, config: SlotConfig, stopping: threading.Event) -> Home | None:
-        """Where Spark should start ``slot``; a spare slot may use executors that were added since the start."""
-        spare = slot >= config.slots and not config.local
-        homes = homes_of(self.context, stopping) if spare else self._homes
-        return homes[slot % len(homes)] if len(homes) > 1 else None
-
-    def forget(self) -> None:
-        """Remove the broadcast from the executors."""
-        with self._lock:
-            if self._plan is not None and not is_stopped(self.context):
-                self._plan.unpersist(blocking=False)
-
-
 class SlotJobs:
     """The Spark jobs of the slots of one job; implements ``spares.SpareJobs``. Any thread may call its methods; each
     slot has a thread that waits for Spark.
@@ -178,20 +130,26 @@ class SlotJobs:
         on_failed: Callable[[int, str], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        self._context = spark.sparkContext
-        self._launch = _Launch(self._context, make_config, on_failed, on_gone)
+        self.context = spark.sparkContext
+        self.on_failed, self.on_gone = on_failed, on_gone
+        self.pool = self.context.getLocalProperty(POOL)
+        self._make_config = make_config
+        self._config_lock = threading.Lock()
+        self._plan: Broadcast[SlotConfig] | None = None
+        self._homes: list[Home] = []
+        self._error: Exception | None = None
         self._job_id = job_id
         self._lock = threading.Lock()
         self._jobs: dict[int, _SlotJob] = {}
         self._ending: list[_SlotJob] = []
         self._closed = False
-        self._room = room_of(self._context.master or "", int(self._context.getConf().get("spark.task.cpus", "1") or 1))
+        self._room = room_of(self.context.master or "", int(self.context.getConf().get("spark.task.cpus", "1") or 1))
 
     def check(self, slots: int) -> None:
         """Raises ``InsufficientSlots`` when the master URL allows fewer than ``slots`` tasks at once."""
         if self._room is not None and self._room < slots:
             raise InsufficientSlots(
-                f"the job would have {slots} slots with them, but master {self._context.master!r} runs {self._room} "
+                f"the job would have {slots} slots with them, but master {self.context.master!r} runs {self._room} "
                 "tasks at once"
             )
 
@@ -199,9 +157,8 @@ class SlotJobs:
         """Run ``slot`` as a Spark job, unless ``stop`` was called."""
         with self._lock:
             if not self._closed:
-                group = f"flinkplus-{self._job_id}-{slot}"
-                self._jobs[slot] = _SlotJob(self._launch, slot, group)
-                self._jobs[slot].start()
+                job = self._jobs[slot] = _SlotJob(self, slot, f"flinkplus-{self._job_id}-{slot}")
+                job.start()
 
     def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
         """Let ``slot`` end by itself within ``graceful_s``, otherwise cancel its Spark job; then call ``then``."""
@@ -229,28 +186,51 @@ class SlotJobs:
             self._closed = True
             jobs = [*self._jobs.values(), *self._ending]
         _stop(jobs, graceful_s)
-        self._launch.forget()
+        with self._config_lock:
+            if self._plan is not None and not is_stopped(self.context):
+                self._plan.unpersist(blocking=False)
+
+    # --- for the threads of the slots
+
+    def prepare(self, stopping: threading.Event) -> tuple[SlotConfig, Broadcast[SlotConfig]]:
+        """The configuration of the slots, and its broadcast. Raises as ``make_config``."""
+        with self._config_lock:
+            if self._error is not None:
+                raise self._error
+            if self._plan is None:
+                try:
+                    config = self._make_config()
+                    self._plan = self.context.broadcast(config)
+                    self._homes = [] if config.local else homes_of(self.context, stopping)
+                except Exception as error:
+                    self._error = error
+                    raise
+            return self._plan.value, self._plan
+
+    def home(self, slot: int, config: SlotConfig, stopping: threading.Event) -> Home | None:
+        """Where Spark should start ``slot``; a spare slot may use executors that were added since the start."""
+        spare = slot >= config.slots and not config.local
+        homes = homes_of(self.context, stopping) if spare else self._homes
+        return homes[slot % len(homes)] if len(homes) > 1 else None
 
 
 class _SlotJob(threading.Thread):
     """The Spark job of one slot, submitted again whenever it ends, until ``stopping`` is set."""
 
-    def __init__(self, launch: _Launch, slot: int, group: str) -> None:
+    def __init__(self, slots: SlotJobs, slot: int, group: str) -> None:
         super().__init__(name=f"flinkplus-slot-{slot}", daemon=True)
         self.stopping = threading.Event()
-        self._launch = launch
-        self._context = launch.context
-        self._slot = slot
-        self._group = group
+        self._slots, self._context = slots, slots.context
+        self._slot, self._group = slot, group
         self._rows: RDD[int] | None = None
 
     def run(self) -> None:
         """Submit the job again and again until ``stopping`` is set."""
         try:
-            config, plan = self._launch.prepare(self.stopping)
+            config, plan = self._slots.prepare(self.stopping)
         except Exception as error:  # of any kind: slots need the configuration
             if not self.stopping.is_set():
-                self._launch.on_gone(self._why_gone() or described(error))
+                self._slots.on_gone(self._why_gone() or described(error))
             return
         failures = 0
         while not self.stopping.is_set():
@@ -260,10 +240,10 @@ class _SlotJob(threading.Thread):
                 return
             gone = self._why_gone()
             if gone is not None:
-                self._launch.on_gone(gone)
+                self._slots.on_gone(gone)
                 return
             if failure is not None:
-                self._launch.on_failed(self._slot, failure_reason(failure))
+                self._slots.on_failed(self._slot, failure_reason(failure))
             failures = 0 if time.monotonic() - begun_s > LONG_LIFE_S else failures + 1
             self.stopping.wait(min(LONGEST_PAUSE_S, RESUBMIT_PAUSE_S * 2 ** max(0, failures - 1)))
 
@@ -271,9 +251,9 @@ class _SlotJob(threading.Thread):
         """One row in one partition, for the task. Sets the properties of the Spark job, in this thread only."""
         context = self._context
         context.setJobGroup(self._group, f"FlinkPlus slot {self._slot} of {config.job_name}", interruptOnCancel=False)
-        if self._launch.pool is not None:
-            context.setLocalProperty(POOL, self._launch.pool)
-        rows = at_home(context, self._slot, self._launch.home(self._slot, config, self.stopping))
+        if self._slots.pool is not None:
+            context.setLocalProperty(POOL, self._slots.pool)
+        rows = at_home(context, self._slot, self._slots.home(self._slot, config, self.stopping))
         rows.ctx = cast(SparkContext, _SlotContext(context, config.local))
         return rows
 

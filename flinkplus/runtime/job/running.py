@@ -33,6 +33,7 @@ from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.record.status import JobSummary, Status
 from flinkplus.runtime.coordinator.setup.outcome import Restore
+from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.host.scratch import mark_over
 from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import metrics_of
@@ -89,9 +90,8 @@ class RunningJob:
         bind, reach = coordinator_hosts(spark)
         shells = credentials.for_commands(self.job_id)
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
-        self.coordinator = Coordinator(
-            plan.graph, plan.options, commits, restore, listeners.dispatch, calls, registry, self._slots, self.job_id
-        )
+        parts = Parts(plan.graph, plan.options, commits, restore, listeners.dispatch, calls, registry, self._slots)
+        self.coordinator = Coordinator(parts, self.job_id)
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
         self.coordinator.start()

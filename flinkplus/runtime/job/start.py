@@ -18,8 +18,8 @@ from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.base.logs import wanted
 from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
+from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
-from flinkplus.runtime.coordinator.setup.placements import find_strategy
 from flinkplus.runtime.job import staging
 from flinkplus.runtime.job.checks import check_faults, check_loops, check_mode, recovery_of
 from flinkplus.runtime.job.directory import JobDirectory

@@ -54,11 +54,6 @@ class Later:
         self._answer: Body | FlinkPlusError | None = None
         self.wanted = True
 
-    @property
-    def done(self) -> bool:
-        """Whether the reply was given."""
-        return self._answer is not None
-
     def give(self, answer: Body | FlinkPlusError) -> None:
         """Reply with the body, or refuse with an error; later calls have no effect."""
         if self._answer is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from flinkplus.runtime.coordinator.dispatch.calls import Calls
     from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
     from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
-    from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
     from flinkplus.runtime.coordinator.membership.presence import Presence
 
 LOOK_AGAIN_S = 0.01
@@ -65,43 +64,6 @@ class InjectCommand:
 
 Hit: TypeAlias = dict[int, list[SubtaskId]]
 """The targets of an injection: slot -> subtasks on it."""
-
-
-def find_target(
-    text: str,
-    processes: Sequence[SlotProcess],
-    slots: Sequence[int],
-    assignment: Mapping[SubtaskId, int],
-    graph: JobGraph,
-    parallelism: int,
-) -> Hit:
-    """The current targets that ``text`` names. Raises ``CommandRefused``, which names the slots and hosts."""
-    present = {process.slot: process for process in processes}
-
-    def on(slot: int) -> list[SubtaskId]:
-        return sorted(subtask for subtask, at in assignment.items() if at == slot)
-
-    slot = SLOT.match(text)
-    if slot is not None:
-        if int(slot[1]) not in slots:
-            raise CommandRefused(f"{text} does not exist; the slots are {_named(slots)}")
-        if int(slot[1]) not in present:
-            raise CommandRefused(
-                f"{text} is not registered: its process has ended and is restarting; try again in a moment"
-            )
-        return {int(slot[1]): on(int(slot[1]))}
-    hosts = sorted({process.host for process in processes})
-    if text in hosts:
-        return {process.slot: on(process.slot) for process in processes if process.host == text}
-    try:
-        subtask = find_subtask(text, graph, parallelism)
-    except ConfigurationError as error:
-        known = f"the hosts with slots are {', '.join(hosts)}" if hosts else "no slot is registered"
-        raise CommandRefused(f"{text!r:.200} is not a subtask, slot or host of this job: {error}; {known}") from error
-    at = assignment.get(subtask)
-    if at is None or at not in present:
-        raise CommandRefused(f"{subtask} is not assigned to a registered slot; try again when the job is running")
-    return {at: [subtask]}
 
 
 def _named(slots: Sequence[int]) -> str:
@@ -180,10 +142,8 @@ class Operations:
         return at_s - age_s
 
     def _find(self, target: str, peers: list[int] | None) -> Hit:
-        processes, parallelism = self._dispatch.processes, self._options.parallelism
-        hit = find_target(
-            target, processes.all(), processes.numbers, self._deployment.assignment, self._graph, parallelism
-        )
+        """The current targets that ``target`` names. Raises ``CommandRefused``, which names the slots and hosts."""
+        hit = self._find_subtasks(target)
         alone = [slot for slot in hit if peers is not None and set(peers) <= {slot}]
         if alone:
             raise CommandRefused(
@@ -191,6 +151,33 @@ class Operations:
                 "the peers to cut it off from all"
             )
         return hit
+
+    def _find_subtasks(self, target: str) -> Hit:
+        table, deployment = self._dispatch.processes, self._deployment
+        slot = SLOT.match(target)
+        if slot is not None:
+            number = int(slot[1])
+            if number not in table.numbers:
+                raise CommandRefused(f"{target} does not exist; the slots are {_named(table.numbers)}")
+            if table.get(number) is None:
+                raise CommandRefused(
+                    f"{target} is not registered: its process has ended and is restarting; try again in a moment"
+                )
+            return {number: sorted(deployment.on(number))}
+        hosts = sorted({process.host for process in table.all()})
+        if target in hosts:
+            return {one.slot: sorted(deployment.on(one.slot)) for one in table.all() if one.host == target}
+        try:
+            subtask = find_subtask(target, self._graph, self._options.parallelism)
+        except ConfigurationError as error:
+            known = f"the hosts with slots are {', '.join(hosts)}" if hosts else "no slot is registered"
+            raise CommandRefused(
+                f"{target!r:.200} is not a subtask, slot or host of this job: {error}; {known}"
+            ) from error
+        at = deployment.assignment.get(subtask)
+        if at is None or table.get(at) is None:
+            raise CommandRefused(f"{subtask} is not assigned to a registered slot; try again when the job is running")
+        return {at: [subtask]}
 
     def _strike(self, request: InjectCommand, hit: Hit, peers: list[int] | None) -> Body:
         if request.fault in (EXCEPTION, SLOW) and not any(hit.values()):

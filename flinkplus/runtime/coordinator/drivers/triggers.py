@@ -6,30 +6,21 @@ that have ended meanwhile are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 
 
-class HasPending(Protocol):
-    """The part of ``CheckpointCoordinator`` that is used here."""
-
-    @property
-    def pending(self) -> Collection[CheckpointId]:
-        """The checkpoints that still wait for subtasks."""
-
-
 @dataclass(eq=False, repr=False)
 class Triggers:
-    """Sends the triggers of one job."""
+    """Sends the triggers of one job. ``pending``: returns the checkpoints that still wait for subtasks."""
 
     _dispatch: Dispatch
     _deployment: Deployment
-    _checkpoints: HasPending
+    _pending: Callable[[], Collection[CheckpointId]]
     _moving: dict[SubtaskId, None] = field(default_factory=dict, init=False)
     _held: dict[tuple[CheckpointId, SubtaskId], None] = field(default_factory=dict, init=False)
 
@@ -58,7 +49,7 @@ class Triggers:
         held, generation = self._held, self._deployment.generation
         self.reset()
         for checkpoint, source in held:
-            if checkpoint in self._checkpoints.pending:
+            if checkpoint in self._pending():
                 self.send(checkpoint, [source], generation)
         if self._deployment.draining:
             self._dispatch.send_all(control.Drain(generation))

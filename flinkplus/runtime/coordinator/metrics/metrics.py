@@ -119,19 +119,10 @@ class Figures:
         return {name: sum(copied.get(name, 0) for copied in self._copied.values()) for name in ORIGINS}
 
     @property
-    def refused(self) -> int:
-        """Connections refused by slots."""
-        return sum(refused for refused, _, _ in self._dropped.values())
-
-    @property
-    def malformed(self) -> int:
-        """Frames dropped by slots."""
-        return sum(malformed for _, malformed, _ in self._dropped.values())
-
-    @property
-    def fenced_messages(self) -> int:
-        """Messages, credit and versions of fenced generations that slots have dropped."""
-        return sum(fenced for _, _, fenced in self._dropped.values())
+    def dropped(self) -> tuple[int, int, int]:
+        """Refused connections, malformed frames and fenced messages of all slots; see ``control.Heartbeat``."""
+        counts = list(self._dropped.values())
+        return sum(one[0] for one in counts), sum(one[1] for one in counts), sum(one[2] for one in counts)
 
     def update(self, subtasks: dict[str, dict[str, Any]]) -> None:
         """Take the counters of a heartbeat; ignored after the final checkpoint, whose counters are exact."""

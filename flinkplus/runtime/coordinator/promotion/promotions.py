@@ -3,12 +3,15 @@
 An order has the snapshot handle of the version, the answers of the fenced slots, and the checkpoints since the last
 complete one that were aborted or whose barriers may overtake.
 
+If a replay does not repeat the same messages (``flinkplus.protocol.vocabulary.guarantee``), consumers follow their
+producers: ``following`` and ``matched`` replace their input cursors by the output cursors of the producers.
+
 Rules: versions and checkpoints are those of the current deployment; ``started`` forgets all earlier ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from chain_backup.failover import effects
@@ -16,9 +19,9 @@ from chain_backup.failover.topology import Topology
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers, Handles
-from flinkplus.runtime.coordinator.promotion.renumbering import following, output_cursor
 
 
 class Promotions:
@@ -105,3 +108,29 @@ class Promotions:
             producer = self._topology.producer(channel)
             return output_cursor(self.handles.get(producer, self._began_from[producer]), channel)
         return max(known, kept) if self.guarantee.replays else sent
+
+
+def output_cursor(handle: SnapshotHandle, channel: ChannelId) -> int:
+    """The ``seq`` at which the producer with this snapshot resumes ``channel``."""
+    return handle.operator_state.outputs.get(str(channel), 0)
+
+
+def following(
+    handle: SnapshotHandle, subtask: SubtaskId, topology: Topology, starts: Callable[[ChannelId, int], int]
+) -> dict[str, int]:
+    """Input channel -> ``seq`` at which a consumer resumes: ``starts(channel, cursor in handle)``."""
+    known = handle.operator_state.inputs
+    return {str(channel): starts(channel, known.get(str(channel), 0)) for channel in topology.inputs(subtask)}
+
+
+def matched(handles: Mapping[str, SnapshotHandle], topology: Topology) -> dict[str, SnapshotHandle]:
+    """The snapshots of a checkpoint, with the input cursors of consumers set to the output cursors of producers."""
+
+    def start(channel: ChannelId, _: int) -> int:
+        return output_cursor(handles[str(topology.producer(channel))], channel)
+
+    found = {}
+    for name, handle in handles.items():
+        inputs = following(handle, parse_subtask(name), topology, start)
+        found[name] = replace(handle, operator_state=replace(handle.operator_state, inputs=inputs))
+    return found

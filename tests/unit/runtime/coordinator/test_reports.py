@@ -39,6 +39,7 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.reports import Reports
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore, error_of
+from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.tcp.connections import parse_address
 from flinkplus.runtime.transport.wire.ports import ControlArrived
@@ -369,7 +370,7 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
     calls = Calls(Inbox(), JobResult())
     listeners = Listeners(options, "127.0.0.1", Credentials(b"secret"), calls)
     dispatch, commits = listeners.dispatch, Commits(graph, CheckpointStorage(tmp_path))
-    coordinator = Coordinator(graph, options, commits, Restore(), dispatch, calls)
+    coordinator = Coordinator(Parts(graph, options, commits, Restore(), dispatch, calls))
     pulses = dispatch.pulses = listeners.open_pulses()
     assert pulses is not None
     said: list[control.ControlMessage] = [
