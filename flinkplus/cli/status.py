@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group
@@ -17,6 +18,7 @@ from flinkplus.errors import ConfigurationError, NoRunningJob
 from flinkplus.printable import escaped
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.coordinator.commands.operations import StatusCommand
+from flinkplus.runtime.coordinator.record.status import ChainStatus, MemberStatus, SlotStatus, Status, SubtaskStatus
 from flinkplus.runtime.operations.access_file import Access, call
 
 RECOVERY_PHASES = (*DURATIONS, "recovery")
@@ -56,7 +58,7 @@ def _print(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(escaped(json.dumps(status, ensure_ascii=False)), flush=True)
     else:
-        console().print(tables(status))
+        console().print(tables(Status.from_json(status)))
 
 
 def _watch(access: Access, first: dict[str, Any], every_s: float, as_json: bool) -> None:
@@ -66,9 +68,9 @@ def _watch(access: Access, first: dict[str, Any], every_s: float, as_json: bool)
             while True:
                 _print(_again(access, every_s), True)
         shown = console()
-        with Live(tables(first), console=shown, screen=shown.is_terminal, auto_refresh=False) as live:
+        with Live(tables(Status.from_json(first)), console=shown, screen=shown.is_terminal, auto_refresh=False) as live:
             while True:
-                live.update(tables(_again(access, every_s)), refresh=True)
+                live.update(tables(Status.from_json(_again(access, every_s))), refresh=True)
     except NoRunningJob as error:  # which is how it ends
         print(error, file=sys.stderr)
 
@@ -78,18 +80,18 @@ def _again(access: Access, every_s: float) -> dict[str, Any]:
     return call(access, StatusCommand())
 
 
-def tables(status: dict[str, Any]) -> Group:
+def tables(status: Status) -> Group:
     """All of it, for people."""
-    job, metrics = status["job"], status["metrics"]
+    job, metrics = status.job, status.metrics
     heading = (
-        f"{job['name']} ({job['job_id']}): {metrics['state']}, for {metrics['running_s']:,.1f} s; driver: process "
-        f"{job['pid']} on {job['host']}; {job['recovery']}, {job['guarantee']}, {job['replicas']} copies"
+        f"{job.name} ({job.job_id}): {metrics['state']}, for {metrics['running_s']:,.1f} s; driver: process "
+        f"{job.pid} on {job.host}; {job.recovery}, {job.guarantee}, {job.replicas} copies"
     )
-    parts: list[Any] = [text(heading), slot_table(status["slots"]), subtask_table(status["subtasks"])]
-    if status["chains"]:
-        parts.append(chain_table(status["chains"]))
-    parts.append(checkpoint_table(status["checkpoints"], metrics))
-    moves = [*status["recoveries"], *status["handovers"]]
+    parts: list[Any] = [text(heading), slot_table(status.slots), subtask_table(status.subtasks)]
+    if status.chains:
+        parts.append(chain_table(status.chains))
+    parts.append(checkpoint_table(status.checkpoints, metrics))
+    moves = [*status.recoveries, *status.handovers]
     if moves:
         parts.append(failover_table(sorted(moves, key=lambda move: move["begin_s"] or 0.0)[-SHOWN:]))
     counts = ("failovers", "handovers", "fallbacks", "slot_restarts", "refused_connections", "malformed_frames")
@@ -101,42 +103,41 @@ def tables(status: dict[str, Any]) -> Group:
     return Group(*parts)
 
 
-def slot_table(slots: list[dict[str, Any]]) -> Table:
+def slot_table(slots: Sequence[SlotStatus]) -> Table:
     """Where the slots are, and what they do."""
     numbers = ("restarts", "subtasks", "standbys", "heard ms ago")
     table = Table("Slots", ("slot",), ("state", "host"), ("pid", *numbers))
     for slot in slots:
-        names = ("restarts", "subtasks", "standbys", "heard_ms")
-        pid = "-" if slot["pid"] is None else str(slot["pid"])
-        table.add_row(slot["slot"], slot["state"], _cell(slot["host"]), pid, *(_cell(slot[name]) for name in names))
+        cells = (slot.restarts, slot.subtasks, slot.standbys, slot.heard_ms)
+        pid = "-" if slot.pid is None else str(slot.pid)
+        table.add_row(slot.slot, slot.state, _cell(slot.host), pid, *map(_cell, cells))
     return table
 
 
-def subtask_table(subtasks: list[dict[str, Any]]) -> Table:
+def subtask_table(subtasks: Sequence[SubtaskStatus]) -> Table:
     """Where the subtasks are, and how far."""
-    names = ("generation", "rows_in", "rows_out", "behind_rows", "waiting_messages", "keys")
     headings = ("generation", "rows in", "rows out", "rows behind", "messages waiting", "keys")
-    blocked = any(one["blocked"] for one in subtasks)
+    blocked = any(one.blocked for one in subtasks)
     table = Table("Subtasks", ("subtask",), ("slot", "state"), headings, "blocked" if blocked else None)
     for one in subtasks:
-        cells = [one["subtask"], _cell(one["slot"]), one["state"], *(_cell(one[name]) for name in names)]
-        table.add_row(*cells, *[one["blocked"] or ""] * blocked)
+        cells = (one.generation, one.rows_in, one.rows_out, one.behind_rows, one.waiting_messages, one.keys)
+        table.add_row(one.subtask, one.slot, one.state, *map(_cell, cells), *[one.blocked] * blocked)
     return table
 
 
-def chain_table(chains: list[dict[str, Any]]) -> Table:
-    """Who has which version, head first."""
+def chain_table(chains: Sequence[ChainStatus]) -> Table:
+    """The version of each member, head first."""
     table = Table("Chains (version held, checkpoints behind)", ("subtask",), (), ("generation", "newest"), "members")
     for chain in chains:
-        members = ", ".join(_member(member) for member in chain["members"])
-        table.add_row(chain["subtask"], _cell(chain["generation"]), _cell(chain["newest"]), members)
+        members = ", ".join(_member(member) for member in chain.members)
+        table.add_row(chain.subtask, _cell(chain.generation), _cell(chain.newest), members)
     return table
 
 
-def _member(member: dict[str, Any]) -> str:
-    behind = f" -{member['lag']}" if member["lag"] else ""
-    joining = " catching up" if member["catching_up"] else ""
-    return f"{member['slot']}: {_cell(member['version'])}{behind}{joining}"
+def _member(member: MemberStatus) -> str:
+    behind = f" -{member.lag}" if member.lag else ""
+    joining = " catching up" if member.catching_up else ""
+    return f"{member.slot}: {_cell(member.version)}{behind}{joining}"
 
 
 def checkpoint_table(checkpoints: list[dict[str, Any]], metrics: dict[str, Any]) -> Table:

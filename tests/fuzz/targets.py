@@ -26,6 +26,7 @@ from chain_backup.zookeeper.errors import BadRecord
 from chain_backup.zookeeper.records import ChainRecord, SlotRecord, quote, unquote
 from chain_backup.zookeeper.records import decode as decode_record
 from dedup.digests import pack_digests
+from flinkplus.documents import parse_document
 from flinkplus.errors import (
     CheckpointDirectoryError,
     CommandRefused,
@@ -53,7 +54,7 @@ from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, StatusCommand
 from flinkplus.runtime.liveness.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
 from flinkplus.runtime.liveness.pulse_process import datagram
-from flinkplus.runtime.operations.access_file import parse_access, parse_whereabouts
+from flinkplus.runtime.operations.access_file import Whereabouts, parse_access
 from flinkplus.runtime.operations.commands import Commands, decode_reply, encode_reply, encode_request
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening, parse_hello, parse_slot_name, slot_name
@@ -283,8 +284,8 @@ def _pulse(data: bytes) -> object:
     """Nothing but what was signed is believed, and that only once."""
     pulses = _pulses()
     pulses.forget("3-0123456789abcdef")
-    believed = pulses._believed(data[:MAX_DATAGRAM_BYTES])
-    if believed != (data == PULSE) or pulses.rule.names != believed or pulses._believed(data):
+    believed = pulses._accepted(data[:MAX_DATAGRAM_BYTES])
+    if believed != (data == PULSE) or pulses.rule.names != believed or pulses._accepted(data):
         raise AssertionError("a pulse that nobody signed was believed, or one twice")
     return believed
 
@@ -480,7 +481,7 @@ _WHEREABOUTS = {"format": 1, "job_id": "job-1", "host": "h", "file": "/tmp/flink
 
 def _decode_whereabouts(data: bytes) -> object:
     """Where the checkpoint directory says that a job's access file is."""
-    told = parse_whereabouts(data)
+    told = Whereabouts.from_json(parse_document(data))
     job_id, file = told.job_id, told.file
     names.assert_inside(job_id)
     if not file.startswith("/") or ".." in file.split("/") or not file.endswith("/COMMANDS.json"):

@@ -407,10 +407,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
         assert job.restored_from == number_of(before)
         job.await_finish(PATIENCE_S)
     assert len(said) == 1
-    assert f"going back to checkpoint {number_of(before)}: checkpoint {number_of(last)}: " in str(said[0].message)
+    assert f"resuming from checkpoint {number_of(before)}: checkpoint {number_of(last)}: " in str(said[0].message)
     assert str(damaged) in str(said[0].message)
     assert_exact(tmp_path / "out", expected_counts(corpus))
-    with pytest.raises(CheckpointDirectoryError, match=r"the job has finished: .* nothing is left to resume"):
+    with pytest.raises(CheckpointDirectoryError, match=r"the job has finished: .* cannot be resumed"):
         StreamEnvironment.resume(spark, str(tmp_path / "checkpoints"))
 
 

@@ -90,9 +90,9 @@ def test_spare_slots_come_and_go(
 
         assert scale(3)[-1]["status"] == "done"
         assert {slot for slots in job.chains().values() for slot in slots} == {0, 1, 2, 3, 4, 5}
-        nothing: dict[str, Any] = {}
-        slots = running.coordinator.calls.answer(running._status, nothing)["slots"]
-        assert [(slot["slot"], slot["spare"], slot["state"]) for slot in slots[2:]] == [
+        status = running.coordinator.calls.answer(running._status, None)
+        assert status is not None
+        assert [(slot.slot, slot.spare, slot.state) for slot in status.slots[2:]] == [
             ("slot-2", False, "working"),
             *((f"slot-{number}", True, "standby") for number in (3, 4, 5)),
         ]
@@ -104,7 +104,7 @@ def test_spare_slots_come_and_go(
             patched.setattr(running._slots, "_room", None)
             patched.setattr(spares, "_timeout_s", 1.0)
             with pytest.raises(
-                InsufficientSlots, match=r"slot-6 had not been started by Spark.* there are 3 spare now"
+                InsufficientSlots, match=r"slot-6 had not been started by Spark.* the job now has 3 spare slots"
             ):
                 job.scale_spares(4).await_done(30)
 

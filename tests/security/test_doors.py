@@ -13,7 +13,7 @@ import pytest
 
 from flinkplus.errors import NoRunningJob
 from flinkplus.runtime.operations.access_file import Access, call, read_access, write_access
-from flinkplus.runtime.operations.command_server import SOCKET, CommandDoor
+from flinkplus.runtime.operations.command_server import SOCKET, CommandServer
 from flinkplus.runtime.transport.auth import handshake
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.tcp.connections import parse_address
@@ -91,7 +91,7 @@ def test_the_door_goes_with_the_job_and_is_not_needed(directory: Path, tmp_path:
     long.mkdir()
     driver = Driver(directory=long)
     try:
-        assert not (long / SOCKET).exists() and isinstance(driver.door, CommandDoor)
+        assert not (long / SOCKET).exists() and isinstance(driver.door, CommandServer)
         assert call(driver.access, Add(1)) == {"sum": 2} and HOST in driver.access.address
         assert driver.access.credentials == CREDENTIALS
     finally:

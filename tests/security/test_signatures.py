@@ -514,7 +514,7 @@ def test_what_is_no_key(tmp_path: Path) -> None:
     for text in ("", "x" * 64, "0" * 63, "0" * 65, "0" * 64 + "\n" + "0" * 64):
         (tmp_path / "key").write_text(text)
         (tmp_path / "key").chmod(0o600)
-        with pytest.raises(ConfigurationError, match="holds no key"):
+        with pytest.raises(ConfigurationError, match="is not a key"):
             read_key(tmp_path / "key")
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigurationError, match="no regular file"):

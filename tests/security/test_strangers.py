@@ -17,7 +17,7 @@ from flinkplus.errors import PeerRefused
 from flinkplus.runtime.liveness import lifeline
 from flinkplus.runtime.liveness.lifeline import Lifelines
 from flinkplus.runtime.operations import command_server as command_door
-from flinkplus.runtime.operations.command_server import CommandDoor
+from flinkplus.runtime.operations.command_server import CommandServer
 from flinkplus.runtime.operations.commands import Commands
 from flinkplus.runtime.transport.auth import handshake, tls
 from flinkplus.runtime.transport.auth.credentials import Credentials
@@ -214,7 +214,7 @@ def driver_listener(job: Job, purpose: bytes) -> tuple[Any, Refusals]:
     if purpose == lifeline.PROTOCOL:
         lifelines = Lifelines(HOST, credentials, inbox, lambda _cut: None)
         return lifelines, lifelines.refusals
-    door = CommandDoor(HOST, credentials, inbox, Commands(), lambda action: action())
+    door = CommandServer(HOST, credentials, inbox, Commands(), lambda action: action())
     return door, door.refusals
 
 

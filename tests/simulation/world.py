@@ -32,6 +32,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch, RegistryRe
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.membership.requests import PlannedMove
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore
+from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN
 from flinkplus.runtime.transport.wire.ports import ControlArrived, ControlLost
 from tests.simulation.checks import Checks, Violation
@@ -246,7 +247,7 @@ class World:
             storage,
             registry,
         )
-        self.coordinator = coordinator = Coordinator(
+        parts = Parts(
             self.graph,  # type: ignore[arg-type]
             self.options,
             self.commits,  # type: ignore[arg-type]
@@ -256,10 +257,11 @@ class World:
             self.registry,
             SimSpareJobs(self, self._runs),
         )
+        self.coordinator = coordinator = Coordinator(parts)
         coordinator._preference._possible = False  # of a real thread
         made = [*vars(coordinator).values(), *vars(coordinator.parts).values()]
-        parts = {id(part): part for part in made if type(part).__module__.startswith("flinkplus.run")}
-        self.cyclic += [coordinator, *parts.values()]
+        ours = {id(part): part for part in made if type(part).__module__.startswith("flinkplus.run")}
+        self.cyclic += [coordinator, *ours.values()]
         if coordinator.parts.spares is not None:
             self._over = set()
             coordinator.parts.spares._timeout_s = SPARES_TIMEOUT_S

@@ -9,7 +9,7 @@
 
 With the weaker two, numbers on a channel are not the same again after a failover: a promoted producer goes on behind
 what its consumer has received, a promoted consumer where its producer is
-(``flinkplus.runtime.coordinator.promotion.renumbering``).
+(``flinkplus.runtime.coordinator.promotion.promotions``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The control plane's messages between a slot and the coordinator, and names of subtasks as text.
+"""Control messages between slots and the coordinator, and names of subtasks as text.
 
 Ring 1. Process: driver and slots. Thread: the loops.
 """

@@ -1,9 +1,9 @@
-"""The control plane's messages, between a slot and the coordinator.
+"""Control messages between a slot and the coordinator.
 
-Rules: each is a frozen dataclass; on the wire it is JSON with its name and the format version, so that an unknown
-message or version is refused (``PeerProtocolError``) and never guessed at. So is a name that must not become a part of
-a path (``path_names``). Texts are escaped and cut when they are decoded (``printable``), since they enter errors and
-logs. No code travels here: the job graph comes with Spark's own task.
+Rules: each is a frozen dataclass; on the wire it is JSON with its name and the format version. An unknown message or
+version is refused (``PeerProtocolError``), and so is a name that must not become part of a path (``path_names``). Texts
+enter errors and logs, so they are escaped and cut when they are decoded (``printable``). Messages contain no code: the
+job graph arrives with Spark's task.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.control.promotion_order import PromotionOrder
 
 FORMAT_VERSION = 2
-"""2: the start of a job is a handle of checkpoint 0, and not an empty one."""
+"""2: the start of a job is a handle of checkpoint 0, not an empty handle."""
 MAX_BYTES = 256 << 20
-"""The longest message that is sent or taken: a promotion tells of all determinants and digests since the last
-checkpoint, a deployment of all that was in flight."""
+"""Maximum length of a message. A promotion has all determinants and digests since the last checkpoint, a deployment all
+channel state."""
 MAX_TEXT_CHARACTERS = 20_000
-"""Of a text in a message, such as the reason of a failure."""
+"""Maximum length of a text, such as the reason of a failure."""
 MAX_NAME_CHARACTERS = 1_000
-"""Of a short one, such as a host."""
+"""Maximum length of a short text, such as a host."""
 
 
 def spans_to_json(spans: Iterable[Span]) -> list[list[Any]]:
-    """Spans of determinants as ``Fenced`` and ``Promote`` have them."""
+    """Spans of determinants as in ``Fenced`` and ``Promote``."""
     return [[first, list(determinants)] for first, determinants in spans]
 
 
@@ -52,12 +52,12 @@ def spans_from_json(found: Iterable[Sequence[Any]]) -> list[Span]:
 
 
 def digests_to_json(spans: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
-    """Spans of digests as ``Fenced`` and ``Promote`` have them."""
+    """Spans of digests as in ``Fenced`` and ``Promote``."""
     return [[first, pack_digests(digests)] for first, digests in spans]
 
 
 def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
-    """Digests by the number of their message. Raises ``PeerProtocolError``."""
+    """``seq`` -> digest of the message. Raises ``PeerProtocolError``."""
     try:
         return {whole(first) + at: digest for first, text in found for at, digest in enumerate(unpack_digests(text))}
     except (TypeError, ValueError) as error:
@@ -69,10 +69,12 @@ def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Register:
-    """A slot's first message. ``spark_attempt``: the ID of the attempt of its Spark task, larger than those of all
-    earlier ones. ``address``: ``host:port`` of its data server. ``lifeline``: the name its lifeline has,
-    if it has one; ``pulse``: of its pulse; ``created_s``: when its process was created (seconds since the Unix epoch;
-    0: it does not say).
+    """A slot's first message.
+
+    ``spark_attempt``: ID of its Spark task's attempt; larger than those of all earlier attempts.
+    ``address``: ``host:port`` of its data server.
+    ``lifeline``, ``pulse``: names of its lifeline and its pulse; empty: it has none.
+    ``created_s``: when its process was created (seconds since the Unix epoch; 0: unknown).
     """
 
     slot: int
@@ -87,8 +89,10 @@ class Register:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """A slot's first and last message: its process cannot begin, for ``reason``; ``kind`` is the error's class name,
-    ``trace`` where it came from. ``tries``: how many processes in a row have not started before it.
+    """A slot's first and last message: its process cannot start.
+
+    ``tries``: how many processes in a row failed to start before it.
+    ``kind``, ``reason``, ``trace``: class name, message and traceback of the error.
     """
 
     slot: int
@@ -108,7 +112,7 @@ class Deployed:
 
 @dataclass(frozen=True)
 class RestoreFailed:
-    """The state of ``subtask`` at ``checkpoint`` failed its checks."""
+    """The state of ``subtask`` at ``checkpoint`` is damaged or missing."""
 
     generation: int
     checkpoint: int
@@ -140,13 +144,17 @@ class Declined:
         try:
             return AbortCause(self.cause)
         except ValueError as error:
-            raise PeerProtocolError(f"a snapshot is refused for the cause {self.cause!r:.100}") from error
+            raise PeerProtocolError(f"unknown cause of a declined checkpoint: {self.cause!r:.100}") from error
 
 
 @dataclass(frozen=True)
 class Failed:
-    """``kind`` is the error's class name, ``reason`` all of its message; ``operator``, ``row`` and ``cause``, which are
-    in the message, are set when a user function raised."""
+    """A subtask failed.
+
+    ``kind``, ``reason``: class name and message of the error.
+    ``operator``, ``row``, ``cause``: set if a user function raised; they are also part of ``reason``.
+    ``time_s``: when it failed (seconds since the Unix epoch; 0: unknown).
+    """
 
     generation: int
     subtask: str
@@ -166,12 +174,14 @@ class Exhausted:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Progress of a slot's subtasks: name -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
+    """Progress of a slot, with counters since its process started.
 
-    ``refused``: connections that its data plane has refused so far; ``malformed``: frames that it has dropped;
-    ``fenced``: messages, credit and versions of fenced generations that came, and had no effect. ``copied``: bytes of
-    state files that its standbys took in so far, by where they came from (``received`` from other slots,
-    ``from_storage``, ``kept`` from a dead process of the slot).
+    ``subtasks``: subtask -> counters (``rows_in``, ``rows_out``, per operator, state, blocked).
+    ``refused``: connections that its data plane has refused.
+    ``malformed``: frames that it has dropped.
+    ``fenced``: messages, credit and versions of fenced generations that it has dropped.
+    ``copied``: origin -> bytes of its standbys' state files: ``received`` from other slots, ``from_storage``, ``kept``
+    from a dead process of the slot.
     """
 
     generation: int
@@ -184,7 +194,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Progressed:
-    """``subtask`` put out its first new row after a recovery, at ``time_s`` (seconds since the Unix epoch)."""
+    """``subtask`` emitted its first new row after a recovery, at ``time_s`` (seconds since the Unix epoch)."""
 
     generation: int
     subtask: str
@@ -193,7 +203,7 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Staged:
-    """This slot, a standby of ``subtask``, holds all of ``version``; ``generation``: of the chain it came in."""
+    """This slot, a standby of ``subtask``, holds all of ``version``; ``generation``: of the chain that sent it."""
 
     generation: int
     subtask: str
@@ -202,13 +212,13 @@ class Staged:
 
 @dataclass(frozen=True)
 class Fenced:
-    """The answer to ``Fence``: nothing of an older generation has an effect here any more.
+    """The answer to ``Fence``: this slot now ignores everything of older generations.
 
-    ``received``: channel -> next ``seq`` expected, of every channel from a failed subtask to one that is active here;
-    ``sent``: channel -> next ``seq`` to send, of every channel to a failed subtask from one that is active here.
-    ``determinants``: failed subtask, or ancestor of one -> spans of known determinants, each ``[first step,
-    [values]]``. ``digests``: channel -> spans of digests of what was received on it, each ``[first seq, text]``.
-    ``kept``: channel -> the oldest ``seq`` that can be sent again, of every channel in ``sent``.
+    ``received``: channel from a failed subtask to one that runs here -> next ``seq`` expected.
+    ``sent``: channel to a failed subtask from one that runs here -> next ``seq`` to send.
+    ``determinants``: failed subtask, or its ancestor -> spans of known determinants, each ``[first step, [values]]``.
+    ``digests``: channel -> spans of digests of received messages, each ``[first seq, text]``.
+    ``kept``: channel in ``sent`` -> oldest ``seq`` that can be sent again.
     """
 
     attempt: int
@@ -221,9 +231,8 @@ class Fenced:
 
 @dataclass(frozen=True)
 class FencedPart:
-    """What of the answer to ``Fence`` does not fit into ``Fenced``, which follows: fields as there. However long the
-    answer is, no message is, and each one shows that the slot is there.
-    """
+    """A part of a long answer to ``Fence``, sent before ``Fenced``, with its fields. So no message is too long, and
+    each one shows that the slot is alive."""
 
     attempt: int
     determinants: dict[str, list[list[Any]]]
@@ -232,7 +241,7 @@ class FencedPart:
 
 @dataclass(frozen=True)
 class Promoted:
-    """All subtasks of a ``Promote`` are at work; ``restore_ms`` is what restoring them took."""
+    """All subtasks of a ``Promote`` are running; ``restore_ms``: the time that restoring them took."""
 
     attempt: int
     restore_ms: float
@@ -248,17 +257,18 @@ class PromotionFailed:
 
 @dataclass(frozen=True)
 class Connected:
-    """The answer to ``Connect``: there is a stream to every one of them."""
+    """The answer to ``Connect``: this slot has a stream to each of the others."""
 
     serial: int
 
 
 @dataclass(frozen=True)
 class PeersUnreached:
-    """Slots that this one does not reach, or that it does not hear, although it sends to them: all of them (slot ->
-    incarnation), said when it changes. ``flinkplus.protocol.liveness.reachability`` decides what follows.
+    """Sent when the set of slots changes that this one cannot reach, or that do not answer it. The machine of
+    ``flinkplus.protocol.liveness.reachability`` decides what follows.
 
-    ``blamed``: those of them that refuse connections, or keep sending frames that cannot be read.
+    ``peers``: slot -> incarnation, of all of them.
+    ``blamed``: those that refuse connections, or keep sending malformed frames.
     """
 
     peers: dict[str, int]
@@ -267,14 +277,14 @@ class PeersUnreached:
 
 @dataclass(frozen=True)
 class SessionLost:
-    """The slot's session expired: it has stopped sending and is about to end."""
+    """The slot's ZooKeeper session expired: it has stopped sending and is about to end."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """All subtasks are closed; the slot's Spark task is about to return."""
+    """All subtasks are closed; the slot's Spark task is about to end."""
 
 
 # --- coordinator -> slot
@@ -287,13 +297,14 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Deploy:
-    """Stop what runs, restore, wire the channels, answer ``Deployed``; do not run yet.
+    """Stop running subtasks, restore, connect the channels, answer ``Deployed``; wait for ``Start``.
 
-    ``assignment``: subtask -> slot, all of them. ``addresses``: slot -> [incarnation, host:port].
-    ``handles``: subtask -> snapshot handle, for this slot's subtasks only, empty without a checkpoint.
-    ``marks``: subtask -> rows it had put out before the failure (``Progressed`` is due when it goes beyond).
-    ``notes_rows``: a process was lost since the last complete checkpoint, so rows are noted before users' functions get
-    them.
+    ``assignment``: subtask -> slot, of the whole job.
+    ``addresses``: slot -> [incarnation, host:port].
+    ``handles``: subtask -> snapshot handle, of this slot's subtasks; empty without a checkpoint.
+    ``marks``: subtask -> rows emitted before the failure; ``Progressed`` is sent when it exceeds them.
+    ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before a user function gets
+    it.
     """
 
     generation: int
@@ -307,15 +318,17 @@ class Deploy:
 
 @dataclass(frozen=True)
 class Halt:
-    """A recovery began: subtasks of ``generation`` and older stop at once."""
+    """A recovery begins: stop subtasks of ``generation`` and older at once."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Start:
-    """Run. ``run``: which run of the job this is (a resume is another); ``run_age_s``: how long ago its subtasks first
-    started (an age, since hosts may differ in their clocks).
+    """Run the deployed subtasks.
+
+    ``run``: the number of this run of the job.
+    ``run_age_s``: seconds since its subtasks first started (an age, because clocks of hosts may differ).
     """
 
     generation: int
@@ -325,9 +338,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Join:
-    """To a new incarnation of a slot while the job runs: what the others know. It hosts nothing active yet.
+    """The current assignment, for a new incarnation of a slot while the job runs. It runs no subtask yet.
 
-    ``generation``: of the deployment. ``assignment``: subtask -> slot. ``generations``: subtask -> its own generation.
+    ``generation``: of the deployment.
+    ``assignment``: subtask -> slot.
+    ``generations``: subtask -> its own generation.
     """
 
     generation: int
@@ -337,7 +352,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Connect:
-    """Have a stream to each of these slots (slot -> [incarnation, address]) and to no other; answer ``Connected``."""
+    """Keep a stream to exactly these slots (slot -> [incarnation, address]); answer ``Connected``."""
 
     serial: int
     addresses: dict[str, list[Any]]
@@ -345,16 +360,15 @@ class Connect:
 
 @dataclass(frozen=True)
 class Chains:
-    """Who follows whom: subtask -> [generation, [slots, head first]], all subtasks of the job."""
+    """The chains of all subtasks: subtask -> [generation, [slots, head first]]."""
 
     chains: dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
 class Fence:
-    """Subtasks ``failed`` (-> slot of the new head) have a new ``generation``: retire those that are here, refuse what
-    is older, answer ``Fenced``.
-    """
+    """Subtasks ``failed`` (-> slot of the new head) have a new ``generation``: stop those that run here, ignore older
+    generations, answer ``Fenced``."""
 
     attempt: int
     generation: int
@@ -363,9 +377,11 @@ class Fence:
 
 @dataclass(frozen=True)
 class Promote:
-    """Make the standbys of these subtasks active, and answer ``Promoted`` or ``PromotionFailed``.
+    """Promote the standbys of these subtasks, and answer ``Promoted`` or ``PromotionFailed``.
 
-    ``complete``: the newest checkpoint that is. ``notes_rows``: as in ``Deploy``.
+    ``complete``: the newest complete checkpoint.
+    ``run``, ``run_age_s``: as in ``Start``.
+    ``notes_rows``: as in ``Deploy``.
     """
 
     attempt: int
@@ -380,14 +396,14 @@ class Promote:
 
 @dataclass(frozen=True)
 class Trim:
-    """``version`` is complete, and every chain has it: nothing before it can be asked for."""
+    """``version`` is complete, and every chain has it: trim logs of everything before it."""
 
     version: int
 
 
 @dataclass(frozen=True)
 class Drain:
-    """Sources read no more: they end as if exhausted."""
+    """Sources stop reading, and end as if exhausted."""
 
     generation: int
 
@@ -401,7 +417,7 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Overtake:
-    """Barriers of ``checkpoint`` wait for nothing from now on (see ``flinkplus.protocol.barriers.unaligned``)."""
+    """Barriers of ``checkpoint`` may overtake from now on (``flinkplus.protocol.barriers.unaligned``)."""
 
     generation: int
     checkpoint: int
@@ -422,12 +438,12 @@ class Complete:
 
 @dataclass(frozen=True)
 class Stop:
-    """Close everything and end the Spark task normally."""
+    """Close all subtasks and end the Spark task normally."""
 
 
 @dataclass(frozen=True)
 class RegistryAddress:
-    """Connect to ZooKeeper at ``hosts`` from now on, with the same session."""
+    """ZooKeeper has a new address: reconnect to ``hosts`` with the same session."""
 
     hosts: str
 
@@ -439,10 +455,12 @@ class Die:
 
 @dataclass(frozen=True)
 class Inject:
-    """Fault injection (``injections``): ``exception`` in ``subtasks``, at once; ``pause`` the process, ``cut`` it off
-    from ``peers`` (slots, and -1 for the driver; ``None``: all), or ``slow`` down each step of ``subtasks`` by
-    ``delay_s``: for ``for_s``. ``kill`` the process when one of ``subtasks`` next reaches ``point``
-    (``faults.points``).
+    """Fault injection: ``fault`` is one of ``faults.injections.FAULTS``.
+
+    ``for_s``: duration of ``pause``, ``cut`` and ``slow``.
+    ``delay_s``: delay of each step of ``subtasks``, for ``slow``.
+    ``peers``: for ``cut``: slots, and -1 for the driver; ``None``: all.
+    ``point``: for ``kill``: where one of ``subtasks`` must arrive (``faults.points``).
     """
 
     fault: str
@@ -453,54 +471,22 @@ class Inject:
     point: str = ""
 
 
-ControlMessage = (
-    Register
-    | StartFailed
-    | Deployed
-    | RestoreFailed
-    | Acknowledged
-    | Declined
-    | Failed
-    | Exhausted
-    | Heartbeat
-    | Progressed
-    | Staged
-    | Fenced
-    | FencedPart
-    | Promoted
-    | PromotionFailed
-    | Connected
-    | PeersUnreached
-    | SessionLost
-    | Stopped
-    | Welcome
-    | Deploy
-    | Halt
-    | Start
-    | Join
-    | Connect
-    | Chains
-    | Fence
-    | Promote
-    | Trim
-    | Drain
-    | Trigger
-    | Overtake
-    | Abort
-    | Complete
-    | Stop
-    | RegistryAddress
-    | Die
-    | Inject
-)
+SubtaskReport = Failed | Acknowledged | Declined | Exhausted | Progressed
+FailoverReport = Staged | Fenced | FencedPart | Promoted | PromotionFailed | Connected
+SlotReport = Register | StartFailed | Deployed | RestoreFailed | Heartbeat | PeersUnreached | SessionLost | Stopped
+JobOrder = Welcome | Deploy | Halt | Start | Drain | Stop | RegistryAddress
+FailoverOrder = Join | Connect | Chains | Fence | Promote | Trim
+CheckpointOrder = Trigger | Overtake | Abort | Complete
+FaultOrder = Die | Inject
+ControlMessage = SubtaskReport | FailoverReport | SlotReport | JobOrder | FailoverOrder | CheckpointOrder | FaultOrder
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}
 _HINTS: dict[str, dict[str, Any]] = {name: hints_of(cls) for name, cls in _CLASSES.items()}
 _SUBTASKS = {"subtask", "subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"}
-"""Fields that are, list, or are keyed by, names of subtasks."""
+"""Fields that contain names of subtasks: as their value, in a list, or as keys."""
 _LONG = {"reason", "cause", "row", "trace"}
 _SEVERAL_LINES = {"trace"}
-"""Texts in which line breaks and tabs stay."""
+"""Texts that keep line breaks and tabs."""
 _TEXTS = {
     name: {
         field: (
@@ -516,7 +502,7 @@ _NAMING = {name: sorted(_SUBTASKS.intersection(hints)) for name, hints in _HINTS
 
 
 def encode(message: ControlMessage) -> bytes:
-    """The message as JSON bytes. Raises ``ControlMessageTooLarge``: the receiver would break the connection."""
+    """The message as JSON bytes. Raises ``ControlMessageTooLarge`` beyond ``MAX_BYTES``, which receivers refuse."""
     name = type(message).__name__
     body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     data = json.dumps({"v": FORMAT_VERSION, "type": name, "body": body}, default=_document).encode()
@@ -526,11 +512,11 @@ def encode(message: ControlMessage) -> bytes:
 
 
 def decode(data: bytes) -> ControlMessage:
-    """The message of ``encode``'s bytes; ``PeerProtocolError`` for anything else."""
+    """The inverse of ``encode``. Raises ``PeerProtocolError`` for anything else."""
     try:
         outer = parse_document(data)
         if outer["v"] != FORMAT_VERSION:
-            raise PeerProtocolError(f"control format {outer['v']!r:.100}, this program speaks {FORMAT_VERSION}")
+            raise PeerProtocolError(f"control format {outer['v']!r:.100}; this program reads {FORMAT_VERSION}")
         body = {**outer["body"]}
         for name, (longest, keep) in _TEXTS[outer["type"]].items():
             if type(body.get(name)) is str:
@@ -549,7 +535,7 @@ def decode(data: bytes) -> ControlMessage:
 def _document(value: object) -> dict[str, Any]:
     if isinstance(value, Document):
         return value.to_json()
-    raise TypeError(f"{type(value).__name__} has no place in a control message")
+    raise TypeError(f"a control message cannot contain {type(value).__name__}")
 
 
 def _check_names(message: ControlMessage) -> None:

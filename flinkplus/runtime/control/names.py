@@ -25,14 +25,14 @@ class NamedVertex(Protocol):
 
 
 class NamedVertices(Protocol):
-    """The job graph, as far as names of subtasks go."""
+    """The part of the job graph that finds a vertex by name."""
 
     def vertex_of(self, name: str) -> NamedVertex: ...
 
 
 @lru_cache(maxsize=4096)
 def parse_subtask(text: str) -> SubtaskId:
-    """The subtask of ``str(subtask)``. Raises ``PeerProtocolError`` for anything else."""
+    """The inverse of ``str(subtask)``. Raises ``PeerProtocolError`` for anything else."""
     name, bracket, rest = text.rpartition("[")
     if not bracket or not INDEX.match(rest):
         raise PeerProtocolError(f"{text!r:.200} is not a subtask")
@@ -44,7 +44,7 @@ def parse_subtask(text: str) -> SubtaskId:
 
 @lru_cache(maxsize=1 << 14)
 def parse_channel(text: str) -> ChannelId:
-    """The channel of ``str(channel)``, ``edge:producer->consumer``. Raises ``PeerProtocolError`` for anything else."""
+    """The inverse of ``str(channel)``, ``edge:producer->consumer``. Raises ``PeerProtocolError`` for anything else."""
     match = CHANNEL.match(text)
     if match is None:
         raise PeerProtocolError(f"{text!r:.200} is not a channel")
@@ -52,13 +52,13 @@ def parse_channel(text: str) -> ChannelId:
 
 
 def find_subtask(text: str, graph: NamedVertices, parallelism: int) -> SubtaskId:
-    """The subtask a user means by ``count:1``. Raises ``ConfigurationError`` saying what there is."""
+    """The subtask of a text such as ``count:1``. Raises ``ConfigurationError`` that lists the valid names."""
     name, index = _typed(text, parallelism)
     return SubtaskId(graph.vertex_of(name).name, index)
 
 
 def check_subtask(text: str, operators: Sequence[str], parallelism: int) -> None:
-    """Raises ``ConfigurationError`` when ``count:1`` means no subtask of a job with these operators."""
+    """Raises ``ConfigurationError`` unless a text such as ``count:1`` names a subtask of a job with these operators."""
     name, _ = _typed(text, parallelism)
     if not set(name.split("+")) <= set(operators):
         near = did_you_mean(name, operators)

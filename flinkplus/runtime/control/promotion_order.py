@@ -1,7 +1,7 @@
-"""The promotion order: what a slot needs to make one standby active.
+"""The promotion order: what a slot needs to promote one standby.
 
-Rules: ``from_json`` is its only reader and ``to_json`` its only writer. A reader gets every field with the type that is
-written here, and a handle whose names may become paths; anything else is refused with ``PeerProtocolError``.
+Rules: ``from_json`` is its only reader and ``to_json`` its only writer. The reader checks the type of every field and
+the names in the handle, which may become paths; it refuses anything else with ``PeerProtocolError``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionOrder(Document):
-    """One subtask's part of a ``Promote``. Channels and subtasks are written as text.
+    """One subtask's part of a ``Promote``. Channels and subtasks are text.
 
     ``version``: the checkpoint to resume from; 0 is the start of the job.
     ``handle``: the snapshot handle of that version, ``START`` for version 0.
-    ``given_up``: newer checkpoints that were given up.
+    ``given_up``: newer checkpoints that were aborted.
     ``overtaking``: newer checkpoints whose barriers may overtake.
     ``received``: output channel -> next ``seq`` that a living consumer expects.
     ``marks``: input channel -> next ``seq`` that a living producer had not sent before the failure.
@@ -28,8 +28,8 @@ class PromotionOrder(Document):
     ``determinants``: the subtask's spans of determinants, as in ``Fenced``.
     ``ancestors``: ancestor -> its spans of determinants.
     ``inputs``: input channel -> next ``seq`` to take, where it differs from the handle's.
-    ``pass_over``: how many rows are read and not sent.
-    ``mark``: rows put out before the failure, as in ``Deploy``; set in partial recovery only.
+    ``pass_over``: number of rows to read and not to send.
+    ``mark``: rows emitted before the failure, as in ``Deploy``; set in partial recovery only.
     """
 
     REFUSED: ClassVar[type[Exception]] = PeerProtocolError

@@ -1,12 +1,12 @@
-"""The coordinator: the driver-side end of a job, which runs the protocol core and obeys it.
+"""The coordinator: runs the protocol core in the driver and carries out its effects.
 
-One thread owns the machines, the table of slots and all metrics (``wiring``). Everything else puts events into its
-inbox: control streams, ZooKeeper, the user's calls, and the workers that write manifests, commit output and write chain
+One thread owns the machines, the table of slots and all metrics (``wiring``). All others put events into its inbox:
+control streams, ZooKeeper, the user's calls, and the workers that write manifests, commit output and write chain
 records.
 
-Rules: the core decides, this package carries out. While the job runs with local failover, failures go to the machine of
-local failover; otherwise to that of the job. The job always ends in FINISHED, FAILED or CANCELLED, and everything it
-held is given back.
+Rules: the core decides, this package carries out. While the job runs with local failover, the machine of local failover
+handles failures; otherwise the machine of the job. The job always ends in FINISHED, FAILED or CANCELLED, and releases
+everything it held.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import threading
 
 from typing_extensions import assert_never
 
-from flinkplus.config import Options
 from flinkplus.errors import JobFailed, PeerProtocolError, described
-from flinkplus.graph import JobGraph
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.config import earliest_ms
 from flinkplus.protocol.vocabulary.effects import JobState
@@ -27,17 +25,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.base.logs import speak_as
 from flinkplus.runtime.base.step_note import LastWords
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import (
-    Asked,
-    Dispatch,
-    InboxEvent,
-    RegistryReported,
-)
-from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
-from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.runtime.coordinator.membership.spares import SpareJobs
-from flinkplus.runtime.coordinator.setup.outcome import Restore
+from flinkplus.runtime.coordinator.dispatch.dispatch import Asked, InboxEvent, RegistryReported
 from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.host.priority import Preference
 from flinkplus.runtime.liveness.lifeline import LifelineCut
@@ -49,58 +37,43 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class Coordinator:
-    """One running job, seen from the driver. ``registry``, ``jobs``: see ``Parts``. ``job_id``: the job in its logs."""
+    """The coordinator of one job. ``job_id``: of its log records."""
 
-    def __init__(
-        self,
-        graph: JobGraph,
-        options: Options,
-        commits: Commits,
-        restore: Restore,
-        dispatch: Dispatch,
-        calls: Calls,
-        registry: RecordWriter | None = None,
-        jobs: SpareJobs | None = None,
-        job_id: str | None = None,
-    ) -> None:
-        self.graph = graph
-        self.options = options
-        self.commits = commits
-        self.calls = calls
-        self.result = calls.result
-        self.parts = parts = Parts(graph, options, commits, restore, dispatch, calls, registry, jobs)
+    def __init__(self, parts: Parts, job_id: str | None = None) -> None:
+        self.parts = parts
+        self.graph, self.options, self.commits = parts.graph, parts.options, parts.commits
+        self.calls, self.result = parts.calls, parts.calls.result
         self.commands, self.moves, self.view = parts.commands, parts.moves, parts.view
         self.figures, self.recoveries = parts.figures, parts.recoveries
-        self._dispatch = dispatch
-        self._inbox = dispatch.inbox
-        self._processes = dispatch.processes
+        self._dispatch = dispatch = parts.dispatch
+        self._inbox, self._processes = dispatch.inbox, dispatch.processes
         self._machines, self._presence = parts.machines, parts.presence
         self._preference = Preference()
         self._job_id = job_id
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
 
-    # --- seen from other threads
+    # --- called by other threads
 
     def start(self) -> None:
-        """Start serving. The ports are open."""
+        """Start the loop. The ports must be open."""
         self._thread.start()
 
-    def stand_for_finished(self, checkpoint: CheckpointId) -> None:
+    def show_finished(self, checkpoint: CheckpointId) -> None:
         """Instead of ``start``: an earlier run has finished the job with ``checkpoint``; show its metrics."""
         self.figures.adopt(checkpoint, self.commits.handles(checkpoint))
         self.moves.requests.close()
         self.result.end(JobState.FINISHED, None)
 
     def slot_failed(self, slot: int, reason: str) -> None:
-        """The Spark job of a slot failed; it is submitted again."""
+        """The Spark job of a slot failed; the launcher submits it again."""
         self.calls.ask(lambda: self._presence.slot_failed(slot, f"slot {slot} cannot start: {reason}"))
 
     def cancel(self) -> None:
-        """Ask for the end of the job; returns at once."""
+        """Request the end of the job; returns at once."""
         self.calls.ask(lambda: self._machines.step_job(events.CancelRequested()))
 
     def request_checkpoint(self) -> None:
-        """Ask for a checkpoint; returns at once."""
+        """Request a checkpoint; returns at once."""
         self.calls.ask(lambda: self._machines.step_checkpoints(events.CheckpointRequested()))
 
     def drain(self) -> None:
@@ -110,7 +83,7 @@ class Coordinator:
     def _drain(self) -> None:
         deployment = self.parts.deployment
         deployment.draining = True
-        self._dispatch.tell_all(control.Drain(deployment.generation))
+        self._dispatch.send_all(control.Drain(deployment.generation))
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the coordinator's thread."""
@@ -118,7 +91,7 @@ class Coordinator:
 
     @property
     def storage_ended(self) -> threading.Event:
-        """Set when the job is over and no manifest and no commit is being written."""
+        """Set when the job is over and all its writes of manifests and commits have ended."""
         return self._dispatch.storage_ended
 
     # --- the loop
@@ -142,8 +115,8 @@ class Coordinator:
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:
-        """The core has failed: stop the slots without it, and wait for a bounded time."""
-        self._dispatch.tell_all(control.Stop())
+        """The core has failed: stop the slots without it, and wait up to ``STOP_AT_ONCE_S``."""
+        self._dispatch.send_all(control.Stop())
         deadline = self._dispatch.clock.monotonic() + STOP_AT_ONCE_S
         while self._processes.all() and self._dispatch.clock.monotonic() < deadline:
             try:
@@ -165,7 +138,7 @@ class Coordinator:
         self.turn(event, due_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """When the next ``turn`` is due if nothing happens before."""
+        """When the next timeout passes (the machines' clock); ``None``: no timeout is set."""
         spares = self.parts.spares
         return earliest_ms(
             self._machines.next_deadline_ms(),
@@ -174,7 +147,7 @@ class Coordinator:
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
-        """Take an event, if there is one, and do what is due since ``due_ms``, if that has passed."""
+        """Handle ``event``, and the timeouts if ``due_ms`` has passed."""
         self._dispatch.event_s = self._dispatch.clock.time()
         if event is not None:
             self._handle(event)
@@ -195,7 +168,7 @@ class Coordinator:
                     self.parts.reports.take(connection, message)
                 except PeerProtocolError as error:
                     self.figures.malformed_reports += 1
-                    log.warning("dropped a malformed message of connection %d: %s", connection, error)
+                    log.warning("dropped a malformed message on connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
                 self._dispatch.event_s = time_s
                 process = self._processes.on(connection)
@@ -217,7 +190,7 @@ class Coordinator:
 
 
 def _is_failure(event: InboxEvent) -> bool:
-    """Whether a failover may follow from ``event``."""
+    """Whether ``event`` may lead to a failover."""
     if isinstance(event, ControlArrived):
         return isinstance(event.message, control.Failed)
     return isinstance(event, (ControlLost, LifelineCut))

@@ -1,8 +1,7 @@
-"""What slots report, and which machine gets it.
+"""Dispatches the reports of slots to the machines.
 
-Rules: a report of a subtask counts only in its present generation. It is passed to the machines of the job and of
-checkpoints with the generation of the deployment, because they know no other. Reports on a connection that was given up
-are ignored.
+Rules: a subtask's report counts only in its current generation. The machines of the job and of checkpoints get it with
+the generation of the deployment, the only one that they know. Reports on a connection that was given up are dropped.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 
-SubtaskReport = control.Failed | control.Acknowledged | control.Declined | control.Exhausted | control.Progressed
 MISMATCHES = {error.__name__: error for error in (NondeterministicOperator, MessageIdConflict)}
 log = logging.getLogger("flinkplus.coordinator")
 
 
 @dataclass(eq=False, repr=False)
 class Reports:
-    """Takes every message of every slot."""
+    """Handles every message that a slot sends."""
 
     _dispatch: Dispatch
     _machines: JobMachines
@@ -53,7 +51,7 @@ class Reports:
     _failover: FailoverDriver | None
 
     def take(self, connection: int, message: control.ControlMessage) -> None:
-        """A message on a connection. Raises ``PeerProtocolError`` for one that cannot be."""
+        """Handle a message on a connection. Raises ``PeerProtocolError`` for an impossible one."""
         if isinstance(message, control.Register):
             self._presence.register(connection, message)
             return
@@ -61,15 +59,14 @@ class Reports:
             self._presence.start_failed(connection, message)
             return
         process = self._dispatch.processes.on(connection)
-        if process is None:
+        if process is None:  # the connection was given up
             self._figures.fenced_reports += 1
-            return  # a connection that was given up
+            return
         process.heard_s = self._dispatch.clock.monotonic()
         match message:
-            case control.Heartbeat(generation, subtasks, refused, malformed, fenced, copied):
-                self._figures.heard_of_strangers((process.slot, process.incarnation), refused, malformed, fenced)
-                self._figures.heard_of_copies((process.slot, process.incarnation), copied)
-                self._heard(process, generation, subtasks)
+            case control.Heartbeat(generation, subtasks):
+                self._figures.update_process((process.slot, process.incarnation), message)
+                self._take_counters(process, generation, subtasks)
             case control.Deployed(generation, restore_ms):
                 if generation == self._deployment.generation:
                     self._recoveries.restored(restore_ms)
@@ -85,16 +82,13 @@ class Reports:
                 self._presence.lose(process, reason)
             case control.Stopped():
                 self._machines.step_job(events.SlotStopped(process.slot))
-            case _ if isinstance(message, SubtaskReport):
+            case _ if isinstance(message, control.SubtaskReport):
                 self._take_of_subtask(message)
             case _:
                 if self._failover is None or not self._failover.take(process, message):
-                    log.warning("%s is not for the coordinator", type(message).__name__)
+                    log.warning("dropped %s, which slots do not send to the coordinator", type(message).__name__)
 
-    def _take_of_subtask(
-        self,
-        message: SubtaskReport,
-    ) -> None:
+    def _take_of_subtask(self, message: control.SubtaskReport) -> None:
         name, reported = parse_subtask(message.subtask), Generation(message.generation)
         if not self._is_current(name, reported):
             self._figures.fenced_reports += 1
@@ -130,14 +124,13 @@ class Reports:
             return failover.is_current(subtask, generation)
         return generation == self._deployment.generation
 
-    def _heard(self, process: SlotProcess, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
+    def _take_counters(self, process: SlotProcess, generation: int, subtasks: dict[str, dict[str, Any]]) -> None:
         if generation != self._deployment.generation:
             return
-        mine = {str(subtask) for subtask in self._deployment.on(process.slot)}
-        heard = {name: counters for name, counters in subtasks.items() if name in mine}
-        self._figures.heard(heard)
-        for name, counters in heard.items():
-            self._recoveries.heard(name, counters["rows_out"])
+        hosted = {str(subtask) for subtask in self._deployment.on(process.slot)}
+        reported = {name: counters for name, counters in subtasks.items() if name in hosted}
+        self._figures.update(reported)
+        self._recoveries.rows_out.update({name: counters["rows_out"] for name, counters in reported.items()})
 
     def _subtask_failed(self, subtask: SubtaskId, failure: control.Failed) -> None:
         error: FlinkPlusError

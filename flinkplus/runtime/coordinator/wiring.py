@@ -1,7 +1,7 @@
-"""The parts of a coordinator, each made once and connected here.
+"""The parts of a coordinator, each created once and connected here.
 
-Rules: a part gets what it uses when it is made. Only the drivers are connected afterwards (``JobMachines.obeyed_by``):
-they are stepped by machines that they step themselves.
+Rules: a part gets what it uses in its constructor, except for the drivers: they and the machines step each other, so
+they are connected afterwards (``JobMachines.obeyed_by``).
 """
 
 from __future__ import annotations
@@ -38,14 +38,12 @@ from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.membership.requests import MoveRequests
 from flinkplus.runtime.coordinator.membership.spares import SpareJobs, Spares
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
-from flinkplus.runtime.coordinator.promotion.promotions import Promotions
-from flinkplus.runtime.coordinator.promotion.renumbering import matched
+from flinkplus.runtime.coordinator.promotion.promotions import Promotions, matched
 from flinkplus.runtime.coordinator.record.recorder import Recorder
 from flinkplus.runtime.coordinator.record.recovery_log import PARTIAL, STANDBY, RecoveryLog
 from flinkplus.runtime.coordinator.reports import Reports
-from flinkplus.runtime.coordinator.setup.limits import configs, reachability_config
+from flinkplus.runtime.coordinator.setup.configs import configs, failover_protocol, reachability_config, topology_of
 from flinkplus.runtime.coordinator.setup.outcome import Restore
-from flinkplus.runtime.coordinator.setup.placements import failover_protocol, topology_of
 from flinkplus.runtime.coordinator.view import JobView
 from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.operations.commands import Commands
@@ -56,8 +54,8 @@ M = TypeVar("M")
 class Parts:
     """All parts of the coordinator of one job.
 
-    ``registry``: where chain records go (``None``: they are not kept).
-    ``jobs``: starts and ends the processes of spare slots (``None``: the job cannot have any).
+    ``registry``: stores chain records; ``None``: they are not stored.
+    ``jobs``: starts and ends the processes of spare slots; ``None``: the job cannot have spare slots.
     """
 
     def __init__(
@@ -71,8 +69,8 @@ class Parts:
         registry: RecordWriter | None = None,
         jobs: SpareJobs | None = None,
     ) -> None:
-        self._graph, self._options, self._commits, self._restore = graph, options, commits, restore
-        self._dispatch, self._calls, self._registry = dispatch, calls, registry
+        self.graph, self.options, self.commits, self._restore = graph, options, commits, restore
+        self.dispatch, self.calls, self._registry = dispatch, calls, registry
         generation = restore.generation
         self.deployment = deployment = Deployment(generation, int(generation), restore.draining, clock=dispatch.clock)
         self.commands = Commands()
@@ -92,7 +90,7 @@ class Parts:
         self.commands.add(InjectCommand, self.operations.inject)
         add_move_commands(self.commands, self.moves, graph, options)
         self.phases = FailoverPhases(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
-        self.triggers = triggers = Triggers(dispatch, deployment, machines.checkpoints)
+        self.triggers = triggers = Triggers(dispatch, deployment, lambda: machines.checkpoints.pending)
         self.failover = failover = self._make_failover()
         reach = self.operations.reach
         checkpoints = CheckpointDriver(
@@ -106,16 +104,16 @@ class Parts:
         )
 
     def _machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:
-        """A machine of the core, recorded if the option ``record_machines`` asks for it."""
+        """Create a machine of the core; it is recorded if the option ``record_machines`` is set."""
         if self.recorder is None:
             return make(*arguments, **settings)
         return self.recorder.machine(name, make, *arguments, **settings)
 
     def _subtasks(self) -> list[SubtaskId]:
-        return sorted(SubtaskId(v.name, i) for v in self._graph.vertices for i in range(self._options.parallelism))
+        return sorted(SubtaskId(v.name, i) for v in self.graph.vertices for i in range(self.options.parallelism))
 
     def _make_machines(self) -> JobMachines:
-        options, restore = self._options, self._restore
+        options, restore = self.options, self._restore
         checkpoint_config, recovery_config = configs(options)
         checkpoints = self._machine(
             "checkpoints", CheckpointCoordinator, checkpoint_config, restore.next_checkpoint, restore.available
@@ -126,18 +124,18 @@ class Parts:
             tuple(self._subtasks()),
             options.parallelism,
             recovery_config,
-            started_ms=self._dispatch.now_ms(),
+            started_ms=self.dispatch.now_ms(),
             restore_from=restore.checkpoint,
             available=restore.available,
             first_generation=Generation(restore.generation + 1),
         )
         failover = None
         if options.local:
-            failover = failover_protocol(self._graph, options, partial(self._machine, "failover", FailoverProtocol))
-        return JobMachines(self._dispatch, self.deployment, job, checkpoints, failover)
+            failover = failover_protocol(self.graph, options, partial(self._machine, "failover", FailoverProtocol))
+        return JobMachines(self.dispatch, self.deployment, job, checkpoints, failover)
 
     def _make_moves(self, jobs: SpareJobs | None) -> tuple[Spares | None, Moves]:
-        dispatch, machines, calls, timeout_s = self._dispatch, self.machines, self._calls, self._options.slot_timeout
+        dispatch, machines, calls, timeout_s = self.dispatch, self.machines, self.calls, self.options.slot_timeout
         requests, spares, failover = MoveRequests(), None, machines.failover
         if failover is not None and jobs is not None:
             spares = Spares(
@@ -146,25 +144,25 @@ class Parts:
         return spares, Moves(calls, machines, requests, spares)
 
     def _make_failover(self) -> FailoverDriver | None:
-        machines, options, phases, triggers = self.machines, self._options, self.phases, self.triggers
+        machines, options, phases, triggers = self.machines, self.options, self.phases, self.triggers
         failover, figures = machines.failover, self.figures if options.standbys else None
         if failover is None:
             return None
-        topology = topology_of(self._graph, options.parallelism)
+        topology = topology_of(self.graph, options.parallelism)
         promotions = Promotions(topology, failover.versions, options.promises, options.depth)
-        work = self._dispatch, machines, failover, self.deployment, promotions, phases, triggers, self._registry
+        work = self.dispatch, machines, failover, self.deployment, promotions, phases, triggers, self._registry
         return FailoverDriver(*work, self.joining, self.presence, self.moves, figures)
 
     def _make_job_driver(self) -> JobDriver:
-        graph, options, subtasks = self._graph, self._options, self._subtasks()
+        graph, options, subtasks = self.graph, self.options, self._subtasks()
         cycles, match = graph.cycles(), None
         sources = tuple(subtask for subtask in subtasks if graph.vertex_of(subtask.vertex).is_source)
         loop_heads = tuple(subtask for subtask in subtasks if subtask.vertex in cycles.loop_heads)
         resumed = self._restore.checkpoint is not None  # from a run that may have promised less
         if resumed or not options.promises.repeats:
             match = partial(matched, topology=topology_of(graph, options.parallelism))
-        dispatch, machines, deployment, commits = self._dispatch, self.machines, self.deployment, self._commits
-        log, presence, result = self.recoveries, self.presence, self._calls.result
+        dispatch, machines, deployment, commits = self.dispatch, self.machines, self.deployment, self.commits
+        log, presence, result = self.recoveries, self.presence, self.calls.result
         return JobDriver(
             dispatch, machines, deployment, commits, log, sources, loop_heads, presence, result, match, self.failover
         )

@@ -1,19 +1,17 @@
-"""Faults on order, in a slot's process: what ``flinkplus inject`` does to a running job, the slot's part of it.
+"""Fault injection by request: the slot's part of ``flinkplus inject``.
 
-- ``exception``: the subtask fails with ``InjectedFailure`` between two events of the loop, which may be in mid-step,
-  where a step rests.
-- ``pause``: the process is stopped (SIGSTOP), and continued by another one. That is a hang: threads, sockets and
-  session stay as they are.
-- ``cut``: for a time the process neither reads nor writes its connections to its peers, nor takes new ones; with the
-  driver's, its pulse rests too. Connections stay, and what the kernel holds comes through afterwards, as with a network
-  that loses everything for a while. It is not a cut network: the kernel goes on acknowledging, lifeline and ZooKeeper
-  session stay, and the process can be killed by a driver on its own host.
-- ``slow``: before each step of a subtask the loop waits, as a slow function of the user's would make it. All subtasks
-  of a slot share its loop.
-- ``kill``: SIGKILL when a subtask next reaches a point (``points``); one at once is the driver's.
+- ``exception``: the subtask fails with ``InjectedFailure`` between two events of the loop, perhaps in a paused step.
+- ``pause``: the process is stopped (SIGSTOP), and another process continues it. This is a hang: threads, sockets and
+  ZooKeeper session remain.
+- ``cut``: for a time the process neither reads nor writes its connections to peers, and accepts no new ones; if the
+  driver is among the peers, its pulse stops too. Connections remain open, and buffered data arrives afterwards. Unlike
+  with a cut network, the kernel still acknowledges, lifeline and ZooKeeper session remain, and a driver on the same
+  host can kill the process.
+- ``slow``: the loop waits before each step of a subtask, like a slow user function. All subtasks of a slot share it.
+- ``kill``: SIGKILL when a subtask next reaches a point (``points``); the driver itself carries out immediate kills.
 
-Rules: called in the slot's loop only. What is done to a subtask is done to it in this process: its successor elsewhere
-is well. What is ordered again begins anew.
+Rules: only the slot's loop calls this. A fault of a subtask applies in this process only, not to its successor. A
+repeated request replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -30,30 +28,30 @@ from flinkplus.runtime.control import messages as control
 
 EXCEPTION, KILL, PAUSE, CUT, SLOW = FAULTS = ("exception", "kill", "pause", "cut", "slow")
 DRIVER = -1
-"""The driver, among the peers that a slot is cut off from."""
-STAND_STILL = '(sleep "$1"; kill -CONT "$0") & kill -STOP "$0"'
+"""The driver as a peer of ``cut``."""
+PAUSE_SCRIPT = '(sleep "$1"; kill -CONT "$0") & kill -STOP "$0"'
 
 
 @runtime_checkable
 class Holds(Protocol):
-    """A plane whose connections can be made to rest."""
+    """A plane whose connections can be paused."""
 
     def hold(self, peers: frozenset[int] | None) -> None:
-        """Neither read nor write connections to ``peers`` (``None``: to all, and take no new ones)."""
+        """Neither read nor write connections to ``peers`` (``None``: to all, and accept no new ones)."""
 
     def go_on(self) -> None:
-        """The end of it."""
+        """Resume all connections."""
 
 
 class PulsePort(Protocol):
-    """What sends the slot's signs of life: the process of that number."""
+    """The slot's pulse. ``pid``: of the process that sends it."""
 
     @property
     def pid(self) -> int | None: ...
 
 
 class Injections:
-    """Of one slot. ``planes``: its connections, those of them that can be held. ``arm``: see ``Faults``."""
+    """The faults of one slot. ``planes``: its planes, of which ``Holds`` can be cut. ``arm``: see ``Faults``."""
 
     def __init__(
         self, planes: Sequence[object], pulse: PulsePort, inbox: Inbox[Any], arm: Callable[[str, str], None]
@@ -66,12 +64,12 @@ class Injections:
         self._cuts = 0
 
     def obey(self, order: control.Inject, active: Iterable[Any], guard: Callable[..., None]) -> None:
-        """Do it; ``guard`` runs something that fails as a part of a subtask."""
+        """Inject a fault. ``guard``: calls a function whose error fails the subtask."""
         if order.fault == EXCEPTION:
             for subtask in [one for one in active if str(one.id) in order.subtasks]:
-                guard(subtask, _raise, f"an exception on order, in {subtask.id}")
+                guard(subtask, _raise, f"an injected exception in {subtask.id}")
         elif order.fault == PAUSE:
-            stand_still(os.getpid(), order.for_s)
+            pause_process(os.getpid(), order.for_s)
         elif order.fault == CUT:
             self._cut(None if order.peers is None else frozenset(order.peers), order.for_s)
         elif order.fault == SLOW:
@@ -85,18 +83,18 @@ class Injections:
         for plane in self._planes:
             plane.hold(peers)
         if self._pulse.pid is not None and (peers is None or DRIVER in peers):
-            stand_still(self._pulse.pid, for_s)
+            pause_process(self._pulse.pid, for_s)
         self._cuts += 1
         number = self._cuts
         self._inbox.call_later(for_s, lambda: self._heal(number))
 
     def _heal(self, number: int) -> None:
-        if number == self._cuts:  # or there was another one since, whose end counts
+        if number == self._cuts:  # otherwise a later cut has replaced this one
             for plane in self._planes:
                 plane.go_on()
 
     def before_step(self, subtask: Any) -> None:
-        """A subtask is about to do a step."""
+        """Wait before a step of ``subtask`` if that is slowed."""
         if not self._slowed:
             return
         name = str(subtask.id)
@@ -107,10 +105,10 @@ class Injections:
             self._slowed.pop(name, None)
 
 
-def stand_still(pid: int, for_s: float) -> None:
-    """SIGSTOP to a process, and SIGCONT after ``for_s``, by one that is not stopped; for any process of this user."""
+def pause_process(pid: int, for_s: float) -> None:
+    """Send SIGSTOP to a process of this user, and SIGCONT after ``for_s``, from another process."""
     subprocess.run(
-        ["/bin/sh", "-c", STAND_STILL, str(pid), f"{for_s:.3f}"],
+        ["/bin/sh", "-c", PAUSE_SCRIPT, str(pid), f"{for_s:.3f}"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,31 +1,35 @@
-"""Fault injection at named points: SIGKILL of a slot exactly when something is half done.
+"""Fault injection at named points, for tests and experiments: SIGKILL of a slot in the middle of an action.
 
 A fault is written ``POINT:SUBTASK[#N]``: when the slot that hosts the subtask (``count[1]``) reaches the point for
-the N-th time (1 when left out), its process is killed. A fault strikes in the first generation of a run only, so a job
-recovers from it. Points reached by a subtask: ``start``, ``trigger`` (a source is told to begin a checkpoint, nothing
-is done yet), ``alignment`` (a channel was blocked), ``snapshot`` (frozen, barrier not sent yet), ``upload`` (before the
-asynchronous part), ``uploaded`` (after it, not acknowledged yet), ``acknowledged`` (not offered to its standbys yet),
-``end`` (end of input). In loops, by the head: ``logging`` (frozen, a back edge is logged, barrier not sent yet),
-``returned`` (the barrier has come round on a back edge); by all: ``round`` (a round is about to be sent). Where
-barriers overtake: ``recording`` (frozen, what waits on a channel is recorded, barrier not sent yet), ``recorded`` (the
-barrier has come in behind what was recorded). Points reached by a standby of the subtask: ``staged`` (it has a version
-of it, and has not said so yet), and in the first failover of a run ``promotion`` (told to take over), ``promoted`` (has
-begun to work, and not said so yet). Points reached by the coordinator, which then kills the subtask's slot:
-``manifest`` (before it is written), ``commit`` (before output is made visible), ``committed``.
+the N-th time (default 1), its process is killed. A fault applies in the first generation of a run only, so the job can
+recover. ``JobHandle.kill`` arms a fault in a running job, in any generation: it applies when the point is next reached.
 
-A running job can be told to have one strike as well, in whatever generation (``JobHandle.kill``): when the process that
-was told reaches the point for the next time.
+Points of a subtask:
 
-``without:PART`` takes a part of the protocol out of the whole job, to show what it is there for
-(``slot.subtasks.ablation``). After a failover the job may then be *wrong*:
+- ``start``; ``end`` (end of input);
+- ``trigger`` (a source was triggered, and has done nothing yet), ``alignment`` (a channel was blocked), ``snapshot``
+  (frozen, barrier not sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged
+  yet), ``acknowledged`` (not offered to its standbys yet);
+- in loops: ``logging`` (the head is frozen and logs a back edge, barrier not sent yet), ``returned`` (the barrier has
+  returned to the head on a back edge), ``round`` (any subtask is about to send a round);
+- where barriers overtake: ``recording`` (frozen, waiting messages of a channel are recorded, barrier not sent yet),
+  ``recorded`` (the barrier has arrived behind them).
 
-- ``determinants``: subtasks neither note nor send how steps began, so a promoted standby chooses freely;
-- ``digests``: what is made again, or arrives again, is not compared with what it was;
-- ``filter``: message IDs are noted, and the cursor alone decides which messages are new;
-- ``cursor``: the filter alone decides which messages are new; gaps are not noticed;
-- ``suppression``: a promoted producer does not hear what its consumers have received, and sends everything again.
+Points of a standby: ``staged`` (it has a version, and has not reported it yet); in the first failover of a run
+``promotion`` (ordered to promote), ``promoted`` (running, and not reported yet). Points of the coordinator, which then
+kills the subtask's slot: ``manifest`` (before it is written), ``commit`` (before output is made visible),
+``committed``.
 
-Rules: costs a dictionary look-up per point when no fault is armed; for tests and experiments.
+``without:PART`` is an ablation: it removes a part of the protocol from the whole job, to show what that protects
+against (``slot.subtasks.ablation``). After a failover the job may then be *wrong*:
+
+- ``determinants``: subtasks neither log nor send determinants, so a promoted standby makes its own choices;
+- ``digests``: repeated messages are not compared with the original ones;
+- ``filter``: message IDs are recorded, but the cursor alone decides which messages are new;
+- ``cursor``: the filter alone decides which messages are new; gaps are not detected;
+- ``suppression``: a promoted producer ignores the cursors of its consumers, and sends everything again.
+
+Rules: costs a dictionary look-up per point when no fault is armed.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ FAULT = re.compile(r"(?P<point>[a-z]+):(?P<subtask>[^#]+\[\d+\])(?:#(?P<count>\d
 
 @dataclass(frozen=True)
 class Fault:
-    """Strike ``subtask``'s slot at the ``count``-th time ``point`` is reached."""
+    """Kill ``subtask``'s slot when it reaches ``point`` for the ``count``-th time."""
 
     point: str
     subtask: str
@@ -71,7 +75,7 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """Raises ``ConfigurationError`` naming the points there are."""
+    """Parse ``POINT:SUBTASK[#N]``. Raises ``ConfigurationError`` that lists the points."""
     match = FAULT.match(text)
     if match is None or match["point"] not in POINTS:
         points, near = ", ".join(POINTS), did_you_mean(text.partition(":")[0], POINTS)
@@ -82,7 +86,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def check_point(point: str) -> None:
-    """Raises ``ConfigurationError`` naming the points there are."""
+    """Raises ``ConfigurationError``, which lists the points, for an unknown point."""
     if point not in POINTS:
         raise ConfigurationError(
             f"{point!r} is not a fault point; the points are: {', '.join(POINTS)}{did_you_mean(point, POINTS)}"
@@ -90,12 +94,12 @@ def check_point(point: str) -> None:
 
 
 def named(texts: Sequence[str]) -> list[str]:
-    """The subtasks that the faults are to strike. Raises ``ConfigurationError`` for what is no fault."""
+    """The subtasks of the faults. Raises ``ConfigurationError`` for a malformed fault."""
     return [parse_fault(text).subtask for text in texts if not text.startswith(WITHOUT)]
 
 
 def left_out(texts: Sequence[str]) -> frozenset[str]:
-    """The parts of the protocol that the job is to do without. Raises ``ConfigurationError`` naming those there are."""
+    """The parts of the protocol that the job lacks. Raises ``ConfigurationError`` that lists the parts."""
     parts = frozenset(text.removeprefix(WITHOUT) for text in texts if text.startswith(WITHOUT))
     for part in sorted(parts - set(PARTS)):
         raise ConfigurationError(
@@ -111,20 +115,20 @@ class Faults:
         self._first_generation = first_generation
         self._left: dict[str, list[tuple[Fault, int]]] = {}
         self._ordered: dict[str, list[str]] = {}
-        left_out(texts)  # not for here, but what is none is said
+        left_out(texts)  # only to check them
         for fault in [parse_fault(text) for text in texts if not text.startswith(WITHOUT)]:
             self._left.setdefault(fault.point, []).append((fault, fault.count))
 
     def arm(self, point: str, subtask: str) -> None:
-        """Strike when ``point`` is reached for the next time, once, in any generation."""
+        """Kill once when ``point`` is next reached, in any generation."""
         self._ordered.setdefault(point, []).append(subtask)
 
     def reach(
         self, point: str, generation: int, subtask: str | None = None, strike: Callable[[str], None] | None = None
     ) -> None:
-        """``point`` is reached, by ``subtask`` (any of its names) or by the coordinator (``None``).
+        """``subtask`` (any of its names), or the coordinator (``None``), reaches ``point``.
 
-        Without ``strike`` this very process is killed, else ``strike(subtask)`` is called once.
+        ``strike``: called for each subtask whose fault applies; ``None``: kill this process.
         """
         for named in [named for named in self._ordered.get(point, ()) if subtask is None or _same(subtask, named)]:
             self._ordered[point].remove(named)
@@ -149,7 +153,7 @@ def _strike(subtask: str, strike: Callable[[str], None] | None) -> None:
 
 
 def _same(subtask: str, named: str) -> bool:
-    """Whether ``count+out[1]`` is what ``count[1]`` names."""
+    """Whether ``named``, such as ``count[1]``, names ``subtask``, such as ``count+out[1]``."""
     vertex, _, index = subtask.rpartition("[")
     name, _, wanted = named.rpartition("[")
     return index == wanted and (name == vertex or name in vertex.split("+"))

@@ -1,4 +1,4 @@
-"""From a graph to a running job, and from a running job to nothing left behind.
+"""Starts, resumes and ends jobs: plan, checks, slots as Spark jobs, clean-up.
 
 Ring 2. Process: driver. Thread: the user's.
 """

@@ -1,4 +1,4 @@
-"""Which options a job cannot have, by what its graph is."""
+"""Checks of options against the graph of a job."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = logging.getLogger("flinkplus")
 
 
 def check_mode(before: Options, options: Options) -> None:
-    """Raises ``ConfigurationError`` where the job may resume from checkpoints of a kind that it could not take now."""
+    """Raises ``ConfigurationError`` if the new checkpoint mode cannot resume from a checkpoint of the mode before."""
     if before.checkpoint_mode == "unaligned" != options.checkpoint_mode:
         raise ConfigurationError(
-            "the job's checkpoints are unaligned: the last one may hold messages that were in flight, so it cannot be "
-            f"resumed with checkpoint_mode {options.checkpoint_mode!r}; give an aligned_timeout instead"
+            "the job's checkpoints are unaligned: the last one may have channel state, so it cannot be resumed with "
+            f"checkpoint_mode {options.checkpoint_mode!r}; give an aligned_timeout instead"
         )
 
 
@@ -35,40 +35,38 @@ def check_loops(graph: JobGraph, options: Options) -> None:
         )
     if names and options.checkpoint_mode == "synchronous":
         raise ConfigurationError(
-            f"checkpoint_mode='synchronous' cannot be used with a loop ({names}): a subtask that waits behind a "
-            "barrier takes no rows of the loop, so the barrier never comes round; use 'aligned'"
+            f"checkpoint_mode='synchronous' cannot be used with a loop ({names}): a subtask that waits at a barrier "
+            "takes no rows of the loop, so the barrier never returns; use 'aligned'"
         )
     if names and options.checkpoint_mode == "unaligned":
         raise ConfigurationError(
-            f"checkpoint_mode='unaligned' cannot be used with a loop ({names}): each checkpoint "
-            "already holds the rows in the loop, and the barrier must come round behind them; use 'aligned'"
+            f"checkpoint_mode='unaligned' cannot be used with a loop ({names}): each checkpoint already holds the "
+            "rows in the loop, and the barrier must return behind them; use 'aligned'"
         )
 
 
 def check_faults(graph: JobGraph, options: Options) -> None:
-    """Raises ``ConfigurationError`` for a fault that can strike no subtask of the job."""
+    """Raises ``ConfigurationError`` for a fault whose subtask does not exist."""
     for subtask in named(options.faults):
         find_subtask(subtask, graph, options.parallelism)
 
 
 def recovery_of(graph: JobGraph, options: Options) -> Options:
-    """The options that a job runs with. By rollback recover
+    """The options that a job runs with. These jobs recover by rollback:
 
-    - at most once, a job with an operator that holds rows back in its state: it would put them out twice if it resumed
-      from a version;
-    - a job with loops and a ``sharing_depth``: in a loop every subtask is an ancestor, near and far;
-    - a job with loops, instead of partially: in a loop every subtask is upstream of every other.
+    - at most once, with an operator that holds rows back in its state: resumed from a version, it would emit them
+    twice; - with loops and ``sharing_depth``: in a loop every subtask is an ancestor of every other, at any depth;
+    - with loops and partial recovery: in a loop every subtask is upstream of every other.
     """
+    holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
     if not options.local:
         return options
-    holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
     if holding and options.promises is Guarantee.AT_MOST_ONCE:
-        log.warning("at most once, %s may hold rows back: this job recovers by rollback", ", ".join(holding))
-        return replace(options, recovery="rollback")
-    if graph.loop_heads() and options.partial:
-        log.warning("the job has loops: it recovers by rollback, not partially")
-        return replace(options, recovery="rollback")
-    if graph.loop_heads() and options.depth is not None:
-        log.warning("sharing_depth is %s, and the job has loops: it recovers by rollback", options.depth)
-        return replace(options, recovery="rollback")
-    return options
+        log.warning("this job recovers by rollback: it runs at most once, and %s may hold rows", ", ".join(holding))
+    elif graph.loop_heads() and options.partial:
+        log.warning("this job recovers by rollback: it has loops, so it cannot recover partially")
+    elif graph.loop_heads() and options.depth is not None:
+        log.warning("this job recovers by rollback: it has loops, and sharing_depth is %s", options.depth)
+    else:
+        return options
+    return replace(options, recovery="rollback")

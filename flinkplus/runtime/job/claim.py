@@ -1,10 +1,9 @@
-"""Which driver may run the job of a checkpoint directory: a lock in it, where the directory is on a local (or mounted)
-disk.
+"""The lock of a checkpoint directory on a local or mounted disk: only the driver that holds it may run the job.
 
-The system takes the lock from a process that ends, however it does. It does not take it from one that hangs, nor, on
-some network file systems, from a host that is gone: there the election in an ensemble that both drivers know decides
-(``flinkplus.runtime.coordinator.dispatch.registry``), and the lock is only tried. In any case a driver that was
-replaced finds out before it changes anything (``Runs.begin``).
+The system releases the lock when a process ends in any way. It does not when a process hangs, nor, on some network file
+systems, when a host is lost. There the election in an ensemble that both drivers use decides
+(``flinkplus.runtime.coordinator.dispatch.registry``), and the lock is only tried. In any case, a driver that was
+replaced finds that out before it changes anything (``Runs.begin``).
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ LOCK_FILE = ".driver.lock"
 
 
 class Claim:
-    """The lock of the checkpoint directory at ``location``, held until ``release``; object stores have none.
+    """The lock of the checkpoint directory at ``location``, held until ``release``; object stores have no lock.
 
-    Raises ``JobRunsElsewhere`` when another process has it, unless it is only ``tried``; ``CheckpointDirectoryError``
-    when there is something else in the lock's place, such as a link to a file that must not be written.
+    Raises ``JobRunsElsewhere`` when another process holds it, unless it is only ``tried``;
+    ``CheckpointDirectoryError`` when the lock file is not a regular file, such as a link to another file.
     """
 
     def __init__(self, location: str, tried: bool = False) -> None:
@@ -50,24 +49,24 @@ class Claim:
             self.release()
             if not tried:
                 raise JobRunsElsewhere(
-                    f"the job in {location!r} is run by {holder}; end that driver first, or, if it hangs where it "
-                    "cannot be reached, run the job with an ensemble (zookeeper='host:port,...'), which notices"
+                    f"the job in {location!r} is run by {holder}; end that driver first, or, if it hangs on a host "
+                    "that cannot be reached, run the job with an ensemble (zookeeper='host:port,...')"
                 ) from None
-        except OSError:  # this file system has no locks
+        except OSError:  # the file system does not support locks
             self.release()
         else:
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others have it. May be called twice."""
+        """Release the lock. May be called twice."""
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
 
 
 def _opened(path: str) -> int:
-    """The lock file, for its owner alone: another user who could read it could also take the lock."""
+    """The lock file with mode 600: a user who can read it could also take the lock."""
     try:
         handle = open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -84,4 +83,4 @@ def _opened(path: str) -> int:
 
 
 def _in_the_way(path: str) -> CheckpointDirectoryError:
-    return CheckpointDirectoryError(f"{path!r} is a link, or no file, where the driver's lock is to be; remove it")
+    return CheckpointDirectoryError(f"{path!r}, the driver's lock file, is a link or not a file; remove it")

@@ -1,6 +1,6 @@
-"""The job's own directory in this machine's temporary space, and its claim to the checkpoint directory.
+"""The job's own directory in this machine's temporary space, and its lock of the checkpoint directory.
 
-Rules: ``remove`` gives both back, however the job ends.
+Rules: ``remove`` releases both at every end of the job.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ REMOVE_PATIENCE_S = 5.0
 
 
 class JobDirectory:
-    """The job's own directory in this machine's temporary space.
-
-    It holds the slots' scratch (local masters), and the checkpoints when the user gave no directory for them.
-    """
+    """The job's own directory: scratch space of the slots (local masters), and the checkpoints if the user gave no
+    directory for them."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         master = spark.sparkContext.master or ""
@@ -50,12 +48,12 @@ class JobDirectory:
         self.scratch = str(self.path) if self.local else None
 
     def claim(self, resume: bool) -> None:
-        """Claim the checkpoints for this driver until ``remove``. Raises ``JobRunsElsewhere``."""
+        """Lock the checkpoints for this driver until ``remove``. Raises ``JobRunsElsewhere``."""
         if not self.ephemeral:
             self._claim = Claim(self.checkpoints, tried=resume and self._ensemble)
 
     def remove(self, run: str | None = None) -> None:
-        """Remove the directory, when the slots of this ``run`` (``None``: there were none) have left it."""
+        """Remove the directory once the slots of this ``run`` have left it; ``None``: no slot was started."""
         mark_over(self.path)
         if run is not None:
             wait_for_slots(run, self.path, REMOVE_PATIENCE_S)

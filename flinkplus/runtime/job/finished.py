@@ -1,7 +1,7 @@
-"""A job that an earlier run has finished: what ``resume="auto"`` returns instead of running it again.
+"""A job that an earlier run has finished: ``resume="auto"`` returns it instead of running it again.
 
-It is a job that is over, in every respect: ``await_finish`` returns at once, and its figures are those of its final
-checkpoint. Nothing runs for it; nothing has to be ended.
+It behaves like any job that is over: ``await_finish`` returns at once, and its metrics are those of its final
+checkpoint. It has no threads, slots or ports.
 """
 
 from __future__ import annotations
@@ -10,56 +10,46 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from flinkplus.config import Options
-from flinkplus.graph import JobGraph
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.coordinator.coordinator import Coordinator
 from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.listeners import Listeners
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore
+from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.job.launcher import LOOPBACK
+from flinkplus.runtime.job.plan import Plan
 from flinkplus.runtime.transport.auth.credentials import Credentials
 
 
 class FinishedJob:
-    """Takes the place of a ``RunningJob`` behind a ``JobHandle``. ``restore`` is the final checkpoint."""
+    """Used by a ``JobHandle`` instead of a ``RunningJob``. ``restore``: has the final checkpoint."""
 
     running_s = 0.0
 
-    def __init__(
-        self,
-        name: str,
-        job_id: str,
-        graph: JobGraph,
-        options: Options,
-        checkpoint_dir: str,
-        commits: Commits,
-        restore: Restore,
-    ) -> None:
+    def __init__(self, plan: Plan, checkpoint_dir: str, commits: Commits, restore: Restore) -> None:
         assert restore.checkpoint is not None
-        self.name = name
-        self.job_id = job_id
+        self.name, self.job_id = plan.name, plan.output_id
         self.checkpoint_dir = checkpoint_dir
         self.restored_from = restore.checkpoint
         self.closed = threading.Event()
-        alone = replace(options, transport="tcp", hang_timeout=None, record_machines=None, faults=())
+        alone = replace(plan.options, transport="tcp", hang_timeout=None, record_machines=None, faults=())
         calls = Calls(Inbox(), JobResult())
         dispatch = Listeners(alone, LOOPBACK, Credentials(b""), calls).dispatch
-        self.coordinator = Coordinator(graph, alone, commits, restore, dispatch, calls)
-        self.coordinator.stand_for_finished(restore.checkpoint)
+        self.coordinator = Coordinator(Parts(plan.graph, alone, commits, restore, dispatch, calls))
+        self.coordinator.show_finished(restore.checkpoint)
         self.closed.set()
 
     def cancel(self) -> None:
-        """Nothing: it is over."""
+        """Has no effect: the job is over."""
 
     def metrics(self) -> dict[str, Any]:
-        """The figures of the final checkpoint; see ``JobHandle.metrics``."""
+        """The metrics of the final checkpoint; see ``JobHandle.metrics``."""
         return metrics_of(self.coordinator, 0.0, zookeeper_restarts=0)
 
 
 def metrics_of(coordinator: Coordinator, elapsed_s: float, zookeeper_restarts: int) -> dict[str, Any]:
-    """What ``JobHandle.metrics`` returns."""
+    """The metrics of a job, as ``JobHandle.metrics`` returns them."""
     figures, view = coordinator.figures, coordinator.view
     return {
         "state": view.state,

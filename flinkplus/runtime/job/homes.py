@@ -1,10 +1,9 @@
-"""Which executor Spark should start a slot on.
+"""The home of a slot: the executor on which Spark should start it.
 
-Each slot is a Spark job of its own, which Spark would start on any executor with room. So the slots could all come
-together on one executor, also after some restarts, and one failure would take them all. Each slot therefore has a home
-among the executors that are there when the slots start: one host after the other in turn, and the executors of a host
-in turn. Spark starts a slot at its home if that has room. After ``spark.locality.wait`` it takes any executor of the
-same host, and after the same time again any executor.
+Each slot is a separate Spark job, which Spark would start on any executor with room. So all slots could end up on one
+executor, and one failure would take them all. Each slot therefore has a home among the executors that exist when the
+slots start: hosts in turn, and the executors of a host in turn. Spark starts a slot at its home if that has room. After
+``spark.locality.wait`` it takes any executor of the same host, and after twice that time any executor.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from flinkplus.runtime.job.local_masters import local_master
 
 READY_POLL_S = 0.05
 Home = NewType("Home", str)
-"""A place as Spark's scheduler writes it: ``executor_HOST_ID``."""
+"""An executor, as Spark's scheduler writes it: ``executor_HOST_ID``."""
 
 log = logging.getLogger("flinkplus.launcher")
 
 
 def homes_of(context: SparkContext, stopping: threading.Event) -> list[Home]:
-    """The executors, in the order in which slots get them. Waits until Spark itself would start tasks: it has enough
-    executors, or its time limit is over. Empty for a local master, and where Spark does not list its executors.
+    """The executors, in the order in which slots get them. Waits until Spark would start tasks: it has enough
+    executors, or its timeout is over. Empty for a local master, and where Spark does not list its executors.
     """
     if local_master(context.master) is not None:
         return []
     try:
         return in_turn(_executors(context, stopping))
-    except Py4JError as error:  # a Spark that is made differently inside
+    except Py4JError as error:  # Spark's internals have changed
         log.info("slots have no preferred hosts: %s", first_line(error))
         return []
 
 
 def in_turn(executors: list[tuple[str, str]]) -> list[Home]:
-    """Of (host, executor): the first executor of each host, then the second of each, and so on."""
+    """Orders (host, executor): the first executor of each host, then the second of each, and so on."""
     hosts: dict[str, list[Home]] = {}
     for host, executor in sorted(executors):
         hosts.setdefault(host, []).append(Home(f"executor_{host}_{executor}"))
@@ -51,27 +50,26 @@ def in_turn(executors: list[tuple[str, str]]) -> list[Home]:
 
 
 def _executors(context: SparkContext, stopping: threading.Event) -> list[tuple[str, str]]:
-    """(host, executor), of all that live."""
+    """(host, executor) of all living executors."""
     assert context._jsc is not None
     spark = context._jsc.sc()
     while not spark.schedulerBackend().isReady() and not stopping.wait(READY_POLL_S):
         pass
-    addresses = spark.getExecutorMemoryStatus().keysIterator()  # the driver's is among them
-    hosts = set()
-    while addresses.hasNext():
-        hosts.add(str(addresses.next()).rpartition(":")[0])
-    return [(host, executor) for host in sorted(hosts) for executor in _executors_on(spark, host)]
-
-
-def _executors_on(spark: Any, host: str) -> list[str]:
-    alive = spark.taskScheduler().getExecutorsAliveOnHost(host)
-    if not alive.isDefined():
-        return []
-    executors = alive.get().iterator()
+    addresses = _listed(spark.getExecutorMemoryStatus().keysIterator())  # including the driver's
     found = []
-    while executors.hasNext():
-        found.append(str(executors.next()))
-    return sorted(found)
+    for host in sorted({address.rpartition(":")[0] for address in addresses}):
+        alive = spark.taskScheduler().getExecutorsAliveOnHost(host)
+        if alive.isDefined():
+            found += [(host, executor) for executor in sorted(_listed(alive.get().iterator()))]
+    return found
+
+
+def _listed(iterator: Any) -> list[str]:
+    """The items of a Scala iterator."""
+    found = []
+    while iterator.hasNext():
+        found.append(str(iterator.next()))
+    return found
 
 
 def at_home(context: SparkContext, slot: int, home: Home | None) -> RDD[int]:
@@ -80,13 +78,13 @@ def at_home(context: SparkContext, slot: int, home: Home | None) -> RDD[int]:
         return context.parallelize([slot], 1)
     try:
         return _preferring(context, slot, home)
-    except Py4JError as error:  # a Spark that is made differently inside
+    except Py4JError as error:  # Spark's internals have changed
         log.info("slot %d has no preferred host: %s", slot, first_line(error))
         return context.parallelize([slot], 1)
 
 
 def _preferring(context: SparkContext, slot: int, home: Home) -> RDD[int]:
-    """What ``parallelize`` makes, with a preferred place, for which PySpark has no parameter."""
+    """As ``parallelize``, with a preferred executor, for which PySpark has no parameter."""
     assert context._jsc is not None and context._jvm is not None
     jvm = context._jvm
     to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq

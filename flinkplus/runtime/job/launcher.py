@@ -1,15 +1,13 @@
 """Slots as Spark jobs: checks of the cluster, submission, resubmission, the end.
 
-Each slot is a Spark job of its own, with one task, in a job group of its own. The task keeps the slot's process alive
-(``keeper``), so a process that dies is no failure to Spark. Where the task itself fails, as when an executor is lost,
-Spark starts it again up to ``spark.task.maxFailures`` times, and then the launcher submits the job of this one slot
-again. Needed slots and spare ones differ in when they are started and ended, in nothing else.
+Each slot is a separate Spark job with one task and its own job group. The task keeps the slot's process alive
+(``keeper``), so the death of a process is no failure to Spark. If the task itself fails, for example with its executor,
+Spark restarts it up to ``spark.task.maxFailures`` times; then the launcher submits this slot's job again. Spare slots
+are started in the same way. With several executors, Spark prefers one for each slot (``homes``).
 
-On several executors each slot has one that Spark prefers for it (``homes``).
-
-Rules: the user's session is left as it was found. Slots run in the scheduler pool of the thread that starts the job,
-and take nothing else from it: neither its job group nor its tags. Their Python workers are theirs alone. Nothing of the
-job runs after ``stop`` returned, as far as Spark obeys.
+Rules: the user's session is not changed. Slots run in the scheduler pool of the thread that starts the job, but without
+its job group and tags. They do not share Python workers with other Spark jobs. After ``stop`` returns, nothing of the
+job runs, unless Spark did not obey.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, cast
 
 from py4j.protocol import Py4JError
@@ -36,15 +35,15 @@ from flinkplus.runtime.slot.process.start import start_slot
 
 LOOPBACK = "127.0.0.1"
 RESUBMIT_PAUSE_S = 0.2
-"""Before a failed job is submitted again; twice as long after each further failure."""
+"""Pause before a failed job is submitted again; it doubles with each further failure, up to ``LONGEST_PAUSE_S``."""
 LONGEST_PAUSE_S = 60.0
 LONG_LIFE_S = 10.0
-"""A job that has run for at least this time begins a new row of failures."""
+"""A job that has run for this time resets the count of failures."""
 STOP_TIMEOUT_S = 15.0
 POOL = "spark.scheduler.pool"
 SPECULATION_FROM = "spark.speculation.task.duration.threshold"
 SLOT_MARK = "FLINKPLUS_SLOT"
-"""In the environment of the workers: Spark reuses a worker only for tasks with the same environment."""
+"""Variable in the environment of the slots' workers: Spark reuses a worker only for an equal environment."""
 LONGEST_REASON = 300
 CANCELLED = "[SPARK_JOB_CANCELLED]"
 LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0-9]+\s*\]$")
@@ -53,14 +52,14 @@ log = logging.getLogger("flinkplus.launcher")
 
 
 def check_cluster(spark: SparkSession, slots: int) -> None:
-    """Raise when Spark cannot run ``slots`` tasks at once, or would run one of them twice.
+    """Check that Spark can run ``slots`` tasks at once, and none of them twice.
 
-    Raises ``InsufficientSlots`` or ``ConfigurationError``, each naming the setting to change.
+    Raises ``InsufficientSlots`` or ``ConfigurationError``, which name the setting to change.
     """
     context = spark.sparkContext
     conf = context.getConf()
     check_slots(context.master or "", slots, int(conf.get("spark.task.cpus", "1") or 1))
-    # Of a job with one task Spark starts a second copy only after a time that is set explicitly.
+    # For a job with one task Spark starts a second copy only if this threshold is set.
     if conf.get("spark.speculation", "false") == "true" and conf.get(SPECULATION_FROM):
         raise ConfigurationError(f"spark.speculation would run slots twice; unset {SPECULATION_FROM}")
 
@@ -78,9 +77,8 @@ def check_slots(master: str, slots: int, cpus: int = 1) -> None:
 
 
 def room_of(master: str, cpus: int) -> int | None:
-    """How many tasks run at once, if the master URL determines it. Elsewhere executors come and go: slots that
-    find no room are reported when they have not registered in time.
-    """
+    """Maximum number of concurrent tasks, if the master URL determines it; otherwise ``None``: executors come and go,
+    and slots that do not register in time are reported."""
     local, cluster = local_master(master), LOCAL_CLUSTER.match(master)
     if local is not None:
         return local // cpus
@@ -90,9 +88,8 @@ def room_of(master: str, cpus: int) -> int | None:
 
 
 def coordinator_hosts(spark: SparkSession) -> tuple[str, str]:
-    """The address the coordinator binds, and the one slots reach it at: loopback for local masters, else the
-    driver's.
-    """
+    """The host that the coordinator binds, and the one at which slots reach it: loopback for local masters, otherwise
+    the driver's."""
     if local_master(spark.sparkContext.master) is not None:
         return LOOPBACK, LOOPBACK
     conf = spark.sparkContext.getConf()
@@ -101,11 +98,10 @@ def coordinator_hosts(spark: SparkSession) -> tuple[str, str]:
 
 
 class _SlotContext:
-    """The user's context as the RDDs of slots see it: with a Python and an environment of their own.
+    """The user's context for the RDDs of slots, with another Python and environment.
 
-    In a local master workers run the driver's own Python: they could run nothing better, and the default is the
-    ``python3`` of the PATH, which need not have FlinkPlus when the program was started by a path such as
-    ``.venv/bin/python``.
+    With a local master, workers run the driver's Python. Spark's default, the ``python3`` of the PATH, may not have
+    FlinkPlus when the program was started by a path such as ``.venv/bin/python``.
     """
 
     def __init__(self, context: SparkContext, local: bool) -> None:
@@ -117,29 +113,88 @@ class _SlotContext:
         return getattr(self._context, name)
 
 
-class _Launch:
-    """What the Spark jobs of all slots of a job share; see ``SlotJobs``."""
+class SlotJobs:
+    """The Spark jobs of the slots of one job; implements ``spares.SpareJobs``. Any thread may call its methods; each
+    slot has a thread that waits for Spark.
+
+    ``make_config``: called once, in such a thread; may wait.
+    ``on_failed``: called when the Spark job of a slot has failed and is submitted again (slot, reason).
+    ``on_gone``: called when slots cannot be started any more (reason).
+    """
 
     def __init__(
         self,
-        context: SparkContext,
+        spark: SparkSession,
         make_config: Callable[[], SlotConfig],
+        job_id: str,
         on_failed: Callable[[int, str], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        self.context = context
-        self.on_failed = on_failed
-        self.on_gone = on_gone
-        self.pool = context.getLocalProperty(POOL)
+        self.context = spark.sparkContext
+        self.on_failed, self.on_gone = on_failed, on_gone
+        self.pool = self.context.getLocalProperty(POOL)
         self._make_config = make_config
-        self._lock = threading.Lock()
+        self._config_lock = threading.Lock()
         self._plan: Broadcast[SlotConfig] | None = None
         self._homes: list[Home] = []
         self._error: Exception | None = None
+        self._job_id = job_id
+        self._lock = threading.Lock()
+        self._jobs: dict[int, _SlotJob] = {}
+        self._ending: list[_SlotJob] = []
+        self._closed = False
+        self._room = room_of(self.context.master or "", int(self.context.getConf().get("spark.task.cpus", "1") or 1))
+
+    def check(self, slots: int) -> None:
+        """Raises ``InsufficientSlots`` when the master URL allows fewer than ``slots`` tasks at once."""
+        if self._room is not None and self._room < slots:
+            raise InsufficientSlots(
+                f"the job would have {slots} slots with them, but master {self.context.master!r} runs {self._room} "
+                "tasks at once"
+            )
+
+    def start(self, slot: int) -> None:
+        """Run ``slot`` as a Spark job, unless ``stop`` was called."""
+        with self._lock:
+            if not self._closed:
+                job = self._jobs[slot] = _SlotJob(self, slot, f"flinkplus-{self._job_id}-{slot}")
+                job.start()
+
+    def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
+        """Let ``slot`` end by itself within ``graceful_s``, otherwise cancel its Spark job; then call ``then``."""
+        with self._lock:
+            job = self._jobs.pop(slot, None)
+            if job is not None:
+                self._ending.append(job)
+        if job is None:
+            then()
+            return
+        job.stopping.set()
+
+        def end() -> None:
+            _stop([job], graceful_s)
+            with self._lock:
+                self._ending.remove(job)
+            then()
+
+        threading.Thread(target=end, name=f"flinkplus-end-{slot}", daemon=True).start()
+
+    def stop(self, graceful_s: float) -> None:
+        """Let all slots end by themselves within ``graceful_s`` seconds, otherwise cancel their jobs, and wait for
+        that. No slot can be started afterwards."""
+        with self._lock:
+            self._closed = True
+            jobs = [*self._jobs.values(), *self._ending]
+        _stop(jobs, graceful_s)
+        with self._config_lock:
+            if self._plan is not None and not is_stopped(self.context):
+                self._plan.unpersist(blocking=False)
+
+    # --- for the threads of the slots
 
     def prepare(self, stopping: threading.Event) -> tuple[SlotConfig, Broadcast[SlotConfig]]:
-        """The configuration of the slots, also as it is sent to them. Raises what ``make_config`` raises."""
-        with self._lock:
+        """The configuration of the slots, and its broadcast. Raises as ``make_config``."""
+        with self._config_lock:
             if self._error is not None:
                 raise self._error
             if self._plan is None:
@@ -153,108 +208,29 @@ class _Launch:
             return self._plan.value, self._plan
 
     def home(self, slot: int, config: SlotConfig, stopping: threading.Event) -> Home | None:
-        """Where Spark should start ``slot``. Spare slots are for executors that came later, too."""
+        """Where Spark should start ``slot``; a spare slot may use executors that were added since the start."""
         spare = slot >= config.slots and not config.local
         homes = homes_of(self.context, stopping) if spare else self._homes
         return homes[slot % len(homes)] if len(homes) > 1 else None
-
-    def forget(self) -> None:
-        """Spark needs the configuration no more."""
-        with self._lock:
-            if self._plan is not None and not is_stopped(self.context):
-                self._plan.unpersist(blocking=False)
-
-
-class SlotJobs:
-    """The Spark jobs of the slots of one job; see ``spares.SpareJobs``.
-
-    ``make_config`` is called once, in a thread of the launcher, and may wait. ``on_failed``: the Spark job of a slot
-    failed for a reason, and is submitted again; ``on_gone``: nothing can start the slots. All methods may be called in
-    any thread; Spark, which may take its time, is called in a thread for each slot.
-    """
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        make_config: Callable[[], SlotConfig],
-        job_id: str,
-        on_failed: Callable[[int, str], None],
-        on_gone: Callable[[str], None],
-    ) -> None:
-        self._context = spark.sparkContext
-        self._launch = _Launch(self._context, make_config, on_failed, on_gone)
-        self._job_id = job_id
-        self._lock = threading.Lock()
-        self._jobs: dict[int, _SlotJob] = {}
-        self._ending: list[_SlotJob] = []
-        self._closed = False
-        self._room = room_of(self._context.master or "", int(self._context.getConf().get("spark.task.cpus", "1") or 1))
-
-    def check(self, slots: int) -> None:
-        """Raises ``InsufficientSlots`` when the master URL allows fewer than ``slots`` tasks at once."""
-        if self._room is not None and self._room < slots:
-            raise InsufficientSlots(
-                f"the job would have {slots} slots with them, but master {self._context.master!r} runs {self._room} "
-                "tasks at once"
-            )
-
-    def start(self, slot: int) -> None:
-        """Have Spark run ``slot``, unless all is over."""
-        with self._lock:
-            if not self._closed:
-                group = f"flinkplus-{self._job_id}-{slot}"
-                self._jobs[slot] = _SlotJob(self._launch, slot, group)
-                self._jobs[slot].start()
-
-    def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
-        """Let ``slot`` end by itself for ``graceful_s``, then cancel its Spark job; then call ``then``."""
-        with self._lock:
-            job = self._jobs.pop(slot, None)
-            if job is not None:
-                self._ending.append(job)
-        if job is None:
-            then()
-        else:
-            job.stopping.set()
-            ending = (job, graceful_s, then)
-            threading.Thread(target=self._end, args=ending, name=f"flinkplus-end-{slot}", daemon=True).start()
-
-    def _end(self, job: _SlotJob, graceful_s: float, then: Callable[[], None]) -> None:
-        _stop([job], graceful_s)
-        with self._lock:
-            self._ending.remove(job)
-        then()
-
-    def stop(self, graceful_s: float) -> None:
-        """Let all slots end by themselves for ``graceful_s`` seconds, then cancel their jobs; returns when that is
-        over. No slot is started after that.
-        """
-        with self._lock:
-            self._closed = True
-            jobs = [*self._jobs.values(), *self._ending]
-        _stop(jobs, graceful_s)
-        self._launch.forget()
 
 
 class _SlotJob(threading.Thread):
     """The Spark job of one slot, submitted again whenever it ends, until ``stopping`` is set."""
 
-    def __init__(self, launch: _Launch, slot: int, group: str) -> None:
+    def __init__(self, slots: SlotJobs, slot: int, group: str) -> None:
         super().__init__(name=f"flinkplus-slot-{slot}", daemon=True)
         self.stopping = threading.Event()
-        self._launch = launch
-        self._context = launch.context
-        self._slot = slot
-        self._group = group
+        self._slots, self._context = slots, slots.context
+        self._slot, self._group = slot, group
         self._rows: RDD[int] | None = None
 
     def run(self) -> None:
-        """In the thread: from the first submission to the end."""
+        """Submit the job again and again until ``stopping`` is set."""
         try:
-            config, plan = self._launch.prepare(self.stopping)
-        except Exception as error:  # of any kind: without a configuration no slot can start
+            config, plan = self._slots.prepare(self.stopping)
+        except Exception as error:  # of any kind: slots need the configuration
             if not self.stopping.is_set():
-                self._launch.on_gone(self._why_gone() or described(error))
+                self._slots.on_gone(self._why_gone() or described(error))
             return
         failures = 0
         while not self.stopping.is_set():
@@ -264,42 +240,42 @@ class _SlotJob(threading.Thread):
                 return
             gone = self._why_gone()
             if gone is not None:
-                self._launch.on_gone(gone)
+                self._slots.on_gone(gone)
                 return
             if failure is not None:
-                self._launch.on_failed(self._slot, failure_reason(failure))
+                self._slots.on_failed(self._slot, failure_reason(failure))
             failures = 0 if time.monotonic() - begun_s > LONG_LIFE_S else failures + 1
             self.stopping.wait(min(LONGEST_PAUSE_S, RESUBMIT_PAUSE_S * 2 ** max(0, failures - 1)))
 
     def _make_rows(self, config: SlotConfig) -> RDD[int]:
-        """One row in one partition, for the task. Sets the properties of the job, which are of this thread alone."""
+        """One row in one partition, for the task. Sets the properties of the Spark job, in this thread only."""
         context = self._context
         context.setJobGroup(self._group, f"FlinkPlus slot {self._slot} of {config.job_name}", interruptOnCancel=False)
-        if self._launch.pool is not None:
-            context.setLocalProperty(POOL, self._launch.pool)
-        rows = at_home(context, self._slot, self._launch.home(self._slot, config, self.stopping))
+        if self._slots.pool is not None:
+            context.setLocalProperty(POOL, self._slots.pool)
+        rows = at_home(context, self._slot, self._slots.home(self._slot, config, self.stopping))
         rows.ctx = cast(SparkContext, _SlotContext(context, config.local))
         return rows
 
     def _submit(self, config: SlotConfig, plan: Broadcast[SlotConfig]) -> Exception | None:
-        """Run one Spark job, to its end; returns what it failed by."""
+        """Run one Spark job to its end; returns the error with which it failed."""
         slot = self._slot
 
         def task(partition: Iterable[int]) -> Iterator[int]:
-            list(partition)  # or Spark takes its worker for one that has not finished
+            list(partition)  # otherwise Spark counts its worker as unfinished
             start_slot(slot, plan)
             return iter(())
 
         try:
             self._rows = self._rows or self._make_rows(config)
             self._context.runJob(self._rows, task)
-        except Exception as error:  # whatever Spark raises means the same: the task has failed
+        except Exception as error:  # any error of Spark means that the task has failed
             return error
         return None
 
     def _why_gone(self) -> str | None:
         if is_stopped(self._context):
-            return "Spark was stopped under the job; end a job (job.cancel()) before its session"
+            return "the Spark session was stopped while the job was running; end the job first (job.cancel())"
         return None
 
     def cancel(self) -> None:
@@ -318,7 +294,7 @@ def _stop(jobs: Sequence[_SlotJob], graceful_s: float) -> None:
         try:
             for job in left:
                 job.cancel()
-        except (Py4JError, OSError) as error:  # Spark is gone, and its jobs with it
+        except (Py4JError, OSError) as error:  # Spark has ended, and so have its jobs
             log.info("could not cancel the slots: %s", error)
             return
         left[0].join(0.2)
@@ -331,29 +307,23 @@ def is_stopped(context: SparkContext) -> bool:
     jsc = context._jsc
     try:
         return jsc is None or bool(jsc.sc().isStopped())
-    except (Py4JError, OSError):  # the JVM is gone
+    except (Py4JError, OSError):  # the JVM has ended
         return True
 
 
 def failure_reason(error: Exception) -> str:
-    """Why a Spark job failed, in one line: what Python raised in the task, where it did."""
+    """Why a Spark job failed, in one line: the error that Python raised in the task, or Spark's cause."""
     text = str(error)
     if CANCELLED in text:
-        return "its Spark job was cancelled, as Ctrl-C in a PySpark session cancels all jobs; it is submitted again"
+        return "its Spark job was cancelled, perhaps by Ctrl-C in a PySpark session; it is submitted again"
     _, python, trace = text.partition("Traceback (most recent call last):")
     lines = [line.strip() for line in (trace if python else text).splitlines() if line.strip()]
     if not python:
         cause = next((line for line in lines if line.startswith((": ", "org.apache.spark"))), "")
         return printable(cause.removeprefix(": ") or (lines or [type(error).__name__])[0], LONGEST_REASON)
-    of_python = [line for line in _until_java(trace) if line and not line.startswith(" ")]
+    until_java = takewhile(lambda line: not line.startswith("\tat "), trace.splitlines())
+    of_python = [line for line in until_java if line and not line.startswith(" ")]
     reason = (of_python or lines)[-1]
     if reason.startswith(ModuleNotFoundError.__name__):
-        reason += "; install FlinkPlus, with what it needs, in the Python environment of the executors"
+        reason += "; install FlinkPlus and its dependencies in the Python environment of the executors"
     return printable(reason, LONGEST_REASON)
-
-
-def _until_java(trace: str) -> list[str]:
-    """The lines of a Python traceback, without the Java one that follows."""
-    lines = trace.splitlines()
-    end = next((at for at, line in enumerate(lines) if line.startswith("\tat ")), len(lines))
-    return lines[:end]

@@ -1,4 +1,4 @@
-"""What a ``local`` master URL means."""
+"""Parses ``local`` master URLs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*([0-9]+)\s*)?\])?$
 
 
 def local_master(master: str | None) -> int | None:
-    """The threads of a ``local`` master, ``None`` for any other."""
+    """The number of threads of a ``local`` master; ``None`` for any other master."""
     match = LOCAL_MASTER.match(master or "")
     if match is None:
         return None

@@ -1,11 +1,11 @@
-"""What Spark lets others reach of a job that runs on this machine alone.
+"""A warning of Spark's ports that other machines can reach although the job runs on this machine alone.
 
-With a ``local`` master everything of FlinkPlus's own listens on loopback. Spark's driver, its block manager and its web
-UI listen where the user's session has them listen, which by default is everywhere. Who reaches them may read what the
-job's tasks are sent, the job's secret among it, unless Spark asks for a secret of its own; the UI asks for none.
+With a ``local`` master all ports of FlinkPlus listen on loopback. Spark's driver, block manager and web UI listen at
+the addresses of the user's session, by default all. A process that can connect to them may read what Spark sends to the
+job's tasks, including the job's secret, unless Spark itself authenticates connections; the UI never does.
 
-Rules: the warning names the ports that the Java process listens on, not those that settings promise. One warning for
-each session. Ports that cannot be seen are left out.
+Rules: the warning names the ports on which the Java process listens, whatever the settings are. One warning per
+session. Ports that the system does not list are left out.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pyspark.sql import SparkSession
 from flinkplus.runtime.job.local_masters import local_master
 
 ADVICE = (
-    "before the session is made, set SPARK_LOCAL_IP=127.0.0.1 in the environment, or spark.ui.enabled=false with "
-    "spark.driver.bindAddress and spark.driver.host=127.0.0.1; or let Spark ask who connects: spark.authenticate=true "
-    "(docs/security.md)"
+    "before the session is created, set SPARK_LOCAL_IP=127.0.0.1 in the environment, or spark.ui.enabled=false with "
+    "spark.driver.bindAddress and spark.driver.host=127.0.0.1; or have Spark authenticate connections: "
+    "spark.authenticate=true (docs/security.md)"
 )
 
 log = logging.getLogger("flinkplus.security")
@@ -33,7 +33,7 @@ _warned: set[str] = set()
 
 
 def warn_of_open_ports(spark: SparkSession) -> None:
-    """Log a warning when the session's master is on this machine and its ports can be reached from others."""
+    """Log a warning when the session's master is on this machine and other machines can reach its ports."""
     context = spark.sparkContext
     master, application = context.master or "", context.applicationId
     if application in _warned or (local_master(master) is None and not master.startswith("local-cluster")):
@@ -46,12 +46,13 @@ def warn_of_open_ports(spark: SparkSession) -> None:
     if found:
         _warned.add(application)
         log.warning(
-            "the master is %s, and yet Spark listens for other machines: %s; %s", master, ", ".join(found), ADVICE
+            "the master is %s, but other machines can connect to Spark: %s; %s", master, ", ".join(found), ADVICE
         )
 
 
 def open_ports(context: SparkContext) -> list[str]:
-    """What the Java process of a session lets others reach without asking who they are: ``the web UI at [::]:4040``."""
+    """The ports of a session's Java process that accept unauthenticated remote connections, such as ``the web UI at
+    [::]:4040``."""
     conf = context.getConf()
     asks = conf.get("spark.authenticate", "false") == "true"
     ui = urlsplit(context.uiWebUrl).port if context.uiWebUrl else None
@@ -61,25 +62,15 @@ def open_ports(context: SparkContext) -> list[str]:
     process = psutil.Process(int(jvm.java.lang.ProcessHandle.current().pid()))
     found = []
     for connection in process.net_connections("inet"):
-        if connection.status != psutil.CONN_LISTEN or _is_loopback(connection.laddr.ip):
+        if connection.status != psutil.CONN_LISTEN:
             continue
-        port = connection.laddr.port
-        if port == ui or not asks:
-            found.append(
-                f"{names.get(port, 'its block manager, or another server,')} at {_shown(*connection.laddr[:2])}"
-            )
+        host, port = _plain(connection.laddr.ip), connection.laddr.port
+        if not host.is_loopback and (port == ui or not asks):
+            at = f"[{host}]:{port}" if host.version == 6 else f"{host}:{port}"
+            found.append(f"{names.get(port, 'its block manager, or another server,')} at {at}")
     return sorted(found, reverse=True)
 
 
 def _plain(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     address = ipaddress.ip_address(host.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
-
-
-def _is_loopback(host: str) -> bool:
-    return _plain(host).is_loopback
-
-
-def _shown(host: str, port: int) -> str:
-    address = _plain(host)
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"

@@ -1,7 +1,7 @@
-"""The plan of a job: what its checkpoint directory keeps, so that the job can be resumed.
+"""The plan of a job: stored in its checkpoint directory, so that the job can be resumed.
 
-The file is a line with the format's number, then a pickle. The number is outside of the pickle: classes move between
-versions, so a plan of another version may not be loadable at all, and the error must name the version.
+The file is a line with the format's number, then a pickle. The number is outside the pickle: a plan of another version
+may not be loadable, because classes move between versions, and the error must name the version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEADER = MAGIC + b"%d" % PLAN_FORMAT
 
 @dataclass(frozen=True)
 class Plan:
-    """What a checkpoint directory keeps to resume a job."""
+    """A job as it was started. ``output_id``: its ID, also in all later runs."""
 
     name: str
     output_id: str
@@ -45,7 +45,11 @@ def written(plan: Plan) -> bytes:
 
 
 def load_plan(storage: CheckpointStorage, where: str) -> Plan:
-    """The plan, which is not unpickled before it is known who has signed it, and in which format it is."""
+    """Read the plan. Its signature and format are checked before it is unpickled. ``where``: the directory, for errors.
+
+    Raises ``CheckpointDirectoryError`` if it cannot be read or has another format, ``UntrustedCheckpoint`` without a
+    valid signature, ``ConfigurationError`` when the job's functions cannot be loaded here.
+    """
     try:
         data = storage.blobs.get_signed(PLAN_BLOB)
     except OSError as error:
@@ -62,9 +66,9 @@ def load_plan(storage: CheckpointStorage, where: str) -> Plan:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the functions of the job in {where} need a Python module that is not found here ({error}): resume it "
-            "where that can be imported, as where the job was started (PYTHONPATH=DIRECTORY has Python look there)"
+            "where that can be imported, for example with PYTHONPATH=DIRECTORY"
         ) from error
-    except Exception as error:  # modules of the user's are imported, and objects of theirs made
+    except Exception as error:  # unpickling runs the user's code
         raise ConfigurationError(
             f"the functions of the job in {where} cannot be loaded here ({described(error)}): resume it "
             "with the program and the versions that it was started with"
@@ -77,7 +81,7 @@ def load_plan(storage: CheckpointStorage, where: str) -> Plan:
 
 @dataclass(frozen=True)
 class FoundJob:
-    """A job that can be continued: its checkpoint directory and its plan, each read once."""
+    """A job that can be resumed: its checkpoint directory and its plan."""
 
     checkpoint_dir: str
     storage: CheckpointStorage
@@ -90,11 +94,11 @@ def find_job(
     trust: bool = False,
     name: str | None = None,
 ) -> FoundJob:
-    """The job that ``checkpoint_dir`` belongs to. ``name``: of the job that must be there; ``None``: any.
+    """The job that ``checkpoint_dir`` belongs to.
 
-    Raises ``CheckpointDirectoryError`` when the directory holds no job, or a job of another name,
-    ``UntrustedCheckpoint`` unless its plan is signed with the key here or ``trust``, ``ConfigurationError`` when its
-    functions cannot be loaded here.
+    ``trust``: accept a plan that another key has signed.
+    ``name``: the expected name of the job; ``None``: any.
+    Raises as ``load_plan``, and ``CheckpointDirectoryError`` for a directory without a job, or of another job.
     """
     storage = CheckpointStorage(checkpoint_dir, trust=trust)
     key_file = None if signing_key is None else os.fspath(signing_key)
@@ -108,20 +112,20 @@ def find_job(
 
 
 def identity_of(name: str, graph: JobGraph, options: Options) -> dict[str, Any]:
-    """What a checkpoint directory records of the job that it belongs to."""
+    """The identity of a job, as its checkpoint directory records it."""
     parallelism = options.parallelism
     return {"name": name, "fingerprint": graph.fingerprint(parallelism), "shape": graph.shape(parallelism)}
 
 
 def load_plan_of(asked: dict[str, Any], storage: CheckpointStorage, where: str) -> Plan:
-    """The plan, which is that of the job ``asked`` for (``identity_of``) or a ``CheckpointDirectoryError``."""
+    """The plan. Raises as ``load_plan``, and ``CheckpointDirectoryError`` if the job's identity is not ``asked``."""
     plan = load_plan(storage, where)
     check_same_job(identity_of(plan.name, plan.graph, plan.options), asked, where)
     return plan
 
 
 def adopt(graph: JobGraph, old: Plan) -> None:
-    """Staged input and output identity are those of the earlier run: positions and staged files refer to them."""
+    """Take staged input and the output ID from the earlier run: positions and staged files refer to them."""
     before = {node.name: node for node in old.graph.nodes}
     for node in graph.nodes:
         if isinstance(node.body, Source):

@@ -1,7 +1,7 @@
-"""Where a run of a job begins: its checkpoints are taken over, its output is prepared, the newest checkpoint is found.
+"""The begin of a run of a job: takes over its checkpoints, prepares its output, finds the newest checkpoint.
 
-Rules: a new job stores its plan before it touches its output. Nothing of a run that another driver has replaced is
-touched (``Runs.begin``).
+Rules: a new job stores its plan before it changes its output. If another driver has taken the job over, nothing is
+changed (``Runs.begin``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ log = logging.getLogger("flinkplus")
 def begin_run(
     plan: Plan, storage: CheckpointStorage, resume: bool, taken_over: Callable[[str], None]
 ) -> tuple[Commits, Restore]:
-    """Take the checkpoints over, have the output ready, and find where the job begins.
+    """Take over the checkpoints, prepare the output, and find where the job begins.
 
-    A new job stores its plan before it touches its output: whatever the driver dies of from then on, the next run knows
-    whose output that is (``Ownership.has_begun``).
+    A new job stores its plan before it changes its output. So if the driver dies from then on, the next run recognizes
+    the output as its own (``Ownership.has_begun``).
     """
     runs = _earlier_runs(storage, resume)
     storage.runs.begin(runs + 1)
@@ -54,13 +54,13 @@ def begin_run(
         return commits, restore
     except BaseException:
         if not resume:
-            commits.discard()  # or what was prepared would refuse the next try
+            commits.discard()  # otherwise the next attempt finds data in its output directory
         raise
 
 
 def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None:
-    """What all runs of the job derive their password for its nodes in an ensemble from: the next run finds those of the
-    last. It is in the checkpoint directory."""
+    """The secret from which all runs of a job derive the password of its nodes in an ensemble; stored in the checkpoint
+    directory. ``None``: the job has no such nodes."""
     if options.zookeeper is None or options.zookeeper_acl != JOB:
         return None
     try:
@@ -72,8 +72,8 @@ def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None
 
 
 def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
-    """How many runs of the job there may have been, also of one that begins again with no checkpoint: what they still
-    write must not be taken for what the next one writes."""
+    """The maximum number of earlier runs, also of a job that starts anew without a checkpoint: their late writes must
+    be distinguishable from those of the next run."""
     try:
         return storage.runs.earlier()
     except CorruptCheckpoint as error:
@@ -85,9 +85,9 @@ def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
 
 
 def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore) -> Restore:
-    """The newest checkpoint that is whole; what it covers is committed, what came after is taken back.
+    """Find the newest valid checkpoint, commit its output, retract later output.
 
-    Without any checkpoint the job begins at the start; when there are some and none is whole, ``CorruptCheckpoint``.
+    Without any checkpoint the job begins at the start. Raises ``CorruptCheckpoint`` if all checkpoints are invalid.
     """
     known = storage.manifests.checkpoints()
     found = storage.manifests.latest_valid()
@@ -97,7 +97,7 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
     checkpoint, manifest, skipped = found
     for reason in skipped:
         warnings.warn(
-            f"checkpoint refused, going back to checkpoint {checkpoint}: {reason}", RuntimeWarning, stacklevel=2
+            f"checkpoint refused, resuming from checkpoint {checkpoint}: {reason}", RuntimeWarning, stacklevel=2
         )
     commits.adopt(CheckpointId(checkpoint), manifest)
     restore.checkpoint = CheckpointId(checkpoint)

@@ -1,6 +1,6 @@
 """A running job: the coordinator, the Spark jobs of the slots, and the job's own directory.
 
-Rules: however the job ends (finish, failure, ``cancel``, the interpreter's exit) the slots are stopped, the ports
+Rules: at every end of the job (finish, failure, ``cancel``, exit of the interpreter) the slots are stopped, the ports
 closed and the job's directory removed.
 """
 
@@ -31,7 +31,9 @@ from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.listeners import Addresses, Listeners
 from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.coordinator.record.status import JobSummary, Status
 from flinkplus.runtime.coordinator.setup.outcome import Restore
+from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.host.scratch import mark_over
 from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import metrics_of
@@ -44,18 +46,18 @@ from flinkplus.state.durable.storage import CheckpointStorage
 
 GRACEFUL_STOP_S = 2.0
 STORAGE_PATIENCE_S = 10.0
-"""At the end of a job, for a write that hangs."""
+"""How long the end of a job waits for writes to storage."""
 EXIT_WAIT_S = 20.0
 SHOWN = 100
-"""The newest checkpoints, recoveries and handovers that ``status`` shows."""
+"""Maximum number of checkpoints, recoveries and handovers in the status; the newest are shown."""
 
 log = logging.getLogger("flinkplus")
 
 
 class RunningJob:
-    """A job from the start of its slots until nothing of it is left; ``closed`` is set then.
+    """A job from the start of its slots to the end of its clean-up, when ``closed`` is set.
 
-    ``job_id`` survives a resume; each run has a number of its own, too.
+    ``job_id`` is the same in all runs of the job; each run also has its own ID.
     """
 
     def __init__(
@@ -84,26 +86,17 @@ class RunningJob:
         self._registry = registry
         install(wanted(plan.options.log))
         log.info("job %r starts", self.name, extra=about(job=self.job_id))
-        self._slots = SlotJobs(spark, self._present_config, self._run, self._slot_failed, calls.give_up)
+        self._slots = SlotJobs(spark, self._current_config, self._run, self._slot_failed, calls.give_up)
         bind, reach = coordinator_hosts(spark)
         shells = credentials.for_commands(self.job_id)
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
-        self.coordinator = Coordinator(
-            plan.graph,
-            plan.options,
-            commits,
-            restore,
-            listeners.dispatch,
-            calls,
-            registry,
-            self._slots,
-            self.job_id,
-        )
-        self.coordinator.commands.add(StatusCommand, lambda _request: self._status())
+        parts = Parts(plan.graph, plan.options, commits, restore, listeners.dispatch, calls, registry, self._slots)
+        self.coordinator = Coordinator(parts, self.job_id)
+        self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
         self.coordinator.start()
         driver = (os.getpid(), psutil.Process().create_time())
-        self._let_shells_in(Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, shells))
+        self._publish_access(Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, shells))
         if registry is not None:
             registry.begin()
         self._config = self._make_config(plan, restore, credentials, addresses, driver)
@@ -114,12 +107,7 @@ class RunningJob:
         _at_exit(self)
 
     def _make_config(
-        self,
-        plan: Plan,
-        restore: Restore,
-        credentials: Credentials,
-        addresses: Addresses,
-        driver: tuple[int, float],
+        self, plan: Plan, restore: Restore, credentials: Credentials, addresses: Addresses, driver: tuple[int, float]
     ) -> SlotConfig:
         return SlotConfig(
             job_id=self._run,
@@ -141,32 +129,30 @@ class RunningJob:
             log=wanted(plan.options.log),
         )
 
-    def _present_config(self) -> SlotConfig:
-        """What slots are started with; waits until ZooKeeper is there."""
+    def _current_config(self) -> SlotConfig:
+        """The configuration to start slots with; waits for ZooKeeper."""
         return self._config if self._registry is None else replace(self._config, zookeeper=self._registry.hosts())
 
     def _slot_failed(self, slot: int, reason: str) -> None:
         self.coordinator.slot_failed(slot, reason)
 
-    def _let_shells_in(self, access: Access) -> None:
-        """Publish the address of the command server. A job that cannot do so runs nevertheless."""
+    def _publish_access(self, access: Access) -> None:
+        """Publish the address of the command server; a failure is only logged."""
         try:
             publish(self._storage, write_access(self._directory.path, access), access)
         except (OSError, FlinkPlusError) as error:
             log.warning("job %s accepts no commands: could not publish its access file: %s", self.name, error)
 
-    def _shut_shells_out(self) -> None:
+    def _withdraw_access(self) -> None:
         try:
             path = self._directory.path / ACCESS_FILE
             path.unlink(missing_ok=True)
             withdraw(self._storage, path)
         except (OSError, FlinkPlusError, ValueError) as error:
-            log.info(
-                "could not remove the command address of job %s from its checkpoint directory: %s", self.name, error
-            )
+            log.info("could not remove the access file of job %s: %s", self.name, error)
 
     def cancel(self) -> None:
-        """Ask for the end; ``closed`` is set when it is reached."""
+        """Request the end of the job; returns at once."""
         if not self.closed.is_set():
             self.coordinator.cancel()
 
@@ -184,7 +170,7 @@ class RunningJob:
             if result.error is None:
                 result.error = JobFailed(f"the job's output could not be completed: {error}")
         finally:
-            self._shut_shells_out()
+            self._withdraw_access()
             if self._registry is not None:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
@@ -193,46 +179,47 @@ class RunningJob:
             self.closed.set()
 
     def _end_output(self) -> None:
-        """Leave only committed output, unless a write hangs: what that makes complete may need what is staged."""
+        """Leave only committed output, unless a write hangs: the checkpoint that it completes may need staged files."""
         if self.coordinator.storage_ended.wait(STORAGE_PATIENCE_S):
             finished = self.coordinator.result.state is JobState.FINISHED
             self._commits.end(finished, resumable=not self._directory.ephemeral)
         else:
-            log.warning(
-                "job %s ends while a write hangs; keeping its staged output until the job is resumed", self.name
-            )
+            log.warning("job %s ends while a write hangs; keeping its staged output for a resume", self.name)
 
     @property
     def running_s(self) -> float | None:
         """See ``JobView.running_s``."""
         return self.coordinator.view.running_s()
 
-    def _status(self) -> dict[str, Any]:
-        """What ``flinkplus status`` shows; in the coordinator's thread."""
-        options, recoveries = self.coordinator.options, self.coordinator.recoveries
-        return {
-            "job": {
-                "job_id": self.job_id,
-                "name": self.name,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "recovery": options.recovery,
-                "guarantee": options.guarantee,
-                "parallelism": options.parallelism,
-                "replicas": (self.coordinator.view.copies or options.members) if options.standbys else 1,
-                "checkpoint_interval_s": options.checkpoint_interval,
-                "checkpoint_dir": self.checkpoint_dir,
-                "restored_from": self.restored_from,
-            },
-            "metrics": self.metrics(),
-            **self.coordinator.view.status(),
-            "checkpoints": self.coordinator.figures.checkpoints()[-SHOWN:],
-            "recoveries": recoveries.as_dicts()[-SHOWN:],
-            "handovers": recoveries.handovers()[-SHOWN:],
-        }
+    def _status(self) -> Status:
+        """The status; only in the coordinator's thread."""
+        options, view, recoveries = self.coordinator.options, self.coordinator.view, self.coordinator.recoveries
+        return Status(
+            job=JobSummary(
+                job_id=self.job_id,
+                name=self.name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                recovery=options.recovery,
+                guarantee=options.guarantee,
+                parallelism=options.parallelism,
+                replicas=(view.copies or options.members) if options.standbys else 1,
+                checkpoint_interval_s=options.checkpoint_interval,
+                checkpoint_dir=self.checkpoint_dir,
+                restored_from=self.restored_from,
+            ),
+            metrics=self.metrics(),
+            slots=view.slots(),
+            subtasks=view.subtasks(),
+            chains=view.chain_states(),
+            drained_hosts=view.drained_hosts(),
+            checkpoints=self.coordinator.figures.checkpoints()[-SHOWN:],
+            recoveries=recoveries.as_dicts()[-SHOWN:],
+            handovers=recoveries.handovers()[-SHOWN:],
+        )
 
     def metrics(self) -> dict[str, Any]:
-        """Figures so far; see ``JobHandle.metrics``."""
+        """The current metrics; see ``JobHandle.metrics``."""
         elapsed_s = self._elapsed_s if self._elapsed_s is not None else time.monotonic() - self._started_s
         restarts = 0 if self._registry is None else self._registry.server_restarts
         return metrics_of(self.coordinator, elapsed_s, restarts)
@@ -248,7 +235,7 @@ def _at_exit(job: RunningJob) -> None:
 
 
 def _cancel_all() -> None:
-    """The interpreter ends: so do its jobs, before Spark's own exit handlers take the session down."""
+    """At the exit of the interpreter: end its jobs before Spark's exit handlers stop the session."""
     jobs = [job for job in list(_running) if not job.closed.is_set()]
     for job in jobs:
         with contextlib.suppress(FlinkPlusError):

@@ -1,12 +1,12 @@
-"""Where the key is that plans and manifests are signed with: a file of the user's, and never in a checkpoint directory.
+"""The key that signs plans and manifests: a file of the user's, never in a checkpoint directory.
 
-Which file: option ``signing_key``; else what ``FLINKPLUS_KEY_FILE`` names; else ``flinkplus/key`` in the user's
-configuration directory (``~/.config``, or ``XDG_CONFIG_HOME``), which is made when a job first needs one. It holds one
-line, 64 hexadecimal digits.
+Its path: the option ``signing_key``; otherwise ``FLINKPLUS_KEY_FILE``; otherwise ``flinkplus/key`` in the user's
+configuration directory (``~/.config``, or ``XDG_CONFIG_HOME``), which is created when a job first needs it. The file
+has one line of 64 hexadecimal digits.
 
-Rules: a file that other users could have written or replaced is refused, by its mode or by that of a directory on the
-way to it (links included); so is one that every user may read. A named key is never made: a wrong path must not become
-another key. The key stays in the driver: slots neither sign nor check.
+Rules: a file is refused if other users could have written or replaced it, by its mode or that of a directory on its
+path (links included), or if every user may read it. A named key is never created: a wrong path must not become another
+key. The key stays in the driver: slots neither sign nor check.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ KEY_VARIABLE = "FLINKPLUS_KEY_FILE"
 HOW_TO_MAKE = "make one with: (umask 077; openssl rand -hex 32 > FILE)"
 MAX_BYTES = 4096
 MAX_LINKS = 40
-"""As many as Linux follows in one path."""
+"""The limit of Linux for one path."""
 OTHERS = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
-"""Permissions that only the owner may have. A group may read the file, as it may a secret that Kubernetes mounts."""
+"""Permissions that only the owner may have. A group may read the file, as with secrets that Kubernetes mounts."""
 _KEY = re.compile(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}\Z")
 
 log = logging.getLogger("flinkplus")
 
 
 def find_key(option: str | None, checkpoint_dir: str | None, make: bool) -> SigningKey:
-    """The key for the checkpoints in ``checkpoint_dir`` (``None``: they go away with the job, and so does their key).
+    """The key for the checkpoints in ``checkpoint_dir`` (``None``: both are removed with the job).
 
-    ``make``: whether a missing key of the user is made. Otherwise the key that is returned for it has signed nothing.
+    ``make``: create a missing key of the user; otherwise a key is returned that has signed nothing.
     Raises ``ConfigurationError`` for a file that cannot be used.
     """
     if checkpoint_dir is None:
@@ -61,7 +61,7 @@ def find_key(option: str | None, checkpoint_dir: str | None, make: bool) -> Sign
             what = "signing_key" if option else KEY_VARIABLE
             raise ConfigurationError(f"{what}: {str(path)!r} does not exist; {HOW_TO_MAKE}") from None
     if not make:
-        return SigningKey.made(f"{str(path)!r}, which is not there yet")
+        return SigningKey.made(f"{str(path)!r}, which does not exist yet")
     make_key(path)
     _check_way(path)
     return read_key(path)
@@ -80,10 +80,10 @@ def default_path() -> Path:
 
 
 def _check_place(path: Path, checkpoint_dir: str) -> None:
-    """Raises ``ConfigurationError`` when a process that can write the checkpoints could write the key as well."""
+    """Raises ``ConfigurationError`` if a process that can write the checkpoints could also write the key."""
     if is_uri(checkpoint_dir) and not checkpoint_dir.startswith("file:"):
         return
-    with contextlib.suppress(OSError, ValueError):  # what is wrong with the directory is found out and reported later
+    with contextlib.suppress(OSError, ValueError):  # an unusable directory is reported later
         inside = Path(filesystem_of(checkpoint_dir)[1]).expanduser().resolve()
         if any(inside in (folder, *folder.parents) for folder, _ in _way_to(path)):
             raise ConfigurationError(
@@ -93,8 +93,8 @@ def _check_place(path: Path, checkpoint_dir: str) -> None:
 
 
 def _check_way(path: Path) -> None:
-    """Raises ``ConfigurationError`` when other users could put a file, or a link, in the place of the key, and
-    ``FileNotFoundError`` when a directory on the way is missing.
+    """Raises ``ConfigurationError`` if other users could replace the key, or a directory on its path, and
+    ``FileNotFoundError`` if such a directory is missing.
     """
     try:
         way = [(folder, entry, folder.stat()) for folder, entry in _way_to(path)]
@@ -102,7 +102,7 @@ def _check_way(path: Path) -> None:
         raise
     except OSError as error:
         raise ConfigurationError(f"the key {str(path)!r} cannot be read: {error}") from error
-    # A container that maps no user to root's files shows another owner of /: that one is root as well.
+    # In a container without a mapping of root, the owner of / stands for root.
     trusted = {os.geteuid(), 0, os.stat("/").st_uid}
     for folder, entry, found in way:
         if found.st_uid not in trusted or _others_can_replace(found, folder / entry):
@@ -114,9 +114,9 @@ def _check_way(path: Path) -> None:
 
 
 def _others_can_replace(found: os.stat_result, entry: Path) -> bool:
-    """Whether users other than this one and root can replace an entry of the folder ``found``."""
+    """Whether users other than this one and root can replace ``entry``. ``found``: the status of its folder."""
     writable = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid))
-    if writable and found.st_mode & stat.S_ISVTX:  # in it, only the owner of an entry can replace that
+    if writable and found.st_mode & stat.S_ISVTX:  # only the owner of an entry can replace it
         with contextlib.suppress(FileNotFoundError):
             return entry.lstat().st_uid not in (os.geteuid(), 0)
         return False
@@ -124,16 +124,16 @@ def _others_can_replace(found: os.stat_result, entry: Path) -> bool:
 
 
 def _is_private(group: int) -> bool:
-    """Whether a group is root's, or has the name of this user, and so no other member by custom."""
+    """Whether a group is root's or has the name of this user, so that by custom it has no other member."""
     with contextlib.suppress(KeyError):
         return group == 0 or grp.getgrgid(group).gr_name == pwd.getpwuid(os.geteuid()).pw_name
     return False
 
 
 def _way_to(path: Path) -> Iterator[tuple[Path, str]]:
-    """Each folder, without links in its path, and the name in it that the system looks up on the way to ``path``.
+    """The folders that the system looks up to reach ``path``, links resolved, each with the name looked up in it.
 
-    Raises ``OSError`` for a link that leads in circles.
+    Raises ``OSError`` for a cycle of links.
     """
     folder, left, links = Path("/"), [*reversed(path.absolute().parts[1:])], 0
     while left:
@@ -156,7 +156,7 @@ def _way_to(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def read_key(path: Path) -> SigningKey:
-    """Raises ``FileNotFoundError``, and ``ConfigurationError`` for a file that cannot be used."""
+    """Read a key. Raises ``FileNotFoundError``, and ``ConfigurationError`` for a file that cannot be used."""
     try:
         with open(open_regular(path, follow=True), "rb") as file:
             found = os.fstat(file.fileno())
@@ -174,15 +174,15 @@ def read_key(path: Path) -> SigningKey:
     line = text.decode("ascii", "replace").strip()
     if not _KEY.match(line):
         raise ConfigurationError(
-            f"{str(path)!r} holds no key, which is {2 * KEY_BYTES} hexadecimal digits; {HOW_TO_MAKE}"
+            f"{str(path)!r} is not a key, which has {2 * KEY_BYTES} hexadecimal digits; {HOW_TO_MAKE}"
         )
     return SigningKey(bytes.fromhex(line), str(path))
 
 
 def make_key(path: Path) -> None:
-    """Make the user's key, unless it was made meanwhile: it has its name when it is whole, and is never replaced.
+    """Create the user's key atomically, unless another process has created it.
 
-    Raises ``ConfigurationError`` when it cannot be kept.
+    Raises ``ConfigurationError`` when it cannot be written.
     """
     made = SigningKey.made(str(path))
     try:
@@ -197,14 +197,14 @@ def make_key(path: Path) -> None:
                 os.link(temporary, path)
                 sync_path(path.parent)
                 log.warning(
-                    "made %s, the key that checkpoints are signed with: keep it; what it has signed is resumed only "
-                    "where it is (docs/security.md)",
+                    "created %s, the key that signs checkpoints: keep it; jobs whose checkpoints it has signed can be "
+                    "resumed only with it (docs/security.md)",
                     path,
                 )
         finally:
             os.unlink(temporary)
     except OSError as error:
         raise ConfigurationError(
-            f"the key that checkpoints are signed with cannot be kept in {str(path)!r}: {error}; name a file with "
+            f"the key that signs checkpoints cannot be written to {str(path)!r}: {error}; name a file with "
             f"{KEY_VARIABLE}, or with the option signing_key; {HOW_TO_MAKE}"
         ) from error

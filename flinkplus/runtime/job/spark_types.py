@@ -2,10 +2,10 @@
 
 Rules:
 
-- A timestamp is an instant: whatever the session's time zone, its type is a timestamp in UTC, as that of the schema
-  text ``timestamp``; so streams from several sources fit together.
-- The types are those of the Parquet files that Spark stages, or what these can be cast to without loss.
-- A type that cannot go through is a ``ConfigurationError`` that names the column and what to do.
+- A timestamp is an instant: in any session time zone, its type is a timestamp in UTC, like the schema text
+  ``timestamp``. So streams from several sources have equal types.
+- The types are those of the Parquet files that Spark stages, or lossless casts of them.
+- An unsupported type raises a ``ConfigurationError`` that names the column and the remedy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _INSTEAD = {
 def arrow_schema(schema: types.StructType) -> pa.Schema:
     """The Arrow schema of rows with this Spark schema.
 
-    Raises ``ConfigurationError`` for no column, two of one name, and a type that cannot go through.
+    Raises ``ConfigurationError`` for an empty schema, duplicate columns, and unsupported types.
     """
     if not schema.fields:
         raise ConfigurationError("from_spark: the DataFrame has no columns")
@@ -61,7 +61,7 @@ def _arrow_type(dtype: types.DataType, column: str) -> pa.DataType:
     if collation != BINARY_COLLATION:
         raise ConfigurationError(
             f"from_spark: column {column!r} has the collation {collation}, but FlinkPlus compares text byte by byte; "
-            f"collate it as {BINARY_COLLATION}, and use lower(...) or the like where other texts are equal"
+            f"collate it as {BINARY_COLLATION}, and normalize it with lower(...) or the like"
         )
     if isinstance(dtype, types.DecimalType):
         return pa.decimal128(dtype.precision, dtype.scale)

@@ -1,11 +1,10 @@
-"""Batch DataFrames as replayable input: Spark writes their rows to Parquet files, which every slot can read from
-any position.
+"""Batch DataFrames as replayable input: Spark writes their rows to Parquet files, which slots read from any position.
 
 Rules:
 
-- what is staged belongs to the checkpoint directory, and lives as long as checkpoints that point into it;
-- rows are staged as they come, partition by partition: Spark is asked for no other partitions, since every way to make
-  them takes the order of the rows. The source splits what is staged into contiguous ranges of rows.
+- staged files belong to the checkpoint directory, and live as long as checkpoints that refer to them;
+- the partitions of the DataFrame are kept, because repartitioning would change the order of the rows. The source splits
+  the staged files into contiguous ranges of rows.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ STAGED = "staged"
 
 
 def check_dataframe(df: DataFrame) -> None:
-    """Raises ``ConfigurationError`` for what cannot be a source."""
+    """Raises ``ConfigurationError`` unless ``df`` is a batch DataFrame."""
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"from_spark takes a DataFrame, such as spark.read.parquet(...), not {df!r:.100}")
     if df.isStreaming:
@@ -32,7 +31,7 @@ def check_dataframe(df: DataFrame) -> None:
 
 
 def arrow_schema_of(df: DataFrame) -> pa.Schema:
-    """The Arrow schema of a DataFrame. Raises ``ConfigurationError`` for a column that cannot be staged."""
+    """The Arrow schema of a DataFrame. Raises ``ConfigurationError`` for an unsupported column."""
     return arrow_schema(df.schema)
 
 
@@ -44,7 +43,7 @@ def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet
     target = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
     try:
         df.write.mode("overwrite").parquet(target)
-    except Exception as error:  # pyspark's and py4j's errors: to the user they are one
+    except Exception as error:  # errors of pyspark and py4j
         raise InputError(
             f"source {source.name!r}: Spark could not stage the DataFrame: {spark_reason(error)}"
         ) from error
@@ -52,7 +51,7 @@ def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet
 
 
 def spark_reason(error: Exception) -> str:
-    """What was wrong in the first place, in one line: of an error in the JVM, the message of its innermost cause."""
+    """The error in one line; for an error in the JVM, its innermost cause."""
     cause = getattr(error, "java_exception", None)
     if cause is None:
         return first_line(error)

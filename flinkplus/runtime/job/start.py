@@ -1,10 +1,7 @@
-"""From a fused graph to a running job.
+"""From a fused graph to a running job: ``start_job`` from a program, ``resume_job`` from a checkpoint directory.
 
-``start_job`` checks everything that can be checked before anything runs; ``resume_job`` does the same from what a
-checkpoint directory holds.
-
-Rules: what was begun is undone when a later step fails. Of the drivers that try to run a job one may: nothing of its
-checkpoints and its output is touched before that is settled (``claim``, ``registry``).
+Rules: everything that can be checked is checked before anything runs. When a step fails, earlier steps are undone. Only
+one driver may run a job: checkpoints and output stay untouched until that is settled (``claim``, ``registry``).
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.base.logs import wanted
 from flinkplus.runtime.coordinator.dispatch.calls import Calls
 from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
+from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
-from flinkplus.runtime.coordinator.setup.placements import find_strategy
 from flinkplus.runtime.job import staging
 from flinkplus.runtime.job.checks import check_faults, check_loops, check_mode, recovery_of
 from flinkplus.runtime.job.directory import JobDirectory
@@ -52,8 +49,8 @@ def start_job(
 ) -> RunningJob | FinishedJob:
     """Check, prepare and start a job; returns once its slots are being started.
 
-    With ``resume="auto"`` a job that has not begun begins, one that has is continued, and one that has finished is
-    returned as it is. ``trust``: continue it whichever key has signed it.
+    With ``resume="auto"`` a new job starts, an unfinished one resumes, and a finished one is returned as it is.
+    ``trust``: resume it even if another key has signed its plan.
     """
     if resume == "auto" and options.checkpoint_dir is None:
         raise ConfigurationError(
@@ -91,7 +88,7 @@ def start_job(
 
 
 def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
-    """What is found out before anything is made: options that the job cannot have, a cluster without room for it."""
+    """Checks of the options and of the cluster that need no files."""
     check_loops(graph, options)
     check_faults(graph, options)
     wanted(options.log)
@@ -105,7 +102,7 @@ def _continues(storage: CheckpointStorage, resume: Resume) -> bool:
 
 
 def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) -> RunningJob | FinishedJob:
-    """Continue a job. ``overrides``: options of this run that differ from those of the plan."""
+    """Resume a job. ``overrides``: options of this run that differ from those of the plan."""
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
     if overrides.get("parallelism", plan.options.parallelism) != plan.options.parallelism:
         raise ConfigurationError(
@@ -146,12 +143,8 @@ def _launch(
         if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry)
         if not finished_is_fine:
-            raise CheckpointDirectoryError(
-                "the job has finished: its last checkpoint is final, nothing is left to resume"
-            )
-        finished = FinishedJob(
-            plan.name, plan.output_id, plan.graph, plan.options, directory.checkpoints, commits, restore
-        )
+            raise CheckpointDirectoryError("the job has finished: its last checkpoint is final, and cannot be resumed")
+        finished = FinishedJob(plan, directory.checkpoints, commits, restore)
     except BaseException:
         if registry is not None:
             registry.close()
@@ -165,7 +158,7 @@ def _launch(
 def _registry_of(
     spark: SparkSession, plan: Plan, directory: JobDirectory, credentials: Credentials, calls: Calls
 ) -> JobRegistry | None:
-    """A job with local recovery needs one. One with an ensemble has one as well, so that it has no other driver."""
+    """``None`` for a job that needs no ZooKeeper: local recovery does, and an ensemble excludes a second driver."""
     if not plan.options.local and plan.options.zookeeper is None:
         return None
     bind, reach = coordinator_hosts(spark)

@@ -1,13 +1,12 @@
-"""A connection from each slot's process to the driver that is cut the moment the process dies.
+"""The lifeline: a connection from each slot's process to the driver that is cut at once when the process dies.
 
-The control stream breaks too, but late: the kernel closes the files of a killed process when the last of its threads
-has ended and its memory is given back, some ten to thirty milliseconds later on a busy machine. The lifeline belongs to
-one thread that has a table of open files for itself (``unshare``), with nothing else in it; such a table is closed when
-its thread ends, which after SIGKILL is at once.
+The control stream breaks later: the kernel closes the files of a killed process when its last thread has ended and its
+memory is released, ten to thirty milliseconds later on a busy machine. The lifeline belongs to a thread with its own
+file table (``unshare``), which contains only the lifeline. The kernel closes such a table when its thread ends, which
+is at once after SIGKILL.
 
-Rules: nothing is said on a lifeline but who it is of. It is the driver that ends it, or the slot with ``close``; where
-a thread cannot have files of its own (other systems than Linux), there is no lifeline, and the control stream has to
-do.
+Rules: a lifeline carries no data after the handshake, which has its name. The driver ends it, or the slot with
+``close``. On systems other than Linux a thread cannot have its own file table; there the control stream must suffice.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ CLONE_FILES = 0x400
 
 @dataclass(frozen=True, slots=True)
 class LifelineCut:
-    """The process that had given this name is gone (or its driver has dropped it)."""
+    """The process with the lifeline of this name has ended."""
 
     name: str
     time_s: float
 
 
 class Lifelines:
-    """The coordinator's end, in its loop. ``cut`` only enqueues."""
+    """The coordinator's end, in its loop. ``cut``: called when a lifeline is cut; must not block."""
 
     def __init__(
         self, host: str, credentials: Credentials, inbox: Inbox[Any], cut: Callable[[LifelineCut], None]
@@ -74,20 +73,20 @@ class Lifelines:
             if self._held.pop(name, None) is not None:
                 self._cut(LifelineCut(name, time.time()))
 
-        def heard(frame: Frame) -> None:
+        def received(frame: Frame) -> None:
             raise Broken(f"{len(frame)} bytes on a lifeline")
 
         self._held[name] = connection
-        connection.welcome(found.welcome, heard, gone, limit=0)
+        connection.welcome(found.welcome, received, gone, limit=0)
 
     def drop(self, name: str) -> None:
-        """End one from this side."""
+        """Close one lifeline, without a ``LifelineCut``."""
         connection = self._held.pop(name, None)
         if connection is not None:
             connection.close()
 
     def close(self) -> None:
-        """End all of them."""
+        """Close the port and all lifelines."""
         self._listener.close()
         for connection in self._held.values():
             connection.close()
@@ -102,7 +101,7 @@ class Lifeline:
         self._keep: int | None = None
 
     def open(self, address: str, credentials: Credentials, name: str) -> bool:
-        """Connect as ``name``; false when there can be none, and the reason is logged."""
+        """Connect as ``name``; false if that fails, and the reason is logged."""
         if not address:
             return False
         done = threading.Event()
@@ -112,9 +111,9 @@ class Lifeline:
 
         def hold() -> None:
             try:
-                _have_no_files_but(end)
+                _unshare_files(end)
                 connection = _connect(address, credentials, name, tls)
-            except BaseException as error:  # whatever it is, there is no lifeline
+            except BaseException as error:  # reported by ``open``
                 found.append(error)
                 done.set()
                 return
@@ -126,7 +125,7 @@ class Lifeline:
             connection.close()
 
         self._thread = threading.Thread(target=hold, name="flinkplus-lifeline", daemon=True)
-        # A collection in that thread could close the files of others by numbers that mean nothing in its table.
+        # A collection in that thread could finalize foreign objects, and close their file numbers in its own table.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -142,20 +141,20 @@ class Lifeline:
         return not found
 
     def close(self) -> None:
-        """End it."""
+        """Close the lifeline."""
         keep, self._keep = self._keep, None
         if keep is not None:
-            os.close(keep)  # the thread's own copy is closed: it sees the end of the pipe
+            os.close(keep)  # the thread reads the end of the pipe
         if self._thread is not None:
             self._thread.join(STOP_TIMEOUT_S)
             self._thread = None
 
 
-def _have_no_files_but(kept: int) -> None:
-    """Give this thread a file table of its own, with one file of the process in it. Raises ``OSError``."""
+def _unshare_files(kept: int) -> None:
+    """Give this thread its own file table, with only the file ``kept`` of the process. Raises ``OSError``."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare") or libc.unshare(CLONE_FILES) != 0:
-        raise OSError(ctypes.get_errno(), "a thread cannot have files of its own here")
+        raise OSError(ctypes.get_errno(), "a thread cannot have its own file table here")
     highest = max(int(name) for name in os.listdir(f"/proc/self/task/{threading.get_native_id()}/fd"))
     os.closerange(0, kept)
     os.closerange(kept + 1, highest + 1)

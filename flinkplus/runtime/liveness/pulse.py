@@ -1,15 +1,15 @@
-"""Pulses: how the driver notices within half a second that a slot's host hangs, or cannot be heard any more.
+"""Pulses: the driver detects within half a second that a slot's host hangs or is cut off.
 
-Beside each slot a small process (``pulse_process``) sends a datagram four times in ``hang_timeout``, as long as the
-slot's process is there; it says whether that is stopped, and whether it hears the driver. It proves less than a
-heartbeat (that the host runs and the network carries, not that the interpreter gets anywhere), but it is punctual
-whatever the slot computes; so a heartbeat may take its time (``heartbeat_timeout``).
+A small process next to each slot (``pulse_process``) sends a datagram four times per ``hang_timeout`` while the slot's
+process exists. The datagram reports whether that process is stopped, and whether it receives messages of the driver. A
+pulse proves less than a heartbeat (the host and the network work, but the interpreter may not make progress), but it is
+punctual at any load of the slot. So the timeout of heartbeats can be long (``heartbeat_timeout``).
 
-Rules: a slot of which no pulse ever came (a network that carries no UDP, a system without processes like these) is
-judged by its heartbeats alone. A datagram is believed when it is signed with a key of the job's secret and newer than
-the last; others are counted. Whom silence condemns is for ``protocol.pulses`` to say. On Linux the kernel throws away
-what does not begin with the job's tag, so that a flood of datagrams takes no pulse's place in the socket's buffer.
-Whatever else comes in numbers may have done so: then silence proves nothing, and heartbeats alone tell.
+Rules: a slot without any pulse so far (because the network carries no UDP, or the system cannot run such processes) is
+judged by its heartbeats alone. A datagram is accepted if it is signed with a key derived from the job's secret, and
+newer than the last; others are counted. ``protocol.liveness.pulses`` decides which silent slots are lost. On Linux the
+kernel drops datagrams without the job's tag, so a flood of them cannot displace pulses in the socket's buffer. Many
+other unacceptable datagrams may have displaced pulses; then silence proves nothing, and heartbeats alone count.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ PULSES_IN_TIMEOUT = 4
 MAX_DATAGRAM_BYTES = 1200
 MAX_AT_ONCE = 1000
 CROWD = 32
-"""So many datagrams at once that are not believed may have filled the buffer."""
+"""So many unacceptable datagrams at once may have filled the buffer."""
 MAX_LAST_WORDS = 1000
-"""Slots whose last words have come, and are not taken again; the oldest are forgotten first."""
+"""Maximum number of slots whose last words are remembered as received; the oldest are forgotten first."""
 STOP_TIMEOUT_S = 2.0
 LOOK_S = 0.02
 
 LINUX = sys.platform.startswith("linux")
-# The socket module does not name them.
+# The socket module does not define these.
 SO_ATTACH_FILTER, SO_MEMINFO = 26, 55
-MEMINFO = struct.Struct("=9I")  # the last number is that of datagrams thrown away
+MEMINFO = struct.Struct("=9I")  # the last number counts dropped datagrams
 INSTRUCTION = struct.Struct("=HBBI")
 LOAD_LENGTH, LOAD_WORD, IF_MORE, IF_EQUAL, RETURN = 0x80, 0x20, 0x25, 0x15, 0x06
 UDP_HEADER_BYTES = 8
 
 
 def pulse_key(secret: bytes) -> bytes:
-    """What pulses are signed with: a key that proves nothing elsewhere."""
+    """The key that signs pulses, and is used for nothing else."""
     return hmac.digest(secret, b"flinkplus-pulse/1", "sha256")
 
 
 def _filter(begin: bytes) -> bytes:
-    """A program for the kernel (classic BPF) that takes datagrams which begin with ``begin`` and are not too long."""
+    """A program for the kernel (classic BPF) that accepts datagrams of limited length that begin with ``begin``."""
     first, second = struct.unpack(">II", begin)
     return b"".join(
         INSTRUCTION.pack(*instruction)
@@ -90,14 +90,14 @@ def _filter(begin: bytes) -> bytes:
 
 
 def _attach_filter(sock: socket.socket, begin: bytes) -> bool:
-    """Have the kernel take nothing but datagrams that begin with ``begin``; false where it cannot be asked to."""
+    """Have the kernel drop datagrams that do not begin with ``begin``; false if it cannot."""
     if not LINUX:
         return False
     program = _filter(begin)
     kept = ctypes.create_string_buffer(program, len(program))
     try:
-        told = struct.pack("@HP", len(program) // INSTRUCTION.size, ctypes.addressof(kept))
-        sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, told)
+        reference = struct.pack("@HP", len(program) // INSTRUCTION.size, ctypes.addressof(kept))
+        sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, reference)
     except OSError as error:
         log.info("could not install the packet filter for pulses: %s", error)
         return False
@@ -105,7 +105,7 @@ def _attach_filter(sock: socket.socket, begin: bytes) -> bool:
 
 
 class Pulses:
-    """The coordinator's end, in its loop. ``timeout_s``: who is silent for longer is to be given up."""
+    """The coordinator's end, in its loop. ``timeout_s``: a slot that is silent for longer is lost."""
 
     def __init__(self, host: str, secret: bytes, timeout_s: float, inbox: Inbox[Any], clock: Clock) -> None:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
@@ -116,7 +116,7 @@ class Pulses:
         self._clock = clock
         self.rule = PulseRule(max(1, round(timeout_s * 1000)), socket.gethostname())
         self._looked_s = clock.monotonic()
-        self._unbelieved = self._thrown_away = self._told = 0
+        self._rejected = self._dropped = self._logged = 0
         self._crowded = False
         self._last_words: list[str] = []
         self._socket = socket.socket(family, kind, protocol)
@@ -130,40 +130,40 @@ class Pulses:
         self.receive()
 
     def receive(self) -> bool:
-        """Take what has come; true when it is a crowd of strangers', in which pulses may be missing."""
-        before = self._unbelieved
+        """Receive the waiting datagrams; true if so many were unacceptable that pulses may be missing."""
+        before = self._rejected
         for _ in range(MAX_AT_ONCE):
             try:
-                said = self._socket.recv(MAX_DATAGRAM_BYTES)
-            except OSError:  # there is no more; or somebody was told that nobody listens, which is not for us
+                datagram = self._socket.recv(MAX_DATAGRAM_BYTES)
+            except OSError:  # the buffer is empty, or an ICMP error of another socket was delivered here
                 break
-            if not self._believed(said):
-                self._unbelieved += 1
-                self._crowded |= len(said) == MAX_DATAGRAM_BYTES  # it was longer, and may have been as long as many
-        self._crowded |= self._unbelieved - before >= CROWD
+            if not self._accepted(datagram):
+                self._rejected += 1
+                self._crowded |= len(datagram) == MAX_DATAGRAM_BYTES  # cut; it may have taken the place of many
+        self._crowded |= self._rejected - before >= CROWD
         return self._crowded
 
-    def _believed(self, datagram: bytes) -> bool:
-        said, mac = datagram[:-MAC_BYTES], datagram[-MAC_BYTES:]
-        (name, _, words), count = said[TAG_BYTES : -COUNT.size].partition(b"\0"), said[-COUNT.size :]
-        if not name or not hmac.compare_digest(hmac.digest(self._key, said, "sha256")[:MAC_BYTES], mac):
+    def _accepted(self, datagram: bytes) -> bool:
+        signed, mac = datagram[:-MAC_BYTES], datagram[-MAC_BYTES:]
+        (name, _, words), count = signed[TAG_BYTES : -COUNT.size].partition(b"\0"), signed[-COUNT.size :]
+        if not name or not hmac.compare_digest(hmac.digest(self._key, signed, "sha256")[:MAC_BYTES], mac):
             return False
         number, flags = COUNT.unpack(count)
         deaf, stopped = bool(flags & IS_DEAF), bool(flags & IS_STOPPED)
         text = name.decode("ascii", "replace")
         if flags & IS_LAST:
-            return self._takes_words(text, words)
+            return self._accepted_words(text, words)
         return self.rule.heard(self._now_ms(), text, number, deaf=deaf, stopped=stopped)
 
-    def _takes_words(self, name: str, words: bytes) -> bool:
-        """The last words of a slot are for the coordinator, once."""
+    def _accepted_words(self, name: str, words: bytes) -> bool:
+        """Pass the last words of a slot to the coordinator, once."""
         if name not in self._last_words:
             try:
-                said = parse(name, words)
+                parsed = parse(name, words)
             except (ValueError, KeyError, TypeError, struct.error):
                 return False
             self._last_words = [*self._last_words, name][-MAX_LAST_WORDS:]
-            self._inbox.put(said)
+            self._inbox.put(parsed)
         return True
 
     def _now_ms(self) -> int:
@@ -171,66 +171,63 @@ class Pulses:
 
     @property
     def refused(self) -> int:
-        """Datagrams that were not believed, or not taken in at all; any thread may ask."""
-        try:
+        """Number of datagrams that were rejected here or dropped by the kernel; any thread may read it."""
+        with contextlib.suppress(OSError, struct.error):  # closed, or a system without this counter
             found = self._socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size)
-            self._thrown_away = MEMINFO.unpack(found)[-1]
-        except (OSError, struct.error):  # closed, or another system, which does not tell
-            pass
-        return self._unbelieved + self._thrown_away
+            self._dropped = MEMINFO.unpack(found)[-1]
+        return self._rejected + self._dropped
 
     @property
     def due(self) -> bool:
-        """Whether it is worth a look again: the loop turns a thousand times a second."""
+        """Whether ``LOOK_S`` has passed since the last ``silent``: the loop turns a thousand times a second."""
         return self._clock.monotonic() - self._looked_s >= LOOK_S
 
     def silent(self, slots: Iterable[PulsedSlot], chains: Iterable[Sequence[str]] | None = None) -> list[str]:
-        """The names of those of ``slots`` that are to be given up, by ``PulseRule.given_up``.
+        """The names of those of ``slots`` that are lost, by ``PulseRule.given_up``.
 
-        The time in which this loop itself was not there to listen counts for nobody, nor does that in which a crowd of
-        other datagrams came.
+        Time in which this loop was blocked, or in which many unacceptable datagrams arrived, does not count as silence.
         """
         now_s, before_s = self._clock.monotonic(), self._looked_s
         self._looked_s, slots = now_s, list(slots)
-        self._tell_of_strangers()
+        self._log_refused()
         if self._crowded or now_s - before_s > self.timeout_s / 2:
             return self._none_silent(now_s - before_s)
         if not self.rule.any_late(self._now_ms(), [slot.name for slot in slots]):
             return []
-        if self.receive():  # what waits in the socket was in time
+        if self.receive():  # waiting datagrams arrived in time
             return self._none_silent()
         return self.rule.given_up(self._now_ms(), slots, chains)
 
     def _none_silent(self, for_s: float = 0.0) -> list[str]:
-        """Nobody could be heard."""
+        """Pulses may have been missed, so restart the timeouts."""
         self._crowded = False
         self.rule.missed(self._now_ms(), round(for_s * 1000))
         return []
 
-    def _tell_of_strangers(self) -> None:
-        """In the log: the first datagram that was refused, the second, the fourth and so on."""
+    def _log_refused(self) -> None:
+        """Log the first refused datagram, the second, the fourth and so on."""
         refused = self.refused
-        if refused.bit_length() > self._told:
-            self._told = refused.bit_length()
+        if refused.bit_length() > self._logged:
+            self._logged = refused.bit_length()
             log.warning("%s: %d datagrams refused so far", self.address, refused)
 
     def is_doubtful(self, name: str) -> bool:
-        """Whether this one may be about to be late."""
+        """Whether the pulse ``name`` may be about to be late."""
         self.receive()
         return self.rule.is_doubtful(self._now_ms(), name)
 
     def forget(self, name: str) -> None:
-        """Nobody asks for this one any more."""
+        """Forget the pulse ``name``: its slot's process has ended."""
         self.rule.forget(name)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the port."""
         self._inbox.forget(self._socket)
         self._socket.close()
 
 
 class Pulse:
-    """The slot's end: the process that sends."""
+    """The slot's end: starts and stops the process that sends."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -244,8 +241,10 @@ class Pulse:
         note: StepNote | None = None,
         hides_rows: bool = False,
     ) -> None:
-        """Begin to send to ``address`` as ``name``. Where that cannot be, the reason is logged. ``note``: of the step
-        that this slot is in, to be sent when its process has ended. ``hides_rows``: a digest instead of a row in it.
+        """Begin to send to ``address`` as ``name``; a failure is only logged.
+
+        ``note``: the slot's step note, sent as last words when its process has ended.
+        ``hides_rows``: send the digest of a row instead of the row.
         """
         text = pkgutil.get_data(__package__ or "", "pulse_process.py")
         assert text is not None
@@ -268,26 +267,24 @@ class Pulse:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that sends, if there is one."""
+        """PID of the process that sends; ``None``: it was not started."""
         return None if self._process is None else self._process.pid
 
     def tell(self, deaf: bool) -> None:
-        """Say from now on that this slot does not hear the driver, or that it does."""
+        """Report in later pulses whether this slot receives messages of the driver."""
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended, which the driver knows by its silence
+            with contextlib.suppress(OSError):  # the process has ended; the driver notices its silence
                 self._process.stdin.write(DEAF if deaf else HEARS)
                 self._process.stdin.flush()
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.stdin is not None:
-            try:
+            with contextlib.suppress(OSError):  # the process has already ended
                 process.stdin.close()
-            except OSError:
-                log.debug("the pulse process had already ended")
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""How a shell finds a running job and commands it: access file, command server, commands.
+"""Commands of a shell to a running job: access file, command server, commands.
 
 Ring 2. Process: driver (server) and shells. Thread: the coordinator's loop.
 """

@@ -1,14 +1,14 @@
-"""How a shell finds a running job, and shows that it may command it: the job's *access file*.
+"""The *access file*, by which a shell finds a running job and proves that it may command it.
 
-The file, ``COMMANDS.json``, is in the job's own directory on the driver's host (mode 700), and only the user that the
-job runs as can read it (mode 600). It has the address of the job's door for commands, the key to it (which opens
-nothing else), the certificates for it if the job has TLS, and whose driver it is. It goes with the job. In the
-checkpoint directory, which more people may read, and which may be on another machine, is only where it is.
+The file, ``COMMANDS.json``, is in the job's own directory on the driver's host (mode 700); only the user of the job can
+read it (mode 600). It has the address of the command server, its key (which gives access to nothing else), its
+certificates if the job uses TLS, and the driver's process. It is removed with the job. The checkpoint directory, which
+more users may read and which may be on another machine, only says where the file is.
 
-Rules: a file that others can read or could have written is not used, and when jobs are looked for, nothing of a
-directory that is not this user's own. A process that writes the checkpoint directory can only point to an access
-file, and to that of this very job. What a killed driver has left behind is told from what runs: by the process on
-the driver's own host, elsewhere by nobody answering.
+Rules: a file that other users can read or could have written is not used; a search for jobs ignores directories of
+other users. A process that writes the checkpoint directory can only point to an access file, and only to that of this
+job. A file of a killed driver is recognized: on the driver's host by its process, elsewhere because the connection
+fails.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from flinkplus.runtime.transport.wire.ports import COORDINATOR
 from flinkplus.state.durable.storage import CheckpointStorage
 
 ACCESS_FORMAT = 1
-"""Of the access file, and of what the checkpoint directory says of it."""
+"""Version of ``AccessFile`` and ``Whereabouts``."""
 ACCESS_FILE = "COMMANDS.json"
 ACCESS_BLOB = "commands"
 MAX_BYTES = 1 << 20
@@ -56,9 +56,10 @@ ELSEWHERE = "copy that file to a place of your own (mode 600) and give it as --a
 
 @dataclass(frozen=True)
 class Access:
-    """What the file holds. ``driver``: its process and when that was created, on ``host``.
+    """The content of an access file.
 
-    ``local``: the socket beside the file, where there is one: only who may enter the directory reaches that.
+    ``driver``: PID of the driver on ``host``, and when that process was created (seconds since the Unix epoch).
+    ``local``: path of the socket next to the file, if it exists; other users cannot reach it.
     """
 
     job_id: str
@@ -71,7 +72,7 @@ class Access:
 
     @property
     def is_over(self) -> bool:
-        """Whether the driver is known to be gone; on another host that cannot be seen."""
+        """Whether the driver has ended; always ``False`` on another host, where that is unknown."""
         if self.host != socket.gethostname():
             return False
         pid, created_s = self.driver
@@ -84,9 +85,13 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessFile(Document):
-    """The content of the file. ``address``: host:port of the command server. ``host``, ``pid``, ``created_s``: of the
-    driver's process, and when it began, in seconds since the Unix epoch. ``key``: the job's secret, hexadecimal.
-    ``tls``: PEM by name, or the directory of the user's own certificates."""
+    """The JSON of the file.
+
+    ``address``: ``host:port`` of the command server.
+    ``host``, ``pid``, ``created_s``: the driver's process, and when it was created (seconds since the Unix epoch).
+    ``key``: the secret of the command server, hexadecimal.
+    ``tls``: PEM by name, or the directory of the user's own certificates.
+    """
 
     FORMAT: ClassVar[int] = ACCESS_FORMAT
 
@@ -105,7 +110,7 @@ class AccessFile(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Whereabouts(Document):
-    """What the checkpoint directory says of a job's access file: ``file`` is its path on ``host``."""
+    """The entry of an access file in the checkpoint directory: ``file`` is its path on ``host``."""
 
     FORMAT: ClassVar[int] = ACCESS_FORMAT
 
@@ -117,12 +122,14 @@ class Whereabouts(Document):
         checked_name(self.job_id)
         folder, name = os.path.split(self.file)
         if checked_name(name) != ACCESS_FILE or not os.path.isabs(folder) or os.path.normpath(folder) != folder:
-            raise ValueError(f"{self.file!r:.200} is no access file")
+            raise ValueError(f"{self.file!r:.200} is not an access file")
 
 
 def write_access(directory: Path, access: Access) -> Path:
-    """Write the file of a job into its own directory; whole, or not at all."""
-    certificates = access.credentials.tls
+    """Write the access file into the job's own directory, atomically."""
+    certificates: Any = access.credentials.tls
+    if isinstance(certificates, tls.Certificates):
+        certificates = {name: value.decode("ascii") for name, value in vars(certificates).items()}
     document = AccessFile(
         job_id=access.job_id,
         name=access.name,
@@ -131,7 +138,7 @@ def write_access(directory: Path, access: Access) -> Path:
         pid=access.driver[0],
         created_s=access.driver[1],
         key=access.credentials.secret.hex(),
-        tls=certificates if certificates is None or isinstance(certificates, str) else _pem(certificates),
+        tls=certificates,
     )
     path, made = directory / ACCESS_FILE, directory / f".{ACCESS_FILE}.tmp"
     descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -141,35 +148,28 @@ def write_access(directory: Path, access: Access) -> Path:
     return path
 
 
-def _pem(certificates: tls.Certificates) -> dict[str, str]:
-    return {name: value.decode("ascii") for name, value in vars(certificates).items()}
-
-
 def publish(storage: CheckpointStorage, path: Path, access: Access) -> None:
-    """Say in the checkpoint directory where the job's access file is."""
+    """Write the path of the job's access file into the checkpoint directory."""
     whereabouts = Whereabouts(job_id=access.job_id, host=access.host, file=str(path))
     storage.blobs.put(ACCESS_BLOB, json.dumps(whereabouts.to_json()).encode())
 
 
 def withdraw(storage: CheckpointStorage, path: Path) -> None:
-    """Say so no more, unless another run of the job has said something since."""
-    try:
+    """Remove that entry, unless another run of the job has replaced it."""
+    with contextlib.suppress(CorruptCheckpoint):  # it does not exist
         if parse_document(storage.blobs.get(ACCESS_BLOB)).get("file") == str(path):
             storage.blobs.drop(ACCESS_BLOB)
-    except CorruptCheckpoint:
-        return  # it was never said, or is gone
 
 
 def read_access(path: str | Path) -> Access:
-    """Raises ``NoRunningJob`` when there is no such file or the job is over, ``ConfigurationError`` when it is not to
-    be used.
-    """
+    """Read an access file. Raises ``NoRunningJob`` if it does not exist or the job is over, ``ConfigurationError`` if
+    it must not be used."""
     try:
         with open(open_regular(path, follow=True), "rb") as file:
             _check_owner(path, os.fstat(file.fileno()))
             data = file.read(MAX_BYTES)
     except FileNotFoundError:
-        raise NoRunningJob(f"there is no {str(path)!r}: the job is over, or runs on another host") from None
+        raise NoRunningJob(f"{str(path)!r} does not exist: the job is over, or runs on another host") from None
     except OSError as error:
         raise ConfigurationError(f"{str(path)!r} cannot be read: {error}") from error
     access = parse_access(data, str(path))
@@ -179,7 +179,7 @@ def read_access(path: str | Path) -> Access:
 
 
 def _socket_beside(path: Path) -> str | None:
-    """The door for shells on this host, if the file is where the job has put it."""
+    """The socket for shells on this host, if the access file is still where the job has written it."""
     with contextlib.suppress(OSError):
         found = path.resolve().with_name(SOCKET)
         if stat.S_ISSOCK(found.lstat().st_mode) and found.lstat().st_uid == path.stat().st_uid:
@@ -192,26 +192,30 @@ def _check_owner(path: str | Path, found: os.stat_result) -> None:
         return
     if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigurationError(
-            f"{str(path)!r} is not yours alone (mode {stat.S_IMODE(found.st_mode):03o}): others may have read the key "
-            "in it, or have put it there; use the one that the job has made, as the user that the job runs as"
+            f"{str(path)!r} is not yours alone (mode {stat.S_IMODE(found.st_mode):03o}): others may have read or "
+            "written it; use the file that the job has created, as the user of the job"
         )
 
 
 def parse_access(data: bytes, where: str) -> Access:
-    """What an access file holds. Raises ``ConfigurationError``."""
+    """The content of an access file. Raises ``ConfigurationError``."""
     try:
-        return _parse(parse_document(data))
+        return _parse(AccessFile.from_json(parse_document(data)))
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise ConfigurationError(f"{where!r} is no access file of this version: {error!r:.200}") from error
+        raise ConfigurationError(f"{where!r} is not an access file of this version: {error!r:.200}") from error
 
 
-def _parse(found: Any) -> Access:
-    file = AccessFile.from_json(found)
+def _parse(file: AccessFile) -> Access:
+    host, port = parse_address(file.address)
     if not 0 < file.pid < MAX_PID:
-        raise ValueError(f"{file.pid!r:.100} is no process")
-    _check_address(file.address)
+        raise ValueError(f"{file.pid!r:.100} is not a process")
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"{port!r:.100} is not a port")
+    if not host or not host.isprintable():
+        raise ValueError(f"{host!r:.100} is not a host")
+    host.encode("idna")
     if not file.key:
-        raise ValueError("no key")
+        raise ValueError("the key is empty")
     certificates: tls.Certificates | dict[str, str] | str | None = file.tls
     if isinstance(certificates, dict):
         certificates = tls.Certificates(**{name: text.encode("ascii") for name, text in certificates.items()})
@@ -225,24 +229,13 @@ def _parse(found: Any) -> Access:
     )
 
 
-def _check_address(address: str) -> None:
-    """Raises ``ValueError``."""
-    host, port = parse_address(address)
-    if not 0 < port < 1 << 16:
-        raise ValueError(f"{port!r:.100} is no port")
-    if not host or not host.isprintable():
-        raise ValueError(f"{host!r:.100} is no host")
-    host.encode("idna")
-
-
 def access_of(checkpoint_dir: str) -> Access:
-    """The running job that ``checkpoint_dir`` belongs to. Raises as ``read_access``, and
-    ``CheckpointDirectoryError`` for a directory of no job.
-    """
+    """The running job that ``checkpoint_dir`` belongs to. Raises as ``read_access``, and ``CheckpointDirectoryError``
+    for a directory without a job."""
     storage = CheckpointStorage(checkpoint_dir)
     storage.ownership.job()
     try:
-        found = parse_whereabouts(storage.blobs.get(ACCESS_BLOB))
+        found = Whereabouts.from_json(parse_document(storage.blobs.get(ACCESS_BLOB)))
     except OSError as error:
         raise ConfigurationError(f"the checkpoint directory {checkpoint_dir!r} cannot be read: {error}") from error
     except (CorruptCheckpoint, ValueError):
@@ -250,7 +243,7 @@ def access_of(checkpoint_dir: str) -> Access:
     file = found.file
     if found.host != socket.gethostname() and not os.path.exists(file):
         raise NoRunningJob(
-            f"the job's driver is on {printable(found.host)}, where {file!r:.300} is: run this there, or {ELSEWHERE}"
+            f"the job's driver is on {printable(found.host)}, with {file!r:.300}: run this there, or {ELSEWHERE}"
         )
     try:
         access = read_access(file)
@@ -258,21 +251,15 @@ def access_of(checkpoint_dir: str) -> Access:
         raise NoRunningJob(f"the job on the checkpoint directory {checkpoint_dir!r} has ended: {error}") from None
     if access.job_id != found.job_id:
         raise ConfigurationError(
-            f"the checkpoint directory {checkpoint_dir!r} says that job {found.job_id!r} is commanded by {file!r:.300}"
-            f", which is the access file of job {access.job_id!r}: something else changed the directory"
+            f"the checkpoint directory {checkpoint_dir!r} names {file!r:.300} as the access file of job "
+            f"{found.job_id!r}, but it is that of job {access.job_id!r}: another process changed the directory"
         )
     return access
 
 
-def parse_whereabouts(data: bytes) -> Whereabouts:
-    """What ``publish`` says. Raises ``ValueError`` for anything else."""
-    return Whereabouts.from_json(parse_document(data))
-
-
 def running_jobs() -> list[tuple[Path, Access]]:
-    """The access files of jobs whose own directories are in the system's temporary space,
-    that this user may use, with what they hold. Jobs that are over are left out, and each is there once: a directory of
-    a stranger's, or a link to one of ours, counts for nothing.
+    """The usable access files of running jobs in the system's temporary space, each once. Directories of other users,
+    and links, are ignored.
     """
     found = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{JOB_PREFIX}*")):
@@ -281,25 +268,25 @@ def running_jobs() -> list[tuple[Path, Access]]:
             if is_own_directory(folder):
                 found.append((path, read_access(path)))
         except (ConfigurationError, NoRunningJob):
-            continue  # of somebody else, or of the past
+            continue  # of another user, or of a job that is over
     return found
 
 
 def the_running_job() -> Access:
-    """The only job of this user on this host. Raises ``NoRunningJob``, ``ConfigurationError`` when there are more."""
+    """The only running job of this user on this host. Raises ``NoRunningJob``, ``ConfigurationError`` for several."""
     found = running_jobs()
     if not found:
         raise NoRunningJob("no running job of yours was found on this host; give --checkpoint-dir or --access")
     if len(found) > 1:
         jobs = "".join(f"\n  {access.name}: --access {path}" for path, access in found)
-        raise ConfigurationError(f"there are {len(found)} running jobs; say which:{jobs}")
+        raise ConfigurationError(f"there are {len(found)} running jobs; choose one:{jobs}")
     return found[0][1]
 
 
 def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Body:
-    """Have the job carry out ``request``, and wait for its answer.
+    """Send ``request`` to the job, and return its reply.
 
-    Raises ``CommandRefused`` when it does not, ``NoRunningJob`` when nobody answers, in ``timeout_s`` or at all.
+    Raises ``CommandRefused`` if the job refuses it, ``NoRunningJob`` without a reply within ``timeout_s``.
     """
     job = f"job {access.name!r} ({access.job_id}) at {access.address}"
     certificates = access.credentials.certificates
@@ -319,7 +306,7 @@ def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Bo
         except TimeoutError:
             raise NoRunningJob(f"{job} has not answered within {timeout_s:g} s") from None
         except OSError as error:
-            raise NoRunningJob(f"{job} ended before it had answered: {error}") from error
+            raise NoRunningJob(f"{job} ended before it answered: {error}") from error
     try:
         return decode_reply(reply)
     except PeerProtocolError as error:

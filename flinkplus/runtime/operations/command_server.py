@@ -1,13 +1,13 @@
-"""Where a running job takes commands from outside: a port of its own at the driver, in the coordinator's loop.
+"""The command server: a port of the driver, in the coordinator's loop, for commands of shells.
 
-Who has proved to know the key for commands (``Credentials.for_commands``) sends one request, gets one reply, and may
-send the next. That key opens no other port, and no other key of the job opens this one.
+A shell proves that it knows the key for commands (``Credentials.for_commands``), sends one request, gets one reply, and
+may send the next. No other port accepts that key, and this port accepts no other key of the job.
 
-Shells on the driver's host have a door of their own as well: a socket in the job's directory, which other users cannot
-enter. A crowd of strangers at the port takes no place from them there.
+Shells on the driver's host can also use a socket in the job's directory, which other users cannot enter. So they can
+connect even while unknown peers crowd the port.
 
-Rules: a request is carried out in the coordinator's thread, as one of its events. A second one before the reply, and
-whatever is too long, ends the connection. ``MAX_SHELLS`` are served at a time.
+Rules: a request is carried out in the coordinator's thread, as one of its events. A second request before the reply, or
+a frame that is too long, ends the connection. At most ``MAX_SHELLS`` are served at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flinkplus.runtime.transport.wire.ports import COORDINATOR
 
 PROTOCOL = b"flinkplus-commands/2"
 SHELL = "shell"
-"""What whoever gives commands is called in a handshake."""
+"""The name of every shell in the handshake."""
 SOCKET = "COMMANDS.sock"
 MAX_SHELLS = 32
 
@@ -39,14 +39,19 @@ log = logging.getLogger("flinkplus.security")
 
 @dataclass
 class _Shell:
-    """Somebody who gives commands. ``waits``: for a reply, which ``later`` brings."""
+    """A connected shell. ``waits``: for the reply ``later``."""
 
     waits: bool = False
     later: Later | None = None
 
 
-class CommandDoor:
-    """The driver's end."""
+class CommandServer:
+    """Accepts shells and carries out their requests.
+
+    ``credentials``: those for commands.
+    ``soon``: runs an action in the coordinator's thread.
+    ``directory``: for the socket for shells on this host; ``None``: no socket.
+    """
 
     def __init__(
         self,
@@ -57,9 +62,6 @@ class CommandDoor:
         soon: Callable[[Callable[[], None]], None],
         directory: Path | None = None,
     ) -> None:
-        """``credentials``: those for commands. ``soon``: has the coordinator call something when it is its turn.
-        ``directory``: where the socket for shells on this host is to be.
-        """
         self._commands = commands
         self._soon = soon
         self._shells: dict[Connection, _Shell] = {}
@@ -73,14 +75,14 @@ class CommandDoor:
                 self._local = Listener(
                     inbox, str(self._socket), PROTOCOL, COORDINATOR, credentials, self.refusals, self._welcome
                 )
-            except OSError as error:  # as of a path that is too long for a socket
+            except OSError as error:  # for example, the path is too long for a socket
                 log.debug("cannot open the local command socket: %s", error)
 
     def _welcome(self, connection: Connection, found: Listening) -> None:
         if found.name != SHELL:
             raise PeerRefused(handshake.IDENTITY, f"{found.name!r} may not send commands")
         if len(self._shells) >= MAX_SHELLS:
-            raise PeerRefused(handshake.CROWD, f"more than {MAX_SHELLS} shells at a time")
+            raise PeerRefused(handshake.CROWD, f"more than {MAX_SHELLS} shells are connected")
 
         shell = self._shells[connection] = _Shell()
 
@@ -108,7 +110,7 @@ class CommandDoor:
         connection.welcome(found.welcome, take, gone, joined=False, limit=REQUEST_BYTES)
 
     def close(self) -> None:
-        """Take no more commands; who waits for an answer gets none."""
+        """Close the port and all connections; waiting shells get no reply."""
         self._listener.close()
         if self._local is not None and self._socket is not None:
             self._local.close()

@@ -15,11 +15,13 @@ import pytest
 from rich.console import Console
 
 from flinkplus.cli.status import tables
+from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, StatusCommand
+from flinkplus.runtime.coordinator.record.status import Status
 from flinkplus.runtime.operations.access_file import Access, write_access
-from flinkplus.runtime.operations.command_server import CommandDoor
+from flinkplus.runtime.operations.command_server import CommandServer
 from flinkplus.runtime.operations.commands import Body, Commands
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from tests.typed import Command, typed_here
@@ -50,7 +52,11 @@ STATUS: dict[str, Any] = {
         "pid": 17,
         "recovery": "standby",
         "guarantee": "exactly-once",
+        "parallelism": 2,
         "replicas": 3,
+        "checkpoint_interval_s": 10,
+        "checkpoint_dir": "/data",
+        "restored_from": None,
     },
     "metrics": {
         "state": "running",
@@ -69,26 +75,31 @@ STATUS: dict[str, Any] = {
     "slots": [
         {
             "slot": "slot-0",
+            "spare": False,
             "state": "working",
             "host": "worker-1",
             "pid": 4711,
+            "address": "worker-1:5000",
             "restarts": 0,
+            "heard_ms": 12.5,
             "subtasks": 2,
             "standbys": 1,
-            "heard_ms": 12.5,
         }
     ],
     "subtasks": [
         {
             "subtask": "count[1]",
+            "vertex": "count",
+            "index": 1,
             "slot": "slot-0",
-            "state": "running",
             "generation": 3,
+            "state": "running",
             "rows_in": 12345,
             "rows_out": None,
             "behind_rows": 321,
             "waiting_messages": 4,
             "keys": 99,
+            "state_bytes": 4096,
             "blocked": "spill volume full",
         }
     ],
@@ -98,11 +109,12 @@ STATUS: dict[str, Any] = {
             "generation": 3,
             "newest": 6,
             "members": [
-                {"slot": "slot-0", "version": 6, "lag": 0, "catching_up": False},
-                {"slot": "slot-2", "version": 4, "lag": 2, "catching_up": True},
+                {"slot": "slot-0", "role": "head", "version": 6, "lag": 0, "catching_up": False},
+                {"slot": "slot-2", "role": "standby", "version": 4, "lag": 2, "catching_up": True},
             ],
         }
     ],
+    "drained_hosts": [],
     "checkpoints": [{**CHECKPOINT, "id": 6, "status": "complete", "duration_ms": 45.0}, CHECKPOINT],
     "recoveries": [RECOVERY, ROLLBACK],
     "handovers": [],
@@ -120,7 +132,7 @@ class Job:
         commands = Commands()
         commands.add(StatusCommand, self._status)
         commands.add(InjectCommand, self._inject)
-        self._door = CommandDoor("127.0.0.1", CREDENTIALS, self.inbox, commands, self.inbox.call_soon)
+        self._door = CommandServer("127.0.0.1", CREDENTIALS, self.inbox, commands, self.inbox.call_soon)
         driver = (os.getpid(), psutil.Process().create_time())
         self.file = write_access(
             directory, Access("abc", "watched", self._door.address, socket.gethostname(), driver, CREDENTIALS)
@@ -177,7 +189,7 @@ Run = Callable[..., tuple[int, str, str]]
 def test_the_tables_say_all_of_it() -> None:
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(tables(STATUS))
+        console.print(tables(Status.from_json(STATUS)))
     text = captured.get()
     for words in (
         "watched (abc): running, for 12.0 s; driver: process 17 on driver-1; standby, exactly-once, 3 copies",
@@ -201,6 +213,13 @@ def test_status_as_tables_and_as_json(job: Job, run: Run) -> None:
     assert (code, err) == (0, "") and "watched" in out and "Chains" in out
     code, out, err = run("status", "--access", job.file, "--json")
     assert (code, err) == (0, "") and json.loads(out) == STATUS
+
+
+def test_a_status_is_read_as_it_was_written_or_refused() -> None:
+    assert Status.from_json(STATUS).to_json() == STATUS
+    for name in ("job", "slots", "subtasks", "chains"):
+        with pytest.raises(PeerProtocolError, match="malformed status"):
+            Status.from_json({**STATUS, name: [{}]})
 
 
 @pytest.mark.parametrize("as_json", [True, False])

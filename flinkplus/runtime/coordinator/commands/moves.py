@@ -1,29 +1,25 @@
-"""Planned moves that a shell asks for.
+"""Planned moves that a shell requests.
 
-Rules: in the coordinator's thread. A request is answered when it is known whether it can be carried out. Its
-progress is asked for by the number in that answer (``MoveNewsCommand``).
+Rules: only the coordinator's thread calls this. A request is answered when it is accepted or refused. The shell polls
+its progress by the number in that answer (``MoveNewsCommand``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from flinkplus.config import MOST_SPARES
+from flinkplus.config import MOST_SPARES, Options
 from flinkplus.errors import CommandRefused, ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
+from flinkplus.graph import JobGraph
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.coordinator.membership.moves import Moves
 from flinkplus.runtime.coordinator.membership.requests import PlannedMove
 from flinkplus.runtime.operations.commands import Body, Commands, Later
 
-if TYPE_CHECKING:
-    from flinkplus.config import Options
-    from flinkplus.graph import JobGraph
-
 
 @dataclass(frozen=True)
 class MigrateCommand:
-    """Have ``subtask`` (``count:1``) work on ``slot``."""
+    """Move ``subtask`` (``count:1``) to ``slot``."""
 
     subtask: str
     slot: int
@@ -31,7 +27,7 @@ class MigrateCommand:
 
 @dataclass(frozen=True)
 class DrainHostCommand:
-    """Have nothing on ``host``; ``force``: even where chains get shorter, or share hosts, by that."""
+    """Move all subtasks and standbys off ``host``; ``force``: even if chains get shorter, or share hosts."""
 
     host: str
     force: bool = False
@@ -39,14 +35,14 @@ class DrainHostCommand:
 
 @dataclass(frozen=True)
 class UndrainHostCommand:
-    """Use ``host`` again."""
+    """Allow subtasks and standbys on ``host`` again."""
 
     host: str
 
 
 @dataclass(frozen=True)
 class ScaleSparesCommand:
-    """Have ``count`` spare slots; ``force``: as of ``DrainHostCommand``."""
+    """Start or end spare slots until there are ``count``; ``force``: as of ``DrainHostCommand``."""
 
     count: int
     force: bool = False
@@ -54,20 +50,20 @@ class ScaleSparesCommand:
 
 @dataclass(frozen=True)
 class MoveNewsCommand:
-    """What has become of request ``number``?"""
+    """Report the progress of request ``number``."""
 
     number: int
 
 
 def add_move_commands(commands: Commands, moves: Moves, graph: JobGraph, options: Options) -> None:
-    """Accept requests for planned moves from shells."""
+    """Add the commands for planned moves."""
 
     def migrate(request: MigrateCommand) -> Later:
         """Raises ``ConfigurationError`` for an unknown subtask."""
         return _answer(moves.migrate(find_subtask(request.subtask, graph, options.parallelism), request.slot))
 
     def news(request: MoveNewsCommand) -> Body:
-        """Raises ``CommandRefused`` for a request that is unknown or too old; otherwise the error that ended it."""
+        """Raises ``CommandRefused`` for an unknown or too old request; otherwise the error that ended it."""
         move = moves.requests.find(request.number)
         if move is None:
             raise CommandRefused(f"request {request.number} is unknown or no longer remembered")
@@ -82,7 +78,7 @@ def add_move_commands(commands: Commands, moves: Moves, graph: JobGraph, options
 
 
 def check_count(count: int) -> int:
-    """``count`` spare slots. Raises ``ConfigurationError`` when no job can have so many."""
+    """Returns ``count``. Raises ``ConfigurationError`` unless it is a possible number of spare slots."""
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_SPARES:
         raise ConfigurationError(f"a job has from 0 to {MOST_SPARES} spare slots, not {count!r}")
     return count
@@ -99,7 +95,7 @@ def _answer(move: PlannedMove) -> Later:
         try:
             move.check()
         except (MoveRefused, MoveCancelled, InsufficientSlots) as error:
-            later.refuse(error)
+            later.give(error)
         else:
             later.give(_body(move))
 

@@ -1,8 +1,8 @@
 """Fault injection in a running job: by a shell (``InjectCommand``), by the program that started it, by its options.
 
-Rules: in the coordinator's thread, except for ``kill``, which waits in another. A target is found before anything is
-done, and all of it is present, or nothing happens. Injections of shells need the job's key for commands, and the option
-``allow_inject``.
+Rules: only the coordinator's thread calls this, except for ``kill``, which waits in another. The target is resolved
+first; unless all of it is registered, the injection is refused and changes nothing. Injections of shells need the job's
+key for commands, and the option ``allow_inject``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from flinkplus.runtime.coordinator.dispatch.calls import Calls
     from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
     from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
-    from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
     from flinkplus.runtime.coordinator.membership.presence import Presence
 
 LOOK_AGAIN_S = 0.01
@@ -42,15 +41,17 @@ log = logging.getLogger("flinkplus.coordinator")
 
 @dataclass(frozen=True)
 class StatusCommand:
-    """How is the job? The answer: ``docs/operations.md``."""
+    """Report the status; the reply is a ``record.status.Status``."""
 
 
 @dataclass(frozen=True)
 class InjectCommand:
-    """Do ``fault`` to ``target``: a subtask (``count:1``), a slot (``slot-2``) or a host.
+    """Inject ``fault`` into ``target``: a subtask (``count:1``), a slot (``slot-2``) or a host.
 
-    ``at_s``: when the job has been running for so long (``None``: now). ``for_s``: of ``pause``, ``cut`` and ``slow``.
-    ``delay_s``: of each step, of ``slow``. ``peers``: of ``cut``, slots and ``driver``; ``None``: all.
+    ``at_s``: seconds since the job started running; ``None``: now.
+    ``for_s``: duration of ``pause``, ``cut`` and ``slow``.
+    ``delay_s``: delay of each step, for ``slow``.
+    ``peers``: for ``cut``: slots and ``driver``; ``None``: all.
     """
 
     fault: str
@@ -62,44 +63,7 @@ class InjectCommand:
 
 
 Hit: TypeAlias = dict[int, list[SubtaskId]]
-"""What an injection strikes: slots, with subtasks of each."""
-
-
-def find_target(
-    text: str,
-    processes: Sequence[SlotProcess],
-    slots: Sequence[int],
-    assignment: dict[SubtaskId, int],
-    graph: JobGraph,
-    parallelism: int,
-) -> Hit:
-    """What ``text`` means now. Raises ``CommandRefused``, which names the slots and hosts."""
-    present = {process.slot: process for process in processes}
-
-    def on(slot: int) -> list[SubtaskId]:
-        return sorted(subtask for subtask, at in assignment.items() if at == slot)
-
-    slot = SLOT.match(text)
-    if slot is not None:
-        if int(slot[1]) not in slots:
-            raise CommandRefused(f"{text} does not exist; the slots are {_named(slots)}")
-        if int(slot[1]) not in present:
-            raise CommandRefused(
-                f"{text} is not registered: its process has ended and is restarting; try again in a moment"
-            )
-        return {int(slot[1]): on(int(slot[1]))}
-    hosts = sorted({process.host for process in processes})
-    if text in hosts:
-        return {process.slot: on(process.slot) for process in processes if process.host == text}
-    try:
-        subtask = find_subtask(text, graph, parallelism)
-    except ConfigurationError as error:
-        known = f"the hosts with slots are {', '.join(hosts)}" if hosts else "no slot is registered"
-        raise CommandRefused(f"{text!r:.200} is not a subtask, slot or host of this job: {error}; {known}") from error
-    at = assignment.get(subtask)
-    if at is None or at not in present:
-        raise CommandRefused(f"{subtask} is not assigned to a registered slot; try again when the job is running")
-    return {at: [subtask]}
+"""The targets of an injection: slot -> subtasks on it."""
 
 
 def _named(slots: Sequence[int]) -> str:
@@ -110,7 +74,7 @@ def _named(slots: Sequence[int]) -> str:
 
 @dataclass(eq=False, repr=False)
 class Operations:
-    """The driver's part of fault injection. ``faults``: those that the options of the job arm."""
+    """The driver's part of fault injection. ``faults``: armed by the options of the job."""
 
     _dispatch: Dispatch
     _deployment: Deployment
@@ -122,20 +86,20 @@ class Operations:
     _faults: Faults
 
     def inject(self, request: InjectCommand) -> Later:
-        """Do it, now or at its time. Raises ``CommandRefused``."""
+        """Inject the fault, now or at its time. Raises ``CommandRefused``."""
         peers = self._check(request)
         find = partial(self._find, request.target, peers)
-        find()  # an unknown target is refused now, not when it is time
+        find()  # refuses an unknown target now, not at the time of the injection
         answer = Later()
         wait_s = 0.0 if request.at_s is None else self._wait_s(request.at_s)
 
         def strike() -> None:
             if not answer.wanted:
-                return  # the shell has gone before it was time
+                return  # the shell has disconnected
             try:
                 answer.give(self._strike(request, find(), peers))
             except CommandRefused as error:
-                answer.refuse(error)
+                answer.give(error)
 
         if wait_s > 0:
             self._calls.later(wait_s, strike)
@@ -168,21 +132,18 @@ class Operations:
         return int(slot[1])
 
     def _wait_s(self, at_s: float) -> float:
-        begun_s = self._deployment.first_started_s
-        age_s = None if begun_s is None else self._deployment.age_s
+        age_s = self._deployment.age_s
         if not 0 <= at_s < 1e9:
             raise CommandRefused(f"the time must be a number of seconds since the job started, not {at_s}")
-        if age_s is None:
+        if self._deployment.first_started_s is None:
             raise CommandRefused("the job is not running yet; try again in a moment")
         if at_s < age_s:
             raise CommandRefused(f"the job has been running for {age_s:.1f} s already, which is more than {at_s:g} s")
         return at_s - age_s
 
     def _find(self, target: str, peers: list[int] | None) -> Hit:
-        assignment = dict(self._deployment.assignment)
-        parallelism = self._options.parallelism
-        processes = self._dispatch.processes
-        hit = find_target(target, processes.all(), processes.numbers, assignment, self._graph, parallelism)
+        """The current targets that ``target`` names. Raises ``CommandRefused``, which names the slots and hosts."""
+        hit = self._find_subtasks(target)
         alone = [slot for slot in hit if peers is not None and set(peers) <= {slot}]
         if alone:
             raise CommandRefused(
@@ -190,6 +151,33 @@ class Operations:
                 "the peers to cut it off from all"
             )
         return hit
+
+    def _find_subtasks(self, target: str) -> Hit:
+        table, deployment = self._dispatch.processes, self._deployment
+        slot = SLOT.match(target)
+        if slot is not None:
+            number = int(slot[1])
+            if number not in table.numbers:
+                raise CommandRefused(f"{target} does not exist; the slots are {_named(table.numbers)}")
+            if table.get(number) is None:
+                raise CommandRefused(
+                    f"{target} is not registered: its process has ended and is restarting; try again in a moment"
+                )
+            return {number: sorted(deployment.on(number))}
+        hosts = sorted({process.host for process in table.all()})
+        if target in hosts:
+            return {one.slot: sorted(deployment.on(one.slot)) for one in table.all() if one.host == target}
+        try:
+            subtask = find_subtask(target, self._graph, self._options.parallelism)
+        except ConfigurationError as error:
+            known = f"the hosts with slots are {', '.join(hosts)}" if hosts else "no slot is registered"
+            raise CommandRefused(
+                f"{target!r:.200} is not a subtask, slot or host of this job: {error}; {known}"
+            ) from error
+        at = deployment.assignment.get(subtask)
+        if at is None or table.get(at) is None:
+            raise CommandRefused(f"{subtask} is not assigned to a registered slot; try again when the job is running")
+        return {at: [subtask]}
 
     def _strike(self, request: InjectCommand, hit: Hit, peers: list[int] | None) -> Body:
         if request.fault in (EXCEPTION, SLOW) and not any(hit.values()):
@@ -201,7 +189,7 @@ class Operations:
                 self._presence.kill_slot(slot)
             else:
                 order = control.Inject(request.fault, names, float(request.for_s), float(request.delay_s), peers)
-                self._dispatch.tell(slot, order)
+                self._dispatch.send(slot, order)
         return {
             "fault": request.fault,
             "target": request.target,
@@ -214,11 +202,11 @@ class Operations:
     # --- kills by the program that started the job
 
     def kill(self, subtask: SubtaskId, point: str | None, timeout_s: float) -> bool:
-        """Kill the process that hosts a subtask; the time is stamped right before the signal.
+        """Kill the process that hosts a subtask; the recovery log measures from right before the signal.
 
-        With a ``point``: when that is reached next, by the subtask, by its first standby, or in the coordinator. Waits
-        until there is such a process. Returns false when the job is over. Raises ``SubtaskNotRunning`` after
-        ``timeout_s`` seconds.
+        ``point``: kill it when the subtask, its first standby or the coordinator next reaches this point.
+        ``timeout_s``: how long to wait until the subtask has a process; then ``SubtaskNotRunning`` is raised.
+        Returns ``False`` when the job is over.
         """
 
         def strike() -> bool:
@@ -248,11 +236,11 @@ class Operations:
             slot = next(iter(chains.get(subtask, ())[1:]), None)
         if slot is None or self._dispatch.processes.get(slot) is None:
             return False
-        self._dispatch.tell(slot, control.Inject(KILL, [str(subtask)], point=point))
+        self._dispatch.send(slot, control.Inject(KILL, [str(subtask)], point=point))
         return True
 
     def reach(self, point: str) -> None:
-        """The coordinator reaches a point."""
+        """The coordinator reaches a fault point."""
         self._faults.reach(point, self._deployment.generation, strike=self._kill_named)
 
     def _kill_named(self, name: str) -> None:

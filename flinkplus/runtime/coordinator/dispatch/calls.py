@@ -1,4 +1,4 @@
-"""What other threads have the coordinator do: each call is an event in its inbox.
+"""Calls of other threads to the coordinator: each call is an event in its inbox.
 
 Rules: any thread may call, except for ``later``. A call that arrives after the end of the job has no effect.
 """
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Calls:
-    """The calls to the coordinator of one job, which ends with ``result``."""
+    """The calls to the coordinator of one job; ``result`` is set when the job ends."""
 
     inbox: Inbox[InboxEvent]
     result: JobResult
@@ -54,7 +54,7 @@ class Calls:
         self.inbox.put(RegistryReported(event))
 
     def give_up(self, reason: str) -> None:
-        """End the job: it cannot run any longer."""
+        """End the job as failed."""
         self._fail(JobFailed(reason))
 
     def taken_over(self, reason: str) -> None:

@@ -1,11 +1,11 @@
-"""What the drivers of the three machines (job, checkpoints, failover) share.
+"""Shared by the drivers of the three machines (job, checkpoints, failover).
 
-``Dispatch`` keeps the order: effects are carried out list by list, never one in the middle of another. Slow work is
-done by a worker thread, and its result comes back through the inbox. Storage and ZooKeeper have a worker each, so a
-failover never waits for an upload. ``Deployment`` has what is deployed where, in which generation.
+``Dispatch`` keeps the order: the effects of one step are all carried out before the next step. A worker thread does
+slow work, and its result comes back through the inbox. Storage and ZooKeeper have a worker each, so a failover never
+waits for an upload. ``Deployment`` holds the slot and generation of each subtask.
 
-Rules: everything here is called in the coordinator's thread, except for two things. Workers put into the inbox, and any
-thread may read ``Deployment``, whose values are replaced and never changed in place.
+Rules: only the coordinator's thread calls this, with two exceptions. Workers put into the inbox, and any thread may
+read ``Deployment``, whose values are replaced and never changed in place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flinkplus.runtime.base.step_note import LastWords
     from flinkplus.runtime.liveness.lifeline import LifelineCut, Lifelines
     from flinkplus.runtime.liveness.pulse import Pulses
-    from flinkplus.runtime.operations.command_server import CommandDoor
+    from flinkplus.runtime.operations.command_server import CommandServer
     from flinkplus.runtime.transport.wire.ports import LinkEvent, Rendezvous
 
 NO_CHECKPOINT = CheckpointId(0)
@@ -58,10 +58,15 @@ InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | RegistryReported 
 
 @dataclass
 class Deployment:
-    """What is deployed: ``generation`` of the last deployment, and of each subtask the slot it is at (or is on its way
-    to) and its own generation. ``run``: which run of the job this is. ``draining``: the input is being ended.
-    ``triggered``: the newest checkpoint. ``lost_at``: that one when a slot's process was last lost, until some later
-    ones are complete.
+    """What is deployed.
+
+    ``generation``: of the last deployment.
+    ``run``: the number of this run of the job.
+    ``draining``: the input is being ended.
+    ``assignment``: subtask -> the slot that runs it, or that it moves to.
+    ``generations``: subtask -> its own generation.
+    ``triggered``: the newest checkpoint.
+    ``lost_at``: the newest checkpoint when a slot's process was last lost; reset when some later ones are complete.
     """
 
     generation: Generation
@@ -75,17 +80,17 @@ class Deployment:
     lost_at: CheckpointId | None = None
 
     def on(self, slot: int) -> list[SubtaskId]:
-        """The subtasks at ``slot``."""
+        """The subtasks that are assigned to ``slot``."""
         return [subtask for subtask, at in self.assignment.items() if at == slot]
 
     @property
     def age_s(self) -> float:
-        """Seconds since subtasks of this run were first started."""
+        """Seconds since the subtasks of this run were first started."""
         return 0.0 if self.first_started_s is None else self.clock.monotonic() - self.first_started_s
 
 
 class Worker(Protocol):
-    """Does what it is given, one after the other, beside the coordinator's thread."""
+    """Runs submitted actions one by one, outside the coordinator's thread."""
 
     def submit(self, action: Callable[..., Any], /, *arguments: Any) -> Any: ...
 
@@ -93,8 +98,9 @@ class Worker(Protocol):
 
 
 class Dispatch:
-    """Connections to the slots, the workers (for the storage, and for the registry: a thread each unless others are
-    given), and the order in which effects are carried out.
+    """Connections to the slots, the workers, and the order in which effects are carried out.
+
+    ``storage``, ``registry``: workers for storage and for ZooKeeper; ``None``: a new thread each.
     """
 
     def __init__(
@@ -109,23 +115,23 @@ class Dispatch:
         self.rendezvous = rendezvous
         self.lifelines: Lifelines | None = None
         self.pulses: Pulses | None = None
-        self.door: CommandDoor | None = None
+        self.commands: CommandServer | None = None
         self.processes = processes
         self.inbox = inbox
         self.clock = clock
         self.storage = storage or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-storage")
         self.storage_ended = threading.Event()
-        """The storage worker has done all that it was given."""
+        """Set when the storage worker has done everything that was submitted."""
         self.registry = registry or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
-        self.event_s = 0.0  # when the present event happened, in seconds since the Unix epoch
+        self.event_s = 0.0  # when the current event happened, in seconds since the Unix epoch
         self._due: deque[Callable[[], None]] = deque()
 
     def now_ms(self) -> int:
-        """The time of the machines."""
+        """The machines' clock: monotonic milliseconds."""
         return int(self.clock.monotonic() * 1000)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Run ``action`` after all that is due before it."""
+        """Run ``action`` after all actions that were queued before it."""
         self._due.append(action)
         if len(self._due) > 1:
             return
@@ -138,29 +144,27 @@ class Dispatch:
             self._due.popleft()
 
     def drop(self, process: SlotProcess) -> None:
-        """End the connections of a slot that is given up."""
+        """Close the connections of a slot's process that was lost."""
         self.rendezvous.drop(process.connection)
         if self.lifelines is not None:
             self.lifelines.drop(process.lifeline)
         if self.pulses is not None:
             self.pulses.forget(process.pulse)
 
-    def tell(self, slot: int, message: control.ControlMessage) -> None:
-        """Send to the present incarnation of a slot, if there is one."""
+    def send(self, slot: int, message: control.ControlMessage) -> None:
+        """Send to the current process of a slot, if one is registered."""
         process = self.processes.get(slot)
         if process is not None:
             self.rendezvous.send(process.connection, message)
 
-    def tell_all(self, message: control.ControlMessage) -> None:
+    def send_all(self, message: control.ControlMessage) -> None:
         for process in self.processes.all():
             self.rendezvous.send(process.connection, message)
 
     def work(
         self, pool: Worker, action: Callable[[], None], done: Callable[[], None], failed: Callable[[str], None]
     ) -> None:
-        """Do ``action`` in a worker. What follows is done in the coordinator's thread: ``done``, or ``failed`` with a
-        reason.
-        """
+        """Run ``action`` in a worker; then, in the coordinator's thread, ``done``, or ``failed`` with a reason."""
 
         def run() -> None:
             follow = done
@@ -175,26 +179,22 @@ class Dispatch:
         pool.submit(run)
 
     def remove(self, what: str, remove: Callable[..., None], *arguments: Any) -> None:
-        """Have the storage worker remove something that is not needed; a failure is only logged."""
-        self.storage.submit(_remove, what, remove, *arguments)
+        """Run ``remove`` in the storage worker; a failure is only logged."""
+
+        def run() -> None:
+            try:
+                remove(*arguments)
+            except (OSError, FlinkPlusError) as error:
+                log.warning("could not remove %s: %s", what, error)
+
+        self.storage.submit(run)
 
     def close(self) -> None:
-        """End the workers, when they have done what was submitted, and the connections."""
+        """End the workers, when they have done everything that was submitted, and close the connections."""
         self.registry.shutdown(wait=False, cancel_futures=True)
         self.storage.shutdown(wait=True)
         self.storage_ended.set()
-        if self.door is not None:
-            self.door.close()
-        self.rendezvous.close()
-        if self.lifelines is not None:
-            self.lifelines.close()
-        if self.pulses is not None:
-            self.pulses.close()
-        self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed the way to it
-
-
-def _remove(what: str, remove: Callable[..., None], *arguments: Any) -> None:
-    try:
-        remove(*arguments)
-    except (OSError, FlinkPlusError) as error:
-        log.warning("could not remove %s: %s", what, error)
+        for server in (self.commands, self.rendezvous, self.lifelines, self.pulses):
+            if server is not None:
+                server.close()
+        self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed its connection

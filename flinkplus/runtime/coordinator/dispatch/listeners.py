@@ -1,6 +1,6 @@
-"""The ports of the coordinator: control streams, lifelines, pulses, and commands of shells.
+"""The ports of the coordinator: control streams, lifelines, pulses, and the command server.
 
-Rules: nothing is open before ``open``. ``Dispatch.close`` closes all of them.
+Rules: ``open`` opens all of them, ``Dispatch.close`` closes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.liveness.lifeline import Lifelines
 from flinkplus.runtime.liveness.pulse import Pulses
-from flinkplus.runtime.operations.command_server import CommandDoor
+from flinkplus.runtime.operations.command_server import CommandServer
 from flinkplus.runtime.operations.commands import Commands
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.factory import rendezvous
@@ -22,10 +22,7 @@ from flinkplus.runtime.transport.factory import rendezvous
 
 @dataclass(frozen=True)
 class Addresses:
-    """``host:port`` of each port.
-
-    ``pulses``: ``None`` when slots send none. ``commands``: empty when the job accepts none.
-    """
+    """``host:port`` of each port. ``pulses``: ``None`` if slots send none. ``commands``: empty without a server."""
 
     rendezvous: str
     lifelines: str
@@ -37,9 +34,9 @@ class Addresses:
 class Listeners:
     """Opens the ports of one job on ``host``, for slots that have ``credentials``.
 
-    ``reach``: the host that others know ``host`` by.
-    ``for_commands``: the credentials of shells; with ``None`` the job accepts no commands.
-    ``directory``: the job's own, for shells on the same host.
+    ``reach``: name of ``host`` for slots and shells; empty: ``host``.
+    ``for_commands``: the credentials of shells; ``None``: the job accepts no commands.
+    ``directory``: the job's own, for the socket for shells on this host.
     """
 
     _options: Options
@@ -55,27 +52,27 @@ class Listeners:
         self.dispatch = Dispatch(rendezvous(self._options, self._credentials, self._host, inbox), slots, inbox)
 
     def open(self, commands: Commands) -> Addresses:
-        """Accept slots, and have shells give ``commands``."""
+        """Open all ports. ``commands``: what shells may request."""
         dispatch, inbox = self.dispatch, self._calls.inbox
         address = dispatch.rendezvous.start()
         dispatch.lifelines = Lifelines(self._host, self._credentials, inbox, inbox.put)
         dispatch.pulses = self.open_pulses()
         if self._for_commands is not None:
-            dispatch.door = CommandDoor(
+            dispatch.commands = CommandServer(
                 self._host, self._for_commands, inbox, commands, self._calls.ask, self._directory
             )
         return Addresses(
             self._reached(address),
             self._reached(dispatch.lifelines.address),
             None if dispatch.pulses is None else self._reached(dispatch.pulses.address),
-            "" if dispatch.door is None else self._reached(dispatch.door.address),
+            "" if dispatch.commands is None else self._reached(dispatch.commands.address),
         )
 
     def _reached(self, address: str) -> str:
         return f"{self._reach or self._host}:{address.rpartition(':')[2]}"
 
     def open_pulses(self) -> Pulses | None:
-        """Where slots send their pulses; ``None`` when the job does not look for hung slots."""
+        """The receiver of the slots' pulses; ``None`` without ``hang_timeout``."""
         if self._options.hang_timeout is None:
             return None
         host, inbox, clock = self._host, self._calls.inbox, self.dispatch.clock

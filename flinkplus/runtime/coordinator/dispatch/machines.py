@@ -1,8 +1,8 @@
-"""The machines of a job, stepped in order. What a machine orders is carried out by its driver.
+"""The machines of a job, stepped in order; each one's driver carries out its effects.
 
-Rules: an event that arrives while effects are being carried out is taken after all of them. The machine of local
-failover is stepped only while the job runs; then failures are its own. What it takes on is reported to the machine of
-the job before anything else is done about it. ``assignment`` and ``generations`` of the deployment follow it.
+Rules: an event that arrives while effects are being carried out is handled after all of them. The machine of local
+failover is stepped only while the job runs; then it handles all failures. A failure that it takes on is reported to the
+machine of the job before any other effect. It updates ``assignment`` and ``generations`` of the deployment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRESS = (
     failover_events.CheckpointCompleted,
     failover_events.CheckpointAborted,
 )
-"""The most frequent events; without an effect, they leave every subtask where it is."""
+"""The most frequent events; without an effect, they do not change the assignment of subtasks."""
 FailoverEffects: TypeAlias = "list[FailoverEffect]"
 
 
@@ -53,16 +53,16 @@ class JobMachines:
         checkpoints: Callable[[effects.CheckpointingEffect], None],
         failover: Callable[[FailoverEffects], None] | None,
     ) -> None:
-        """Connect the drivers. They step the machines as well, so they are made after them."""
+        """Connect the drivers. They step the machines, so they are created after them."""
         self._obey_job, self._obey_checkpoints, self._obey_failover = job, checkpoints, failover
 
     @property
     def local_failover(self) -> FailoverProtocol | None:
-        """The machine of local failover while failures are its own; otherwise ``None``."""
+        """The machine of local failover while it handles failures; otherwise ``None``."""
         return self.failover if self.job.state is JobState.RUNNING else None
 
     def step_job(self, event: events.JobEvent) -> None:
-        """Have the machine of the job take ``event``, after all effects that are being carried out."""
+        """Step the machine of the job by ``event``, after all effects that are being carried out."""
 
         def step() -> None:
             for effect in self.job.step(self._dispatch.now_ms(), event):
@@ -71,7 +71,7 @@ class JobMachines:
         self._dispatch.soon(step)
 
     def step_checkpoints(self, event: events.CheckpointingEvent) -> None:
-        """As ``step_job``."""
+        """Step the machine of checkpoints, as ``step_job``."""
 
         def step() -> None:
             for effect in self.checkpoints.step(self._dispatch.now_ms(), event):
@@ -80,7 +80,7 @@ class JobMachines:
         self._dispatch.soon(step)
 
     def step_failover(self, event: failover_events.FailoverEvent) -> None:
-        """As ``step_job``; the event is dropped unless the job is running when its turn comes."""
+        """Step the machine of local failover, as ``step_job``; dropped unless the job is running by then."""
         if self.failover is not None:
             self._dispatch.soon(lambda: self._step_failover(event))
 
@@ -91,11 +91,11 @@ class JobMachines:
         todo = failover.step(self._dispatch.now_ms(), event)
         if todo or not isinstance(event, PROGRESS):
             heads = failover.heads
-            if heads:  # there are none once it gave up
+            if heads:  # empty once it has fallen back
                 self._deployment.assignment = heads
                 self._deployment.generations = failover.generations
         for effect in todo:
-            if isinstance(effect, events.FailureTakenOn):  # before the job knows of the generation that this makes
+            if isinstance(effect, events.FailureTakenOn):  # before ``GenerationsUsed``
                 self.step_job(effect)
         newest = failover.newest_generation
         if newest > self._newest:
@@ -108,20 +108,20 @@ class JobMachines:
         self._obey_failover(todo)
 
     def interrupt_failover(self) -> None:
-        """A rollback or the end of the job begins; the machine of local failover learns of it in any state."""
+        """Report to the machine of local failover, in any state, that a rollback or the end of the job begins."""
         failover = self.failover
         if failover is not None:
             interrupted = events.JobInterrupted()
             self._dispatch.soon(lambda: self._obey(failover.step(self._dispatch.now_ms(), interrupted)))
 
     def advance_time(self) -> None:
-        """Step each machine: a deadline may have passed."""
+        """Step each machine: a timeout may have passed."""
         self.step_job(events.TimeAdvanced())
         self.step_checkpoints(events.TimeAdvanced())
         self.step_failover(events.TimeAdvanced())
 
     def next_deadline_ms(self) -> int | None:
-        """When ``advance_time`` is due if nothing happens before."""
+        """When ``advance_time`` is next due."""
         failover = self.local_failover
         return earliest_ms(
             self.job.next_deadline_ms(),

@@ -1,11 +1,12 @@
-"""The job's place in ZooKeeper: an embedded server unless there is an ensemble, the election, the chains' records.
+"""The job in ZooKeeper: an embedded server unless the user has an ensemble, the election, and the chains' records.
 
-Rules: a thread of its own starts it while Spark starts the slots; calls that need the result wait for it.
-The driver of a job that is resumed in an ensemble is elected before anything else is done (``elect_first``), because
-another driver may run the job.
-A server of the job's own that dies is started again, with its data. While that does not succeed, calls fail at once.
-If its port was taken meanwhile, the coordinator sends the slots its new address.
-``close`` gives everything back whatever was reached. Nothing of ZooKeeper is loaded by a job that does not use it.
+Rules:
+
+- a separate thread starts it while Spark starts the slots; calls that need the result wait for it;
+- when a job is resumed in an ensemble, another driver may still run it, so the election comes first (``elect_first``);
+- if the embedded server dies, it is restarted with its data; until that succeeds, calls fail at once. If another
+  process has taken its port, the coordinator sends the slots its new address;
+- ``close`` releases everything, at any stage. A job without ZooKeeper imports none of its modules.
 """
 
 from __future__ import annotations
@@ -32,32 +33,36 @@ if TYPE_CHECKING:
     from chain_backup.zookeeper.supervisor import Supervisor
 
 ELECTION_TIMEOUT_S = 30.0
-SUCCESSION_PATIENCE_S = 6.0  # beyond the session of a driver that has died
+SUCCESSION_PATIENCE_S = 6.0  # beyond the session timeout of a dead driver
 START_TIMEOUT_S = 60.0
 URGENT_TIMEOUT_S = 15.0
-IDLE_TIMEOUT_S = 5.0  # for what no failover waits for: it must not keep one waiting behind it
-REHEARSED_WRITES = 250  # what the server's Java has run so often is compiled
+IDLE_TIMEOUT_S = 5.0  # for writes outside failovers: a failover may queue behind one
+REHEARSED_WRITES = 250  # after so many calls the server's JVM has compiled the write path
 REHEARSAL_TIMEOUT_S = 5.0
 log = logging.getLogger("flinkplus.coordinator")
 
 
 class RecordWriter(Protocol):
-    """Where the records of chains go; the part of ``JobRegistry`` that the coordinator uses."""
+    """Stores chain records; the part of ``JobRegistry`` that the coordinator uses."""
 
     moved: str | None
-    """The present address of ZooKeeper, if it is not the one that slots were started with."""
+    """The current address of ZooKeeper, if it is not the one that slots were started with."""
 
     def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
-        """Write all of them, or none and raise."""
+        """Write all records, or none and raise."""
 
 
 @dataclass(eq=False, repr=False)
 class JobRegistry:
     """One job in ZooKeeper.
 
-    ``application``: the job's name there, the same in every run of it. ``bind`` and ``reach``: where an embedded server
-    listens, and the host that slots know that by. ``auth``: see ``Registry``. ``certificates``: by which an embedded
-    server and its clients know each other.
+    ``application``: the job's name there, the same in every run.
+    ``directory``: for the data of an embedded server.
+    ``bind``, ``reach``: the host that an embedded server binds, and the host at which slots reach it.
+    ``deliver``: gets ZooKeeper's events.
+    ``give_up``: ends the job, with a reason.
+    ``auth``: see ``Registry``.
+    ``certificates``: of an embedded server and its clients.
     """
 
     _options: Options
@@ -83,9 +88,9 @@ class JobRegistry:
         self._thread = threading.Thread(target=self._start, name="flinkplus-zookeeper", daemon=True)
 
     def elect_first(self) -> None:
-        """Become the coordinator of a job that another driver ran, or runs.
+        """Become the coordinator of a job that another driver ran, or still runs.
 
-        Raises ``JobRunsElsewhere`` when that one is still there, ``RegistryUnavailable`` when ZooKeeper is not.
+        Raises ``JobRunsElsewhere`` if that driver is alive, ``RegistryUnavailable`` if ZooKeeper does not answer.
         """
         from chain_backup.zookeeper.errors import CoordinatorElsewhere
 
@@ -118,7 +123,7 @@ class JobRegistry:
                 if not future.done():
                     future.set_exception(error)
             if not self._closing.is_set():
-                self._give_up(f"no coordination through ZooKeeper: {described(error)}")
+                self._give_up(f"cannot coordinate through ZooKeeper: {described(error)}")
 
     def _elect(self, hosts: str, timeout_s: float) -> Registry:
         from chain_backup.zookeeper.errors import RegistryUnavailable
@@ -158,11 +163,11 @@ class JobRegistry:
         return hosts
 
     def _reached(self, hosts: str) -> str:
-        """The server's address as slots know it."""
+        """The server's address for slots."""
         return f"{self._reach}:{hosts.rpartition(':')[2]}"
 
     def _server_down(self, reason: str) -> None:
-        """The server does not come back at once."""
+        """The server could not be restarted at once."""
         from chain_backup.zookeeper.records import RegistryLost
 
         with self._lock:
@@ -196,17 +201,16 @@ class JobRegistry:
 
     @property
     def server_restarts(self) -> int:
-        """How often the job's own server has been started again."""
+        """How often the embedded server was restarted."""
         return 0 if self._supervisor is None else self._supervisor.restarts
 
     def hosts(self) -> str:
-        """What slots connect to, once the server is there. Raises whatever starting it raised."""
+        """The address for slots; waits for the server. Raises the error with which its start failed."""
         found = self._hosts.result(START_TIMEOUT_S)
         return self.moved or found
 
     def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
-        """Write chain records; ``urgent``: a failover waits. Raises when they were not written, or when that is
-        unknown."""
+        """Write chain records. ``urgent``: a failover waits. Raises unless it is certain that they were written."""
         from chain_backup.zookeeper.records import ChainRecord
 
         timeout_s = URGENT_TIMEOUT_S if urgent else IDLE_TIMEOUT_S
@@ -214,11 +218,11 @@ class JobRegistry:
         self._elected.result(timeout_s).write(found, timeout_s)
 
     def close(self, clean: bool = True) -> None:
-        """Remove the job from ZooKeeper (``clean``) and end what was started; when this returns, nothing is left."""
+        """End the client, the threads and the embedded server. ``clean``: also remove the job from ZooKeeper."""
         with self._lock:
             self._closing.set()
         if self._registry is not None:
-            self._registry.close(clean=clean)  # calls that wait for an answer end
+            self._registry.close(clean=clean)  # waiting calls end
         if self._server is not None:
             self._server.need_no_more()
         if self._thread.ident is not None:

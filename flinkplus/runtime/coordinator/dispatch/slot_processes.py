@@ -1,9 +1,10 @@
 """The coordinator's table of slots: which process of each is registered, and on which connection.
 
-Beside the slots that the job began with there are *spare* ones, which come and go; one that is over does not come back.
+Besides the needed slots it has *spare* ones, which are added and ended while the job runs; their numbers are never
+reused.
 
-Rules: a slot has at most one living incarnation here; a newer registration replaces an older one, whose connection is
-closed. What comes on a connection that is not current is ignored.
+Rules: at most one incarnation of a slot is registered; a newer registration replaces an older one, whose connection is
+closed. Messages on a connection that is not current are ignored.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from flinkplus.runtime.control import messages as control
 
 @dataclass
 class SlotProcess:
-    """The registered process of a slot, one incarnation of it. ``heard_s``: when its last message came (monotonic
-    clock); ``created_s``: see ``control.Register``."""
+    """The registered process of a slot.
+
+    ``heard_s``: when its last message arrived (monotonic clock).
+    ``lifeline``, ``pulse``, ``created_s``: see ``control.Register``.
+    """
 
     slot: int
     incarnation: int
@@ -33,7 +37,7 @@ class SlotProcess:
 
 
 class SlotProcesses:
-    """All slots of the job, and the process of each that is registered."""
+    """All slots of the job, and their registered processes. ``slots``: number of needed slots."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -44,19 +48,19 @@ class SlotProcesses:
         self._attempts: dict[int, int] = {}
 
     def add(self, slot: int) -> None:
-        """The job has another spare slot."""
+        """Add a spare slot."""
         self._incarnations[slot] = 0
 
     def end(self, slot: int) -> None:
-        """A spare slot is over: no further process of it may register."""
+        """End a spare slot: no further process of it may register."""
         self._over.add(slot)
 
     def is_over(self, slot: int) -> bool:
-        """Whether ``slot`` was a spare one that is over, or about to be."""
+        """Whether ``slot`` is a spare slot that has ended or is ending."""
         return slot in self._over
 
     def is_superseded(self, register: control.Register) -> bool:
-        """Whether a later attempt of the slot's Spark task than the one that registers has registered before."""
+        """Whether a later attempt of the slot's Spark task has already registered."""
         return register.spark_attempt < self._attempts.get(register.slot, 0)
 
     def is_spare(self, slot: int) -> bool:
@@ -64,44 +68,42 @@ class SlotProcesses:
 
     @property
     def numbers(self) -> list[int]:
-        """All slots, ascending; without spare ones that are over."""
+        """All slots that have not ended, ascending."""
         return [slot for slot in sorted(self._incarnations) if slot not in self._over]
 
     def register(self, connection: int, register: control.Register, now_s: float) -> SlotProcess:
-        """The new process of a slot. Raises ``PeerProtocolError`` for a slot that the job does not have."""
-        if register.slot not in self._incarnations or register.slot in self._over:
-            spare = "".join(f", {slot}" for slot in self.numbers[self.slots :])
-            raise PeerProtocolError(
-                f"slot {register.slot} registered, but the job has slots 0 to {self.slots - 1}{spare}"
-            )
-        self.remove(register.slot)
-        self._incarnations[register.slot] += 1
-        self._attempts[register.slot] = register.spark_attempt
-        process = SlotProcess(
-            register.slot,
-            self._incarnations[register.slot],
-            connection,
-            register.pid,
-            register.host,
-            register.address,
-            now_s,
-            register.lifeline,
-            register.pulse,
-            register.created_s,
+        """Add the new process of a slot. Raises ``PeerProtocolError`` for a slot that the job does not have."""
+        slot = register.slot
+        if slot not in self._incarnations or slot in self._over:
+            spare = "".join(f", {number}" for number in self.numbers[self.slots :])
+            raise PeerProtocolError(f"slot {slot} registered, but the job has slots 0 to {self.slots - 1}{spare}")
+        self.remove(slot)
+        self._incarnations[slot] += 1
+        self._attempts[slot] = register.spark_attempt
+        process = self._processes[slot] = SlotProcess(
+            slot=slot,
+            incarnation=self._incarnations[slot],
+            connection=connection,
+            pid=register.pid,
+            host=register.host,
+            address=register.address,
+            heard_s=now_s,
+            lifeline=register.lifeline,
+            pulse=register.pulse,
+            created_s=register.created_s,
         )
-        self._processes[register.slot] = process
-        self._by_connection[connection] = register.slot
+        self._by_connection[connection] = slot
         return process
 
     def remove(self, slot: int) -> SlotProcess | None:
-        """Take a slot off the table."""
+        """Remove the process of a slot; ``None`` if none is registered."""
         process = self._processes.pop(slot, None)
         if process is not None:
             del self._by_connection[process.connection]
         return process
 
     def on(self, connection: int) -> SlotProcess | None:
-        """The process on a connection, ``None`` for one that is not current."""
+        """The process on a connection; ``None`` for a connection that is not current."""
         slot = self._by_connection.get(connection)
         return None if slot is None else self._processes[slot]
 
@@ -113,24 +115,23 @@ class SlotProcesses:
         return self._processes.get(slot)
 
     def all(self) -> list[SlotProcess]:
-        """The registered processes, by slot. Any thread may ask."""
-        return [process for _, process in sorted(list(self._processes.items()), key=lambda item: item[0])]
+        """The registered processes, by slot. Any thread may call."""
+        return sorted(list(self._processes.values()), key=lambda process: process.slot)
 
     def needed(self) -> list[SlotProcess]:
-        """The registered processes that a deployment is made on: all but the spare ones."""
+        """The registered processes that a deployment uses: all except for spare ones."""
         return [process for process in self.all() if not self.is_spare(process.slot)]
 
     def addresses(self) -> dict[str, list[Any]]:
-        """Slot -> [incarnation, address], as control messages have it, of ``needed``."""
+        """Slot -> [incarnation, address] of ``needed``, as in control messages."""
         return {str(process.slot): [process.incarnation, process.address] for process in self.needed()}
 
     def silent_since(self, before_s: float) -> list[SlotProcess]:
-        """The processes that have not been heard of since ``before_s``."""
-        silent = [process for process in self._processes.values() if process.heard_s < before_s]
-        return sorted(silent, key=lambda process: process.slot)
+        """The processes whose last message arrived before ``before_s``."""
+        return [process for process in self.all() if process.heard_s < before_s]
 
-    def all_heard(self, now_s: float) -> None:
-        """Count every process as heard of now."""
+    def restart_timeouts(self, now_s: float) -> None:
+        """Set the time of every process's last message to ``now_s``."""
         for process in self._processes.values():
             process.heard_s = now_s
 

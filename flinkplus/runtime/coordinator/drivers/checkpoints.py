@@ -1,4 +1,4 @@
-"""Obeying the machine of checkpoints: triggers and notices to slots, manifests and commits to the storage worker."""
+"""The checkpoint driver: triggers and notices to slots, manifests and commits to the storage worker."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ log = logging.getLogger("flinkplus.coordinator")
 class CheckpointDriver:
     """Carries out the effects of ``CheckpointCoordinator``.
 
-    ``crashes``: learns of complete checkpoints.
-    ``reach``: a point of fault injection.
-    ``failover``: of a job with local failover; follows checkpoints.
+    ``crashes``: is notified of complete checkpoints.
+    ``reach``: reports a point for fault injection.
+    ``failover``: is notified of checkpoints; ``None``: the job recovers by rollback.
     """
 
     _dispatch: Dispatch
@@ -53,11 +53,11 @@ class CheckpointDriver:
                 self._deployment.triggered = checkpoint
                 self._triggers.send(checkpoint, sources, generation)
             case effects.OvertakeCheckpoint(checkpoint, generation):
-                dispatch.tell_all(control.Overtake(generation, checkpoint))
+                dispatch.send_all(control.Overtake(generation, checkpoint))
                 if self._failover is not None:
                     self._failover.promotions.overtaking(checkpoint)
             case effects.AbortCheckpoint(checkpoint, reason, generation):
-                dispatch.tell_all(control.Abort(generation, checkpoint, reason))
+                dispatch.send_all(control.Abort(generation, checkpoint, reason))
                 if self._failover is not None:
                     self._failover.aborted(checkpoint)
             case effects.StoreManifest(checkpoint, handles, final, generation):
@@ -87,7 +87,7 @@ class CheckpointDriver:
                 self._record(stats)
             case effects.ReportCommitDelay(checkpoint, waited_ms):
                 log.warning(
-                    "the commit of checkpoint %d has taken %d s so far: until it ends no other checkpoint "
+                    "the commit of checkpoint %d has taken %d s so far: until it ends, no other checkpoint "
                     "becomes complete, and logs are not trimmed",
                     checkpoint,
                     waited_ms // 1000,
@@ -101,7 +101,7 @@ class CheckpointDriver:
 
     def _complete(self, checkpoint: CheckpointId, generation: Generation) -> None:
         deployment = self._deployment
-        self._dispatch.tell_all(control.Complete(generation, checkpoint))
+        self._dispatch.send_all(control.Complete(generation, checkpoint))
         self._machines.step_job(events.CheckpointCompleted(checkpoint))
         if deployment.lost_at is not None and deployment.lost_at + KEPT_CHECKPOINTS < checkpoint:
             deployment.lost_at = None

@@ -1,13 +1,13 @@
-"""Manifests and commits: how acknowledged snapshots become a durable checkpoint, and its output visible.
+"""Manifests and commits: acknowledged snapshots become a durable checkpoint, and its output becomes visible.
 
-A sink's part of a snapshot lists the files it has staged and does not yet know to be in a complete checkpoint. The
-manifest names, for each sink, those of them that are new, and those of earlier manifests that are not committed yet. So
-a complete checkpoint alone is enough to complete the output, whichever commits were still running. ``rows`` counts
-the rows that are in a complete checkpoint, per sink.
+A sink's part of a snapshot lists the files that it has staged and that may not be in a complete checkpoint yet. The
+manifest names, for each sink, the new ones among them, and the uncommitted ones of earlier manifests. So one complete
+checkpoint suffices to complete the output, whichever commits were still running. ``rows``: sink -> rows in complete
+checkpoints.
 
-Rules: called from one worker thread, in the order the coordinator core gives. Commits are idempotent in the committers.
-When another driver has taken the job over, nothing is written, moved or removed any more: ``JobRunsElsewhere``.
-Manifests may be large: those before the newest whose output is committed are on storage only.
+Rules: one worker thread calls this, in the order of the coordinator core. Commits are idempotent in the committers.
+Once another driver has taken the job over, every call raises ``JobRunsElsewhere`` and changes nothing. Manifests may be
+large: those older than the newest with committed output are kept in storage only.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger("flinkplus")
 
 
 class Commits:
-    """The job's manifests in memory and on storage, and its sinks' committers.
+    """The job's manifests in memory and in storage, and its sinks' committers.
 
-    ``taken_over``: called from the worker's thread when another driver has taken over the job.
+    ``taken_over``: called in the worker's thread when another driver has taken the job over.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Commits:
         self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
         self._manifests: dict[int, Manifest] = {}
         self._newest = CheckpointId(0)
-        self._unsure = False  # whether the last manifest may be stored, or may appear, although that failed
+        self._unsure = False  # whether the write of the last manifest failed, so that it may still appear
         self._uncommitted: dict[str, Sequence[StagedFile]] = dict.fromkeys(self.sinks, ())
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
         for committer in self.committers.values():
@@ -65,19 +65,17 @@ class Commits:
 
     @property
     def all_committed(self) -> bool:
-        """Whether everything that complete checkpoints cover is visible."""
+        """Whether all output of complete checkpoints is visible."""
         return not any(self._uncommitted.values())
 
     def prepare(self, resume: bool) -> None:
-        """Have every output directory ready. Raises ``OutputDirectoryError`` when one holds data already, and not
-        ``resume``.
-        """
+        """Prepare every output directory. Raises ``OutputDirectoryError`` if one holds data, unless ``resume``."""
         for committer in self.committers.values():
             committer.prepare(resume)
 
     def prepare_again(self) -> None:
-        """Have every output directory ready for a job that has begun and has no checkpoint: the run before may have
-        died before, or while, it prepared them. Raises ``OutputDirectoryError`` when one holds other data.
+        """Prepare the output directories of a job that was started before and has no checkpoint: the run before may
+        have died before, or while, it prepared them. Raises ``OutputDirectoryError`` when one holds other data.
         """
         for committer in self.committers.values():
             try:
@@ -86,17 +84,12 @@ class Commits:
                 committer.prepare(resume=False)
 
     def store(
-        self,
-        checkpoint: CheckpointId,
-        generation: Generation,
-        handles: Sequence[tuple[SubtaskId, Any]],
-        final: bool,
+        self, checkpoint: CheckpointId, generation: Generation, handles: Sequence[tuple[SubtaskId, Any]], final: bool
     ) -> None:
         """Write the manifest of a checkpoint."""
         self._check()
-        staged = self._staged(handles)
         commits = {}
-        for name, files in staged.items():
+        for name, files in self._staged(handles).items():
             fresh = not_yet_committed(files, self._newest)
             rows = self.rows[name] + sum(file.rows for file in fresh)
             commits[name] = CommittedOutput(files=(*self._uncommitted[name], *fresh), rows=rows)
@@ -125,7 +118,7 @@ class Commits:
         return staged
 
     def commit(self, checkpoint: CheckpointId) -> None:
-        """Make visible what the checkpoint covers; may be called again."""
+        """Make the output of a checkpoint visible; idempotent."""
         self._check()
         manifest = self.manifest(checkpoint)
         for name, part in manifest.commits.items():
@@ -142,15 +135,13 @@ class Commits:
         return known
 
     def adopt(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
-        """Continue from a checkpoint of an earlier run: what is newer is dropped, its output is committed where it was
-        not.
-        """
+        """Continue from a checkpoint of an earlier run: drop newer checkpoints, commit its remaining output."""
         self._manifests[checkpoint] = manifest
         self.retract_after(checkpoint)
         self.commit(checkpoint)
 
     def retract_after(self, checkpoint: CheckpointId | None) -> None:
-        """Take back output committed after ``checkpoint``, with which the job continues. Newer checkpoints are void."""
+        """Retract output committed after ``checkpoint``, from which the job continues; newer checkpoints are void."""
         self._check()
         self._storage.manifests.withdraw_after(checkpoint or 0)
         for committer in self.committers.values():
@@ -160,26 +151,27 @@ class Commits:
         try:
             commits = {} if checkpoint is None else self.manifest(checkpoint).commits
         except (CorruptCheckpoint, UntrustedCheckpoint):
-            commits = {}  # a restore finds the same, and falls back further
+            commits = {}  # the restore finds the same error, and falls back further
         self._newest = checkpoint or CheckpointId(0)
         self.rows = {name: commits[name].rows if name in commits else 0 for name in self.sinks}
 
     def collect_garbage(self, generation: Generation) -> None:
-        """Remove state files that no manifest names and no running snapshot may name: a deployment begins."""
+        """At the start of a deployment, remove state files that no manifest and no running snapshot can name."""
         self._check()
         self._settle_unsure()
         self._storage.retention.collect_garbage(generation, self._newest)
 
     def sweep(self, complete: CheckpointId, triggered: CheckpointId) -> None:
-        """Remove state files that no checkpoint can name any more, while the job runs."""
+        """While the job runs, remove state files that no checkpoint can name any more."""
         self._check()
         self._settle_unsure()
         self._storage.retention.sweep(complete, triggered)
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Forget a checkpoint, in memory and on storage: an old one, or one whose manifest was not stored for certain.
+        """Forget a checkpoint in memory and in storage: an old one, or one whose manifest may not have been stored.
 
-        The latter is void from now on, should its manifest appear late: the subtasks keep building upon its files.
+        The latter becomes void, even if its manifest appears late; its files are kept, because later snapshots of the
+        subtasks refer to them.
         """
         self._check()
         self._manifests.pop(checkpoint, None)
@@ -189,8 +181,7 @@ class Commits:
             self._storage.retention.drop(checkpoint)
 
     def _settle_unsure(self) -> None:
-        """A manifest that was not stored for certain may appear at any time: before anything that it names is removed,
-        it is made void."""
+        """Make a manifest void that may still appear, before files that it names are removed."""
         if self._unsure:
             self._storage.manifests.withdraw_after(self._newest)
             self._unsure = False
@@ -200,11 +191,10 @@ class Commits:
         return self.manifest(checkpoint).subtasks
 
     def end(self, finished: bool, resumable: bool) -> None:
-        """The job is over, no slot is left, and nothing that was given to the storage worker is under way.
+        """Complete the output of a job that is over; its slots and the storage worker must have ended.
 
-        ``finished``: leave only committed output. Otherwise commit what the newest complete checkpoint covers, because
-        the job may have ended before that, and remove what is staged beyond it. If that commit fails, a
-        job that can be resumed keeps what is staged.
+        ``finished``: leave only committed output. Otherwise commit the output of the newest complete checkpoint, and
+        remove other staged output. If that commit fails, a job that can be resumed keeps its staged output.
         ``resumable``: whether the user keeps the checkpoint directory.
         """
         self._check()
@@ -217,7 +207,7 @@ class Commits:
         if resumable:
             try:
                 self._storage.retention.sweep_all()
-            except (OSError, FlinkPlusError) as error:  # the output is complete: this takes nothing from it
+            except (OSError, FlinkPlusError) as error:  # the output is complete all the same
                 log.warning("keeping unused state files until the job is resumed: %s", error)
 
     def _commit_newest(self) -> None:
@@ -231,13 +221,13 @@ class Commits:
             log.warning("could not commit the output of checkpoint %d: %s", self._newest, error)
 
     def finish(self) -> None:
-        """The job finished: leave only committed output."""
+        """Leave only committed output: the job has finished."""
         self._check()
         for committer in self.committers.values():
             committer.finish()
 
     def discard(self) -> None:
-        """The job ended otherwise: remove what is staged and not committed. A manifest that appears later is void."""
+        """Remove uncommitted output: the job has not finished. A manifest that appears later is void."""
         self._check()
         self._storage.manifests.withdraw_after(self._newest)
         for committer in self.committers.values():

@@ -1,7 +1,7 @@
-"""Obeying the machine of local failover: records to ZooKeeper, fences and promotions to slots, the rest to others.
+"""The failover driver: records to ZooKeeper, fences and promotions to slots, other effects to the parts concerned.
 
-Rules: the machine runs only while the job does; any other time failures go to the machine of the job. What it refuses
-is rolled back there.
+Rules: the machine of local failover runs only while the job does; at other times the machine of the job handles
+failures. A failover that falls back becomes a rollback there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ log = logging.getLogger("flinkplus.coordinator")
 class FailoverDriver:
     """Carries out the effects of ``FailoverProtocol``.
 
-    ``registry``: where chain records go (``None``: they are not kept).
-    ``figures``: of a job with standbys; ``None`` when it recovers partially.
+    ``registry``: stores chain records; ``None``: they are not stored.
+    ``figures``: of a job with standbys; ``None``: the job recovers partially.
     """
 
     _dispatch: Dispatch
@@ -60,25 +60,21 @@ class FailoverDriver:
     _moves: Moves
     _figures: Figures | None = None
 
-    # --- the job's life
+    # --- life cycle of the job
 
     def begins_on(self) -> Mapping[SubtaskId, int]:
-        """The slots where a deployment places subtasks away from drained hosts, as far as there are others. Without
-        drained hosts it is empty: subtasks go where they belong.
-        """
+        """Subtask -> slot of a deployment that avoids drained hosts where it can; empty without drained hosts."""
         if not self._failover.drained_hosts:
             return {}
         try:
-            return self._failover.begins_on(
-                {process.slot: process.host for process in self._dispatch.processes.needed()}
-            )
-        except PlacementError as error:  # the user's own strategy: the start of the deployment reports it
+            hosts = {process.slot: process.host for process in self._dispatch.processes.needed()}
+            return self._failover.begins_on(hosts)
+        except PlacementError as error:  # of the user's own strategy; the start of the deployment reports it
             log.warning("cannot place the subtasks without the drained hosts: %s", error)
             return {}
 
     def started(self, version: CheckpointId, handles: dict[str, SnapshotHandle]) -> None:
-        """All slots except for spare ones start what was restored from these handles of ``version`` (0: the very
-        start)."""
+        """The needed slots start the subtasks from these handles of ``version`` (0: the start of the job)."""
         heads = self._deployment.assignment
         self.promotions.started(version, handles, heads)
         hosts = tuple((process.slot, process.host) for process in self._dispatch.processes.needed())
@@ -88,7 +84,7 @@ class FailoverDriver:
         )
 
     def interrupted(self) -> None:
-        """A rollback began, or the end."""
+        """A rollback or the end of the job begins."""
         self._triggers.reset()
         self._phases.reset()
         self._machines.interrupt_failover()
@@ -102,14 +98,14 @@ class FailoverDriver:
         self._dispatch.soon(lambda: self.promotions.handles.drop_before(checkpoint))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` was given up."""
+        """``checkpoint`` was aborted."""
         self.promotions.aborted(checkpoint)
         self._machines.step_failover(events.CheckpointAborted(checkpoint))
 
-    # --- what slots report
+    # --- reports of slots
 
     def take(self, process: SlotProcess, message: control.ControlMessage) -> bool:
-        """A message of a slot; ``False`` when it is not for this machine."""
+        """Handle a message of a slot; ``False`` if it is not for this machine."""
         step = self._machines.step_failover
         match message:
             case control.Staged(generation, subtask, version):
@@ -138,7 +134,7 @@ class FailoverDriver:
     def acknowledged(
         self, subtask: SubtaskId, generation: Generation, checkpoint: CheckpointId, handle: SnapshotHandle
     ) -> None:
-        """The head has a new version, and so has the durable store."""
+        """The head and durable storage have a new version of ``subtask``."""
         self.promotions.handles.add(subtask, checkpoint, handle)
         self._machines.step_failover(events.HeadPersisted(subtask, generation, checkpoint, cursors_of(handle)))
         self._dispatch.soon(lambda: self.promotions.forget_versions(subtask))
@@ -150,26 +146,26 @@ class FailoverDriver:
 
     def _joined(self, processes: list[SlotProcess]) -> None:
         for process in [process for process in processes if not self._dispatch.processes.is_over(process.slot)]:
-            self._joining.send(process)  # what it was sent when it registered may be outdated by now
+            self._joining.send(process)  # the assignment may have changed since it registered
             self._machines.step_failover(events.SlotJoined(process.slot, process.host))
 
     # --- effects
 
     def apply(self, todo: list[effects.FailoverEffect]) -> None:
         """Carry out the effects of one step."""
-        for effect in todo:  # all of them first: an order may depend on another
+        for effect in todo:  # first, because orders depend on each other
             if isinstance(effect, effects.PromoteStandbys):
                 self.promotions.promoting(effect)
         for effect in todo:
             self._apply(effect)
 
     def _apply(self, effect: effects.FailoverEffect) -> None:
-        tell_all = self._dispatch.tell_all
+        send_all = self._dispatch.send_all
         match effect:
             case effects.WriteRecords(attempt, records):
                 self._write(attempt, records)
             case effects.FormChains(chains):
-                tell_all(control.Chains({str(s): [generation, list(slots)] for s, generation, slots in chains}))
+                send_all(control.Chains({str(s): [generation, list(slots)] for s, generation, slots in chains}))
             case effects.FenceSlots():
                 self._fence(effect)
             case effects.PromoteStandbys():
@@ -193,7 +189,7 @@ class FailoverDriver:
                 if process is not None:
                     self._presence.evict(process, reason)
             case effects.TrimLogs(version):
-                tell_all(control.Trim(version))
+                send_all(control.Trim(version))
             case effects.ReportMove():
                 self._moves.report(effect)
             case _:
@@ -223,7 +219,7 @@ class FailoverDriver:
         self._phases.fencing()
         failed = {str(subtask): slot for subtask, slot in effect.failed}
         for slot in effect.slots:
-            self._dispatch.tell(slot, control.Fence(effect.attempt, effect.generation, failed))
+            self._dispatch.send(slot, control.Fence(effect.attempt, effect.generation, failed))
 
     def _promote(self, effect: effects.PromoteStandbys) -> None:
         deployment = self._deployment
@@ -243,7 +239,7 @@ class FailoverDriver:
             deployment.lost_at is not None,
         )
         try:
-            self._dispatch.tell(effect.slot, order)
+            self._dispatch.send(effect.slot, order)
         except ControlMessageTooLarge as error:
             first, _ = effect.subtasks[0]
             self._machines.step_failover(events.StandbyPromotionFailed(effect.attempt, effect.slot, first, str(error)))
@@ -251,15 +247,13 @@ class FailoverDriver:
     def _fall_back(self, effect: effects.FallBack) -> None:
         self._phases.fell_back(effect.reason)
         # A failure was counted when it was reported; a handover that failed is counted here.
-        planned = effect.kind == "handover"
         failure: FailureKind = "slot" if effect.kind == "handover" else effect.kind
-        self._machines.step_job(
-            core.FailoverFellBack(failure, effect.subtasks, effect.reason, effect.error, not planned)
-        )
+        counted = effect.kind != "handover"
+        self._machines.step_job(core.FailoverFellBack(failure, effect.subtasks, effect.reason, effect.error, counted))
 
 
 def cursors_of(handle: SnapshotHandle) -> VersionCursors:
-    """The cursors that a snapshot was taken at; those of ``START`` are all 0."""
+    """The cursors at which a snapshot was taken; those of ``START`` are all 0."""
     saved = handle.operator_state
     return VersionCursors(
         {parse_channel(name): seq for name, seq in saved.inputs.items()},

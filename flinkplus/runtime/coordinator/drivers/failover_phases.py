@@ -1,6 +1,6 @@
-"""The failover or handover under way: its phases in the logs and in the recovery log, and how many there were.
+"""The phases of the current failover or handover, in the logs and in the recovery log; counts of all.
 
-Rules: only the coordinator's thread calls this; ``counts`` and ``fallback_reasons`` are read by any.
+Rules: only the coordinator's thread calls this; any thread may read ``counts`` and ``fallback_reasons``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class FailoverPhases:
-    """Notes the phases of failovers. ``mode``: what the recovery log calls them."""
+    """Logs the phases of failovers. ``mode``: their mode in the recovery log."""
 
     def __init__(self, dispatch: Dispatch, recoveries: RecoveryLog, mode: str = STANDBY) -> None:
         self.mode = mode
@@ -48,21 +48,21 @@ class FailoverPhases:
         )
 
     def writing(self, attempt: int) -> None:
-        """The records of ``attempt`` were ordered."""
+        """The registry starts to write the records of ``attempt``."""
         self._writing = (attempt, self._dispatch.clock.monotonic())
 
     def written(self, attempt: int) -> None:
-        """The records of ``attempt`` are in the registry."""
+        """The registry has written the records of ``attempt``."""
         newest, ordered_s = self._writing
         if self._under_way is not None and attempt == newest:
             self._recoveries.recorded(self._under_way.number, (self._dispatch.clock.monotonic() - ordered_s) * 1e3)
 
     def fencing(self) -> None:
-        """A new attempt: no slot has promoted its standbys."""
+        """A new attempt fences the slots: earlier promotions no longer count."""
         self._promoted_s = 0.0
 
     def restoring(self, effect: effects.PromoteStandbys) -> None:
-        """A slot is to promote its standbys."""
+        """A slot is ordered to promote its standbys."""
         self._recoveries.restored_from(min(version for _, version in effect.subtasks) or None)
 
     def promoted(self, restore_ms: float, time_s: float) -> None:
@@ -71,7 +71,7 @@ class FailoverPhases:
         self._promoted_s = max(self._promoted_s, time_s)
 
     def finished(self) -> None:
-        """Nothing is under way any more."""
+        """The current failover or handover has finished."""
         last, self._under_way = self._under_way, None
         if last is None:
             return
@@ -82,7 +82,7 @@ class FailoverPhases:
             self._recoveries.called_off(last.number)
 
     def fell_back(self, reason: str) -> None:
-        """The whole job rolls back instead."""
+        """The current failover falls back to a rollback of the whole job."""
         last, self._under_way = self._under_way, None
         self._recoveries.refused(None if last is None else last.number, reason)
         log.warning("the whole job rolls back: %s", reason, extra=about(phase="fallback"))
@@ -90,10 +90,10 @@ class FailoverPhases:
         self.fallback_reasons.append(reason)
 
     def reset(self) -> None:
-        """A rollback began, or the end."""
+        """A rollback or the end of the job begins."""
         self._under_way = None
 
     def mark_of(self, subtask: SubtaskId) -> int | None:
-        """The rows that ``subtask`` had put out: one that goes back with its producers cannot tell by its input which
-        rows are new. ``None`` for a standby, which can."""
+        """Rows emitted before the failure, by which ``subtask`` knows its new rows; ``None`` for a standby, which knows
+        them by its input."""
         return None if self.mode == STANDBY else self._recoveries.marks.get(str(subtask), 0)

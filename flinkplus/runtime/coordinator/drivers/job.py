@@ -1,4 +1,4 @@
-"""Obeying the machine of the job: deployments, output that is taken back, evictions, the end."""
+"""The job driver: deployments, retraction of output, evictions, the end of the job."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 
 from typing_extensions import assert_never
 
-from flinkplus.errors import (
-    ControlMessageTooLarge,
-    CorruptCheckpoint,
-    CorruptState,
-    UntrustedCheckpoint,
-)
+from flinkplus.errors import ControlMessageTooLarge, CorruptCheckpoint, CorruptState, UntrustedCheckpoint
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import RecordRollbackPhase
@@ -37,8 +32,8 @@ class JobDriver:
     """Carries out the effects of ``JobProtocol``.
 
     ``sources``, ``loop_heads``: the subtasks of sources, and of the heads of loops.
-    ``match``: has consumers begin where their producers are; ``None`` when they do so anyway.
-    ``failover``: of a job with local failover.
+    ``match``: sets the cursors of consumers to those of their producers; ``None``: they agree already.
+    ``failover``: ``None``: the job recovers by rollback.
     """
 
     _dispatch: Dispatch
@@ -56,7 +51,7 @@ class JobDriver:
 
     def apply(self, effect: effects.JobEffect) -> None:
         """Carry out one effect."""
-        machines, tell_all = self._machines, self._dispatch.tell_all
+        machines, send_all = self._machines, self._dispatch.send_all
         match effect:
             case effects.InterruptCheckpoints():
                 self._interrupted()
@@ -64,7 +59,7 @@ class JobDriver:
             case events.QuiesceRequested():
                 machines.step_checkpoints(effect)
             case effects.HaltSubtasks(generation):
-                tell_all(control.Halt(generation))
+                send_all(control.Halt(generation))
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
             case effects.DeploySubtasks(generation, restore, assignment):
@@ -78,7 +73,7 @@ class JobDriver:
                     self._presence.evict(process, reason)
             case effects.StopSlots():
                 self._interrupted()
-                tell_all(control.Stop())
+                send_all(control.Stop())
             case effects.EndJob():
                 self._result.end(effect.state, error_of(effect, self._dispatch.processes.slots))
             case effects.RecordRollbackPhase():
@@ -104,13 +99,13 @@ class JobDriver:
         deployment = self._deployment
         if deployment.first_started_s is None:
             deployment.first_started_s = self._dispatch.clock.monotonic()
-        self._dispatch.tell_all(control.Start(generation, deployment.run, deployment.age_s))
+        self._dispatch.send_all(control.Start(generation, deployment.run, deployment.age_s))
         if deployment.draining:
-            self._dispatch.tell_all(control.Drain(generation))
+            self._dispatch.send_all(control.Drain(generation))
         self._dispatch.remove("unused state files", self._commits.collect_garbage, generation)
         running = events.SubtasksStarted(tuple(deployment.assignment), self._sources, generation, self._loop_heads)
         self._machines.step_checkpoints(running)
-        restored, self._restored = self._restored, (CheckpointId(0), {})  # they may be large, and are not needed again
+        restored, self._restored = self._restored, (CheckpointId(0), {})  # frees the handles, which may be large
         if self._failover is not None:
             self._failover.started(*restored)
             self._presence.let_spares_join()
@@ -120,7 +115,7 @@ class JobDriver:
         log.warning("rolling back to %s and retracting the output committed since: %s", where, reason)
         self._recoveries.fell_back(f"to {where}: {reason}")
         self._machines.step_checkpoints(events.CheckpointsAbandoned(checkpoint))
-        self._dispatch.soon(  # after the void checkpoints are dropped
+        self._dispatch.soon(  # after the abandoned checkpoints are dropped
             lambda: self._dispatch.work(
                 self._dispatch.storage,
                 lambda: self._commits.retract_after(checkpoint),
@@ -145,17 +140,17 @@ class JobDriver:
         self._restored = restore or CheckpointId(0), handles
         names = {str(subtask): slot for subtask, slot in assignment.items()}
         for process in self._dispatch.processes.needed():
-            mine = {name for name, host in names.items() if host == process.slot}
+            hosted = {name for name, slot in names.items() if slot == process.slot}
             deploy = control.Deploy(
                 generation,
                 restore,
                 names,
                 self._dispatch.processes.addresses(),
-                {name: handle for name, handle in handles.items() if name in mine},
-                {name: rows for name, rows in self._recoveries.marks.items() if name in mine},
+                {name: handle for name, handle in handles.items() if name in hosted},
+                {name: rows for name, rows in self._recoveries.marks.items() if name in hosted},
                 self._deployment.lost_at is not None,
             )
             try:
-                self._dispatch.tell(process.slot, deploy)
-            except ControlMessageTooLarge as error:  # the checkpoint is sound: nothing may be taken back for that
+                self._dispatch.send(process.slot, deploy)
+            except ControlMessageTooLarge as error:  # not a damaged checkpoint: an older one must not be restored
                 raise ControlMessageTooLarge(f"checkpoint {restore} on slot {process.slot}: {error}") from error

@@ -1,45 +1,36 @@
 """Triggers of checkpoints, sent to the slots of sources.
 
-Rules: a source that a failover or handover moves gets its triggers when it has arrived. Those of checkpoints that have
-ended meanwhile are dropped.
+Rules: a source that a failover or handover moves gets its triggers when the move has ended. Triggers of checkpoints
+that have ended meanwhile are dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 
 
-class HasPending(Protocol):
-    """The part of ``CheckpointCoordinator`` that is used here."""
-
-    @property
-    def pending(self) -> Collection[CheckpointId]:
-        """The checkpoints that still wait for subtasks."""
-
-
 @dataclass(eq=False, repr=False)
 class Triggers:
-    """Sends the triggers of one job. ``checkpoints``: which of them still wait for their sources."""
+    """Sends the triggers of one job. ``pending``: returns the checkpoints that still wait for subtasks."""
 
     _dispatch: Dispatch
     _deployment: Deployment
-    _checkpoints: HasPending
+    _pending: Callable[[], Collection[CheckpointId]]
     _moving: dict[SubtaskId, None] = field(default_factory=dict, init=False)
     _held: dict[tuple[CheckpointId, SubtaskId], None] = field(default_factory=dict, init=False)
 
     @property
     def moving(self) -> list[SubtaskId]:
-        """The subtasks that a failover or handover moves now."""
+        """The subtasks that a failover or handover is moving."""
         return list(self._moving)
 
     def send(self, checkpoint: CheckpointId, sources: Iterable[SubtaskId], generation: Generation) -> None:
-        """Have ``sources`` begin ``checkpoint``; those that are moving, when they have arrived."""
+        """Trigger ``checkpoint`` at ``sources``; at those that are moving, after their move."""
         by_slot: dict[int, list[str]] = {}
         for source in sources:
             if source in self._moving:
@@ -47,22 +38,22 @@ class Triggers:
             else:
                 by_slot.setdefault(self._deployment.assignment[source], []).append(str(source))
         for slot, names in by_slot.items():
-            self._dispatch.tell(slot, control.Trigger(generation, checkpoint, names))
+            self._dispatch.send(slot, control.Trigger(generation, checkpoint, names))
 
     def moves(self, subtasks: Iterable[SubtaskId]) -> None:
-        """``subtasks`` are moving."""
+        """``subtasks`` start to move."""
         self._moving.update(dict.fromkeys(subtasks))
 
     def arrived(self) -> None:
-        """All subtasks that were moving have arrived."""
+        """All moves have ended."""
         held, generation = self._held, self._deployment.generation
         self.reset()
         for checkpoint, source in held:
-            if checkpoint in self._checkpoints.pending:
+            if checkpoint in self._pending():
                 self.send(checkpoint, [source], generation)
         if self._deployment.draining:
-            self._dispatch.tell_all(control.Drain(generation))
+            self._dispatch.send_all(control.Drain(generation))
 
     def reset(self) -> None:
-        """A rollback began, or the end: no subtask is moving."""
+        """Forget all moves: a rollback or the end of the job begins."""
         self._moving, self._held = {}, {}

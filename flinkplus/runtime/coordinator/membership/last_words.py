@@ -1,4 +1,4 @@
-"""Last words of slots. An input that has ended two processes at the same place ends the job; the error names it.
+"""Last words of slots: if the same input crashes two processes, the job fails with an error that names the input.
 
 Rules: only the coordinator's thread calls this. Last words of a process that FlinkPlus itself has ended are ignored.
 """
@@ -18,24 +18,22 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 
 MAX_ENDED = 1000
-"""Processes ended on purpose that are remembered; the oldest are forgotten first."""
+"""Maximum number of remembered processes that were ended on purpose; the oldest are forgotten first."""
 
 log = logging.getLogger("flinkplus.coordinator")
 
 
 class CrashReports:
-    """Drives ``Crashes``."""
+    """Passes last words to the machine ``Crashes``, and its verdicts to the machine of the job."""
 
     def __init__(self, graph: JobGraph, parallelism: int, machines: JobMachines, deployment: Deployment) -> None:
-        self._graph = graph
-        self._parallelism = parallelism
-        self._machines = machines
-        self._deployment = deployment
+        self._graph, self._parallelism = graph, parallelism
+        self._machines, self._deployment = machines, deployment
         self._crashes = Crashes()
         self._ended: list[str] = []
 
     def ended_on_purpose(self, name: str) -> None:
-        """The process whose pulse has this name is about to be ended from here."""
+        """The coordinator is about to end the process whose pulse has this name."""
         self._ended = [*self._ended, name][-MAX_ENDED:]
 
     def completed(self, checkpoint: CheckpointId) -> None:
@@ -48,7 +46,7 @@ class CrashReports:
         if place is None or words.name in self._ended:
             return
         fields = about(subtask=str(place.subtask), phase="detect")
-        cause = place.signal or "no signal of its own, as when it is killed or short of memory"
+        cause = place.signal or "no fatal signal reported; perhaps killed, or out of memory"
         log.warning(
             "the process of %s ended in operator %r (%s), %s", place.subtask, place.operator, cause, place, extra=fields
         )

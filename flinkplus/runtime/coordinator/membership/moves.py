@@ -1,4 +1,4 @@
-"""Planned moves as a user requests them: in any thread, for the coordinator's to decide and carry out."""
+"""Planned moves that a user requests, in any thread; the coordinator's thread decides and carries them out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flinkplus.runtime.coordinator.membership.spares import Spares
 
 @dataclass(eq=False, repr=False)
 class Moves:
-    """Takes the requests of one job. ``spares``: ``None`` for a job that cannot have spare slots."""
+    """The requests of one job. ``spares``: ``None`` for a job that cannot have spare slots."""
 
     _calls: Calls
     _machines: JobMachines
@@ -24,27 +24,24 @@ class Moves:
     _spares: Spares | None
 
     def migrate(self, subtask: SubtaskId, slot: int) -> PlannedMove:
-        """Have ``subtask`` run on ``slot``."""
+        """Move ``subtask`` to ``slot``."""
+        step = self._machines.step_failover
         return self._request(
-            f"migrate {subtask} to slot {slot}",
-            lambda number: self._machines.step_failover(MoveRequested(number, subtask, slot)),
+            f"migrate {subtask} to slot {slot}", lambda number: step(MoveRequested(number, subtask, slot))
         )
 
     def drain_host(self, host: str, force: bool) -> PlannedMove:
-        """Have nothing on ``host``."""
-        return self._request(
-            f"drain {host}",
-            lambda number: self._machines.step_failover(HostDrainRequested(number, host, force)),
-        )
+        """Move all subtasks and standbys off ``host``. ``force``: even if chains get shorter, or share hosts."""
+        step = self._machines.step_failover
+        return self._request(f"drain {host}", lambda number: step(HostDrainRequested(number, host, force)))
 
     def undrain_host(self, host: str) -> PlannedMove:
-        """Use ``host`` again."""
-        return self._request(
-            f"undrain {host}", lambda number: self._machines.step_failover(HostUndrainRequested(number, host))
-        )
+        """Allow subtasks and standbys on ``host`` again."""
+        step = self._machines.step_failover
+        return self._request(f"undrain {host}", lambda number: step(HostUndrainRequested(number, host)))
 
     def scale(self, count: int, force: bool) -> PlannedMove:
-        """Have ``count`` spare slots."""
+        """Start or end spare slots until there are ``count``. ``force``: as of ``drain_host``."""
 
         def begin(number: int) -> None:
             if self._spares is not None:
@@ -70,6 +67,6 @@ class Moves:
             begin(number)
 
     def report(self, report: ReportMove) -> None:
-        """The machine of local failover reports what became of a request."""
+        """The machine of local failover reports the progress of a request."""
         if self._spares is None or not self._spares.take(report):
             self.requests.report(report)

@@ -1,7 +1,7 @@
-"""Which slots are registered: they register, fall silent, are lost or ended; ZooKeeper and Spark report on them, too.
+"""Slot membership: slots register, become silent, are lost or evicted; ZooKeeper and Spark report on them, too.
 
-Rules: the first report that a slot is gone is believed, and later ones are ignored. While the job runs with local
-failover, a lost slot goes to the machine of local failover; otherwise to that of the job.
+Rules: the first report that a slot is lost counts, later ones are ignored. While the job runs with local failover, the
+machine of local failover handles a lost slot; otherwise the machine of the job.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ log = logging.getLogger("flinkplus.coordinator")
 class Presence:
     """The coordinator's view of the slots.
 
-    ``joining``: the slots that are about to join the running job.
-    ``crashes``: learns which processes are ended from here.
-    ``registry``: the address of ZooKeeper, if that has changed; ``None`` for a job without.
+    ``joining``: slots that are joining the running job.
+    ``crashes``: is notified of processes that this class kills.
+    ``registry``: provides the address of ZooKeeper if that has changed; ``None``: the job uses no ZooKeeper.
     """
 
     _dispatch: Dispatch
@@ -77,7 +77,7 @@ class Presence:
     _registry: RecordWriter | None = None
     _reachability: Reachability = field(default_factory=Reachability)
     registry_lost: str | None = field(default=None, init=False)
-    """Why ZooKeeper is unavailable; ``None`` while it is not."""
+    """Why ZooKeeper is unavailable; ``None`` while it is available."""
 
     def __post_init__(self) -> None:
         self._processes = self._dispatch.processes
@@ -85,9 +85,8 @@ class Presence:
         self._reported: dict[int, str] = {}
 
     def register(self, connection: int, register: control.Register) -> None:
-        """A slot's process presents itself."""
+        """Register a slot's process; a late one, of a slot that has ended or runs elsewhere, is stopped."""
         if self._processes.is_over(register.slot) or self._processes.is_superseded(register):
-            # Its keeper or Spark has started it late: the slot is over, or runs elsewhere.
             self._dispatch.rendezvous.send(connection, control.Stop())
             return
         old = self._processes.get(register.slot)
@@ -105,12 +104,12 @@ class Presence:
             self._step(SlotArrived(process.slot, process.host))
 
     def start_failed(self, connection: int, failed: control.StartFailed) -> None:
-        """A slot's process cannot begin; its keeper will start another one. Raises ``PeerProtocolError``."""
+        """A slot's process could not start; its keeper starts another one. Raises ``PeerProtocolError``."""
         self._dispatch.rendezvous.drop(connection)  # the report is complete
         reason = f"slot {failed.slot} cannot start on {failed.host}: {failed.kind}: {failed.reason}"
         if failed.kind == ModuleNotFoundError.__name__:
             reason += (
-                "; install that module in the Python environment of the executors, or send it to them with "
+                "; install that module in the Python environment of the executors, or ship it with "
                 "spark.sparkContext.addPyFile"
             )
         for line in failed.trace.splitlines():
@@ -125,7 +124,7 @@ class Presence:
         self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
     def lose(self, process: SlotProcess, reason: str) -> None:
-        """A slot's process is gone."""
+        """Handle the loss of a slot's process."""
         log.info("slot %d lost: %s", process.slot, reason, extra=_of(process))
         lost = events.SlotLost(process.slot, process.incarnation, reason)
         self._processes.remove(process.slot)
@@ -140,7 +139,7 @@ class Presence:
             self._lose_locally(process, reason, failover)
 
     def _lose_locally(self, process: SlotProcess, reason: str, failover: FailoverProtocol) -> None:
-        """A slot is gone while the job runs with local failover."""
+        """Handle the loss of a slot while the job runs with local failover."""
         matters = not self._processes.is_spare(process.slot) or failover.is_alive(process.slot)
         if matters:
             self._machines.step_job(self._loss_of(process.slot, reason, failover))
@@ -150,7 +149,7 @@ class Presence:
         self._joining.lost(process.slot)
 
     def _loss_of(self, slot: int, reason: str, failover: FailoverProtocol) -> events.FailureTakenOn:
-        """What the loss of ``slot`` counts as. Without a subtask on it, it is a failure of its own."""
+        """The failure that the loss of ``slot`` counts as; for a slot without subtasks, a separate failure."""
         generations = self._deployment.generations
         hosted = [generations[subtask] for subtask in self._deployment.on(slot) if subtask in generations]
         generation = max(hosted, default=Generation(failover.newest_generation + 1))
@@ -158,25 +157,25 @@ class Presence:
         return events.FailureTakenOn("slot", generation, failover.recovering, why, None)
 
     def let_spares_join(self) -> None:
-        """The job has been started without the spare slots that are registered."""
+        """Let the registered spare slots join: the job was started without them."""
         for process in self._processes.all():
             if self._processes.is_spare(process.slot) and not self._processes.is_over(process.slot):
                 self._step(SlotArrived(process.slot, process.host))
 
     def evict(self, process: SlotProcess, reason: str) -> None:
-        """End a slot's process: by a signal where it can be reached, else by closing its stream, which ends it too."""
-        log.warning("ending slot %d: %s", process.slot, reason, extra=_of(process))
+        """End a slot's process: SIGKILL on this host; closing its stream ends it on any host."""
+        log.warning("evicting slot %d: %s", process.slot, reason, extra=_of(process))
         self._crashes.ended_on_purpose(process.pulse)
         if process.host == socket.gethostname():
             _kill(process)
         self.lose(process, reason)
 
     def look_for_silent_slots(self) -> None:
-        """Missing heartbeats count against a slot only if this loop itself has been running to receive them."""
+        """Evict silent slots. If this loop was blocked and received no heartbeats, their timeouts restart."""
         now, before = self._dispatch.clock.monotonic(), self._looked_s
         self._looked_s = now
         if now - before > self._options.heartbeat_timeout / 2:
-            self._processes.all_heard(now)
+            self._processes.restart_timeouts(now)
         for process in self._processes.silent_since(now - self._options.heartbeat_timeout):
             self.evict(process, f"no heartbeat from slot {process.slot} for {self._options.heartbeat_timeout} s")
         pulses = self._dispatch.pulses
@@ -193,7 +192,7 @@ class Presence:
         return [PulsedSlot(one.pulse, one.host, round(one.heard_s * 1000)) for one in self._processes.all()]
 
     def _chains(self) -> list[list[str]] | None:
-        """The pulses of each chain's members; ``None`` when a lost slot ends in a rollback."""
+        """The pulses of each chain's members; ``None`` when the loss of a slot leads to a rollback."""
         failover = self._machines.local_failover
         if failover is None:
             return None
@@ -203,17 +202,14 @@ class Presence:
     # --- slots that do not reach each other
 
     def peers_unreached(self, process: SlotProcess, message: control.PeersUnreached) -> None:
-        """A slot reports which peers it does not reach; processes that are gone are ignored.
-
-        Raises ``PeerProtocolError``.
-        """
+        """A slot reports which peers it cannot reach. Raises ``PeerProtocolError``."""
         peers, blamed = (self._present(process, named) for named in (message.peers, message.blamed))
         if peers:
             log.warning("slot %d cannot reach slots %s", process.slot, ", ".join(map(str, peers)))
         self._step(SlotPeersUnreached(process.slot, peers, blamed))
 
     def _present(self, process: SlotProcess, named: dict[str, int]) -> tuple[int, ...]:
-        """Those of the processes that ``process`` named (slot -> incarnation) which are there."""
+        """The slots among ``named`` (slot -> incarnation) whose named process is still registered."""
         try:
             reported = {int(peer): incarnation for peer, incarnation in named.items()}
         except ValueError as error:
@@ -224,11 +220,11 @@ class Presence:
         return tuple(slot for slot, known_as, peer in known if peer is not None and peer.incarnation == known_as)
 
     def next_deadline_ms(self) -> int | None:
-        """When ``look_for_silent_slots`` has something to do about slots that do not reach each other."""
+        """When ``look_for_silent_slots`` must next check which slots cannot reach each other."""
         return self._reachability.next_deadline_ms()
 
     def interrupted(self) -> None:
-        """A rollback began, or the end: every registered slot is deployed."""
+        """A rollback began, or the job ends: a deployment connects every registered slot."""
         self._step(events.JobInterrupted())
         self._joining.reset()
 
@@ -268,13 +264,13 @@ class Presence:
     # --- ZooKeeper
 
     def registry_reported(self, event: RegistryEvent) -> None:
-        """An event of ZooKeeper."""
+        """Handle an event of ZooKeeper."""
         match event:
             case SlotNodeGone(slot, record):
                 process = self._processes.get(slot)
-                known = process is not None and not self._processes.is_over(slot)
-                current = process is not None and known and process.incarnation == record.incarnation
-                if process is not None and current and self._machines.local_failover is not None:
+                if process is None or self._processes.is_over(slot) or process.incarnation != record.incarnation:
+                    return
+                if self._machines.local_failover is not None:
                     self.evict(process, f"the ZooKeeper session of slot {slot} has expired")
             case RegistryLost(reason, final):
                 log.warning("ZooKeeper is unavailable: %s", reason)
@@ -285,9 +281,9 @@ class Presence:
                 log.warning("coordinator is connected to ZooKeeper again")
                 self.registry_lost = None
             case RegistryMoved(hosts):
-                self._dispatch.tell_all(control.RegistryAddress(hosts))
+                self._dispatch.send_all(control.RegistryAddress(hosts))
             case SlotNodeSeen():
-                pass  # its control stream reports that, too
+                pass  # the slot registers on its control stream
             case _:
                 assert_never(event)
 
@@ -309,8 +305,8 @@ class Presence:
 
 
 def _kill(process: SlotProcess) -> bool:
-    """SIGKILL the process of a slot on this host; ``False`` when that is not possible: it may be gone, or another
-    user's, or its number mean another process here, as it does when the slot runs in a container.
+    """SIGKILL the process of a slot on this host; ``False`` if it has ended, belongs to another user, or its PID is
+    that of another process here, as with a slot in a container.
     """
     try:
         if not _is_here(process):
@@ -327,8 +323,8 @@ def _kill(process: SlotProcess) -> bool:
 
 
 def _is_here(process: SlotProcess) -> bool:
-    """Whether the process with the slot's number is the slot's, by when it was created (if the slot has reported that).
-    Clocks are read by both; they may be set in between.
+    """Whether the process with the slot's PID is the slot's: their creation times agree, if the slot has reported one.
+    The tolerance is for clocks that were set between the two readings.
     """
     if not process.created_s:
         return True

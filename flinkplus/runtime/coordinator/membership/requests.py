@@ -1,7 +1,7 @@
 """Requests for planned moves: made in any thread, answered in the coordinator's.
 
 Rules: every request ends, at the latest with the job. ``await_done`` and ``await_answer`` raise a typed error when a
-request was not carried out.
+request was refused or cancelled.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from flinkplus.errors import FlinkPlusError, InsufficientSlots, MoveCancelled, M
 
 ANSWER_TIMEOUT_S = 10.0
 KEPT = 1000
-"""Requests that are remembered."""
+"""Maximum number of remembered requests."""
 
 
 @dataclass(frozen=True)
 class ScaleReported:
-    """What became of a request, as ``ReportMove``. ``left``: also slots that are on their way. ``no_room``: Spark
-    does not run so many."""
+    """Progress of a request for spare slots, as ``ReportMove`` for other moves.
+
+    ``left``: subtasks still to be moved, and slots that are starting or ending.
+    ``no_room``: Spark cannot run that many slots.
+    """
 
     request: int
     status: MoveStatus
@@ -32,12 +35,12 @@ class ScaleReported:
 
 
 class PlannedMove:
-    """A request, and what became of it. Any thread may look."""
+    """A request and its progress. Any thread may read it."""
 
     def __init__(self, description: str, number: int) -> None:
         self.number = number
         self.on_answer: Callable[[], None] | None = None
-        """Called once, in the coordinator's thread, when it is known whether it can be."""
+        """Called once, in the coordinator's thread, when the request is accepted or refused."""
         self._description = description
         self._answered = threading.Event()
         self._ended = threading.Event()
@@ -48,25 +51,24 @@ class PlannedMove:
 
     @property
     def status(self) -> MoveStatus | None:
-        """``under_way``, ``done``, ``cancelled``, ``refused``; ``None``: not known yet."""
+        """``under_way``, ``done``, ``cancelled`` or ``refused``; ``None``: not answered yet."""
         return None if self._report is None else self._report.status
 
     @property
     def left(self) -> list[str]:
-        """The subtasks that are not yet where they are to be (``["count[1]"]``), and the slots that are being started
-        or ended (``["slot-4"]``)."""
+        """Subtasks still to be moved (``["count[1]"]``), and slots that are starting or ending (``["slot-4"]``)."""
         return [] if self._report is None else [str(subtask) for subtask in self._report.left]
 
     @property
     def reason(self) -> str:
-        """Why it was refused or cancelled."""
+        """Why the request was refused or cancelled."""
         return "" if self._report is None else self._report.reason
 
     def await_done(self, timeout: float | None = None) -> None:
-        """Wait until it is done.
+        """Wait until the request is done.
 
-        Raises ``MoveCancelled`` (or ``MoveRefused``, or ``InsufficientSlots``) when it will never be, ``TimeoutError``
-        after ``timeout`` seconds.
+        Raises ``MoveCancelled``, ``MoveRefused`` or ``InsufficientSlots`` when it was not carried out,
+        ``TimeoutError`` after ``timeout`` seconds.
         """
         if not self._ended.wait(timeout):
             raise TimeoutError(
@@ -75,13 +77,13 @@ class PlannedMove:
         self.check()
 
     def await_answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """Wait until it is known whether it can be. Raises like ``await_done``."""
+        """Wait until the request is accepted or refused. Raises as ``await_done``."""
         if not self._answered.wait(timeout_s):
             raise TimeoutError(f"{self._description}: no answer within {timeout_s} s")
         self.check()
 
     def check(self) -> None:
-        """Raise what ``await_done`` raises, if that is known already."""
+        """Raise the error of a refused or cancelled request, as ``await_done``."""
         report = self._report
         if report is None or report.status not in ("refused", "cancelled"):
             return
@@ -93,7 +95,7 @@ class PlannedMove:
         raise kind(f"{self._description}: {report.reason}")
 
     def report(self, report: ReportMove | ScaleReported) -> None:
-        """What became of it so far."""
+        """Take a report of its progress."""
         self._report = report
         if report.status != "under_way":
             self._ended.set()
@@ -104,7 +106,7 @@ class PlannedMove:
 
 
 class MoveRequests:
-    """All requests of one job, by number."""
+    """All requests of one job, by number. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,17 +116,17 @@ class MoveRequests:
         self._closed = False
 
     def next_number(self) -> int:
-        """A number that no request has."""
+        """A new number."""
         with self._lock:
             self._requests += 1
             return self._requests
 
     def find(self, number: int) -> PlannedMove | None:
-        """One of the last requests."""
+        """The request of that number; ``None`` if it is unknown or too old."""
         return self._known.get(number)
 
     def add(self, description: str) -> tuple[PlannedMove, bool]:
-        """A new request, and whether it is open; it is refused already when the job is over."""
+        """A new request, and whether it is open: after the end of the job it is refused at once."""
         number = self.next_number()
         move = PlannedMove(description, number)
         with self._lock:
@@ -138,7 +140,7 @@ class MoveRequests:
         return move, not closed
 
     def report(self, report: ReportMove | ScaleReported) -> None:
-        """What became of a request."""
+        """Pass a report to its request."""
         with self._lock:
             move = self._open.get(report.request)
             if move is not None and report.status != "under_way":
@@ -147,7 +149,7 @@ class MoveRequests:
             move.report(report)
 
     def close(self) -> None:
-        """The job is over."""
+        """Cancel all open requests: the job is over."""
         with self._lock:
             self._closed = True
             left, self._open = self._open, {}

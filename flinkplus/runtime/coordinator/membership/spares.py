@@ -1,15 +1,15 @@
-"""Spare slots: started and ended while the job runs, as many as the user asks for.
+"""Spare slots: started and ended while the job runs, until there are as many as the user requested.
 
 The life of one::
 
-    STARTING -- it has joined --> THERE -- not needed ------> LEAVING -- nothing is on it --> ENDING --> gone
-        |                           ^------- needed again -------'                              ^
-        '-- not in time, or not needed ---------------------------------------------------------'
+    STARTING -- it has joined --> JOINED -- not needed -----> LEAVING -- in no chain ---> ENDING --> removed
+        |                           ^------- needed again -------'                          ^
+        '-- timeout, or not needed ---------------------------------------------------------'
 
-Rules: in the coordinator's thread. A spare slot has a number that no other ever has, from the number of needed slots
-on. It joins the running job like a restarted slot. The machine of local failover decides what is on it, and whether it
-can leave. A slot that is in a chain is never ended. The last request holds, and cancels an earlier one that is not
-done. A rollback changes nothing about which spare slots there are.
+Rules: only the coordinator's thread calls this. The numbers of spare slots follow those of the needed slots and are
+never reused. A spare slot joins the running job like a restarted slot. The machine of local failover decides what it
+hosts, and whether it can leave. A slot that is in a chain is never ended. A new request cancels an unfinished earlier
+one. A rollback keeps all spare slots.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.membership.requests import MoveRequests, ScaleReported
 
 ENDING_S = 10.0
-"""For a slot to end by itself, before its Spark job is cancelled."""
+"""Time for a slot to end by itself, before its Spark job is cancelled."""
 log = logging.getLogger("flinkplus.coordinator")
 
 
 class SpareState(Enum):
-    """See above."""
+    """The state of a spare slot; see the module."""
 
     STARTING = "starting"
-    THERE = "there"
+    JOINED = "joined"
     LEAVING = "leaving"
     ENDING = "ending"
 
 
 @dataclass(slots=True)
 class Spare:
-    """One spare slot. ``until_s``: when it must have joined (monotonic clock)."""
+    """One spare slot. ``until_s``: deadline to join (monotonic clock)."""
 
     state: SpareState
     until_s: float
@@ -57,8 +57,13 @@ class Spare:
 
 @dataclass(slots=True)
 class _Scale:
-    """A request. ``going``: slots that are to go. ``asked``: the number of the request to the machine, once it has been
-    made; ``left``: subtasks that the machine reports as left; ``settled``: the machine reports it as done."""
+    """A request of a user.
+
+    ``going``: slots to be removed.
+    ``asked``: number of the request to the machine of local failover; ``None``: not sent yet.
+    ``left``: subtasks that the machine reports as still to be moved.
+    ``settled``: the machine has reported its request as done.
+    """
 
     request: int
     force: bool
@@ -69,25 +74,25 @@ class _Scale:
 
 
 class SpareJobs(Protocol):
-    """What starts and ends the processes of spare slots."""
+    """Starts and ends the processes of spare slots."""
 
     def check(self, slots: int) -> None:
-        """Raises ``InsufficientSlots`` when it is known that so many slots cannot run at once."""
+        """Raises ``InsufficientSlots`` if the cluster is known to run fewer than ``slots`` slots at once."""
 
     def start(self, slot: int) -> None:
-        """Have a process of ``slot`` started, and again whenever it dies."""
+        """Start a process of ``slot``, and a new one whenever it dies."""
 
     def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
-        """Stop starting ``slot``, give it ``graceful_s`` to end by itself, end it, and call ``then``, in any thread."""
+        """Let ``slot`` end by itself within ``graceful_s``, otherwise end it; then call ``then``, in any thread."""
 
 
 @dataclass(eq=False, repr=False)
 class Spares:
     """The spare slots of one job.
 
-    ``requests``: gives numbers to requests to the machine, and takes what becomes of those of users.
+    ``requests``: numbers requests to the machine, and receives the progress of users' requests.
     ``jobs``: starts and ends processes.
-    ``timeout_s``: for a spare slot to start and to join.
+    ``timeout_s``: timeout for a spare slot to start and join.
     """
 
     _dispatch: Dispatch
@@ -109,15 +114,15 @@ class Spares:
 
     @property
     def states(self) -> dict[int, SpareState]:
-        """Of every spare slot there is."""
+        """Spare slot -> its state."""
         return {slot: spare.state for slot, spare in self._spares.items()}
 
     # --- requests
 
     def scale(self, request: int, count: int, force: bool) -> None:
-        """Have ``count`` spare slots. ``force``: even if chains get shorter, or share hosts, by that."""
+        """Start or end spare slots until there are ``count``. ``force``: even if chains get shorter, or share hosts."""
         self._note_joined()
-        staying = self._in(SpareState.STARTING, SpareState.THERE)
+        staying = self._in(SpareState.STARTING, SpareState.JOINED)
         if count < len(staying):
             self._shrink(request, staying, len(staying) - count, force)
         else:
@@ -138,21 +143,21 @@ class Spares:
             return
         self._begin(_Scale(request, force))
         for slot in back:
-            self._spares[slot].state = SpareState.THERE
+            self._spares[slot].state = SpareState.JOINED
         for _ in range(new):
             self._start()
         self.look()
 
     def _shrink(self, request: int, staying: list[int], count: int, force: bool) -> None:
-        """Those that are not there yet go first, then those that are away, then those with the least work."""
-        here = {process.slot for process in self._dispatch.processes.all()}
+        """Remove slots in this order: not joined yet, without a registered process, fewest subtasks."""
+        joined = self._in(SpareState.JOINED)
 
         def worth(slot: int) -> tuple[bool, bool, int, int]:
-            there = self._spares[slot].state is SpareState.THERE
-            return there, slot in here, len(self._deployment.on(slot)), -slot
+            registered = self._dispatch.processes.get(slot) is not None
+            return slot in joined, registered, len(self._deployment.on(slot)), -slot
 
         going = tuple(sorted(sorted(staying, key=worth)[:count]))
-        known = [slot for slot in going if self._spares[slot].state is SpareState.THERE]
+        known = [slot for slot in going if slot in joined]
         scale = self._candidate = _Scale(request, force, going)
         self._ask_machine(scale, (*self._in(SpareState.LEAVING), *known))
         if self._candidate is scale:
@@ -166,17 +171,16 @@ class Spares:
         self._machines.step_failover(ScaleRequested(scale.asked, tuple(sorted(retiring)), scale.force))
 
     def _begin(self, scale: _Scale) -> None:
-        """This request holds from now on."""
+        """Make this the current request; cancel the one before."""
         before, self._open, self._candidate = self._open, scale, None
         if before is not None:
-            self._requests.report(
-                ScaleReported(before.request, "cancelled", "another number of spare slots was asked for")
-            )
+            reason = "replaced by a new request for another number of spare slots"
+            self._requests.report(ScaleReported(before.request, "cancelled", reason))
 
     # --- what the machine reports
 
     def take(self, report: ReportMove) -> bool:
-        """What became of a request to the machine; ``False`` for a request of a user."""
+        """Take the progress of a request to the machine; ``False`` if it is a user's own request."""
         scale = next((s for s in (self._candidate, self._open) if s is not None and s.asked == report.request), None)
         if scale is None:
             return False
@@ -190,7 +194,7 @@ class Spares:
         if scale is self._candidate:
             self._begin(scale)
             for slot in scale.going:
-                if self._spares[slot].state is SpareState.THERE:
+                if self._spares[slot].state is SpareState.JOINED:
                     self._spares[slot].state = SpareState.LEAVING
                 else:
                     self._end(slot)
@@ -202,15 +206,15 @@ class Spares:
         self._dispatch.soon(self.look)
         return True
 
-    # --- what is due
+    # --- progress and timeouts
 
     def next_deadline_ms(self) -> int | None:
-        """When ``look`` has something to do if nothing happens before."""
+        """When the next timeout of a starting slot passes (the machines' clock)."""
         starting = [spare.until_s for spare in self._spares.values() if spare.state is SpareState.STARTING]
         return int(min(starting) * 1000) + 1 if starting else None
 
     def look(self) -> None:
-        """Carry on requests: slots may have joined or ended, or a timeout may have passed."""
+        """Continue requests: slots may have joined or ended, or a timeout may have passed."""
         if not self._spares and self._open is None:
             return
         self._note_joined()
@@ -239,20 +243,19 @@ class Spares:
     def _note_joined(self) -> None:
         for slot in self._in(SpareState.STARTING):
             if self._failover.is_alive(slot):
-                self._spares[slot].state = SpareState.THERE
+                self._spares[slot].state = SpareState.JOINED
 
     def _give_up(self, late: list[int]) -> None:
-        named = f"{', '.join(f'slot-{slot}' for slot in late)}"
-        here = [slot for slot in late if self._dispatch.processes.get(slot) is not None]
-        what = "joined" if here else "been started by Spark, which may have no room for more"
-        why = f"{named} had not {what} after {self._timeout_s:g} s"
+        started = any(self._dispatch.processes.get(slot) is not None for slot in late)
+        what = "joined" if started else "been started by Spark, which may have no room for more"
+        why = f"{', '.join(f'slot-{slot}' for slot in late)} had not {what} after {self._timeout_s:g} s"
         log.warning("giving up spare slots: %s", why)
         for slot in late:
             self._end(slot)
         scale, self._open = self._open, None
         if scale is not None:
-            left = len(self._in(SpareState.STARTING, SpareState.THERE))
-            reason = f"{why}; given up, and there {'is' if left == 1 else 'are'} {left} spare now"
+            left = len(self._in(SpareState.STARTING, SpareState.JOINED))
+            reason = f"{why}; given up; the job now has {left} spare slot{'s'[: left != 1]}"
             self._requests.report(ScaleReported(scale.request, "cancelled", reason, no_room=True))
 
     # --- one slot
@@ -266,17 +269,16 @@ class Spares:
         self._jobs.start(slot)
 
     def _end(self, slot: int) -> None:
-        """Nothing is on ``slot``, or ever was."""
+        """End ``slot``, which must be in no chain."""
         processes = self._dispatch.processes
-        invariant(
-            all(slot not in chain for chain in self._failover.chains.values()), "a slot that is used ends", slot=slot
-        )
+        used = any(slot in chain for chain in self._failover.chains.values())
+        invariant(not used, "a slot that is used ends", slot=slot)
         self._spares[slot].state = SpareState.ENDING
         log.info("ending spare slot %d", slot)
         processes.end(slot)
         if self._machines.local_failover is not None:
             self._joining.over(slot)
-        self._dispatch.tell(slot, control.Stop())
+        self._dispatch.send(slot, control.Stop())
         graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
         self._jobs.end(slot, graceful_s, lambda: self._calls.ask(lambda: self._gone(slot)))
 

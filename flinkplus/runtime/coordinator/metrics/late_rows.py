@@ -1,7 +1,7 @@
 """Warnings of late rows: which operator, how late, and what to do.
 
-Rules: the driver logs them, from the metrics of the slots. An operator is named when it has its first late row, and
-again when it has a hundred times as many as the last time, at most ``MAX_WARNINGS`` times.
+Rules: the driver logs them, from the metrics of the slots. It warns at the first late row of an operator, then whenever
+the count is ``FACTOR`` times that of the last warning, at most ``MAX_WARNINGS`` times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LateRowWarnings:
         self._warned = dict.fromkeys(self._next, 0)
 
     def check(self, operators: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
-        """Warn of what is new in the metrics of the operators; a job without event time is not asked for them."""
+        """Warn of new late rows. ``operators`` returns the metrics by operator; it is called for event time only."""
         if not self._next:
             return
         for name, metrics in operators().items():
@@ -51,6 +51,6 @@ class LateRowWarnings:
             )
         return (
             f"operator {name!r}: {rows} came later than its delay of {marks.delay_ms:,} ms allows; windows and joins "
-            f"behind it may drop such rows. A delay of {marks.delay_ms + late_ms:,} ms would have been enough, or have "
-            "the rows come in order (docs/event-time.md, Late rows)"
+            f"downstream may drop such rows. Use a delay of {marks.delay_ms + late_ms:,} ms, or provide the rows in "
+            "order (docs/event-time.md, Late rows)"
         )

@@ -1,7 +1,7 @@
 """Metrics of a running job: rows, rates, state, checkpoints, as slots report them.
 
-Rules: written by the coordinator's thread, read by any: values are replaced, never changed in place. Row counts are
-those of the subtasks' state, so that a rollback takes them back and the last ones are exact.
+Rules: the coordinator's thread writes, any thread reads; values are replaced, never changed in place. Row counts are
+part of the subtasks' state: a rollback takes them back, and the final ones are exact.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from flinkplus.operators.event_time.event_time import MAX_LATE_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart, SnapshotHandle
 from flinkplus.protocol.vocabulary.effects import CheckpointOutcome, CheckpointStats
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
+from flinkplus.runtime.control.messages import Heartbeat
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.metrics.late_rows import LateRowWarnings
 
@@ -25,7 +26,7 @@ MAXIMA = frozenset({MAX_LATE_MS})
 UNALIGNED = "unaligned"
 PENDING = "pending"
 ORIGINS = ("received", "from_storage", "kept")
-"""Of the state files of standbys."""
+"""Where the state files of standbys came from; see ``control.Heartbeat``."""
 PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
 
 
@@ -33,11 +34,13 @@ PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "ch
 class CheckpointFigures:
     """Metrics of one checkpoint; times in milliseconds, sizes in bytes.
 
-    Since it was triggered: ``trigger_ms`` until the last source has begun its snapshot, ``durable_ms`` until the last
-    snapshot is in the durable store, ``chain_ms`` until all standbys have it too (``None``: not, or there are none),
-    ``duration_ms`` until it is complete. The longest of any subtask: ``alignment_ms``, ``sync_ms``, ``async_ms``.
-    ``mode``: how it was taken, ``unaligned`` if that is so of any subtask; ``in_flight_bytes``: of messages that are a
-    part of it, as they are stored; in ``bytes_new`` and ``bytes_total``, too. ``cause``: of an aborted one.
+    Since the trigger: ``trigger_ms`` until the last source has begun its snapshot, ``durable_ms`` until the last
+    snapshot is in durable storage, ``chain_ms`` until all standbys have it (``None``: not yet, or no standbys),
+    ``duration_ms`` until it is complete.
+    Maxima over the subtasks: ``alignment_ms``, ``sync_ms``, ``async_ms``.
+    ``mode``: ``unaligned`` if any subtask's snapshot was unaligned.
+    ``in_flight_bytes``: stored size of its channel state.
+    ``cause``: why it was aborted.
     """
 
     checkpoint: int
@@ -80,7 +83,7 @@ class CheckpointFigures:
 
 
 class Figures:
-    """What the job has done so far."""
+    """The metrics of one job."""
 
     def __init__(self, graph: JobGraph, checkpoint_mode: str = "aligned") -> None:
         self._mode = "aligned" if checkpoint_mode == UNALIGNED else checkpoint_mode  # until a snapshot shows more
@@ -98,50 +101,38 @@ class Figures:
         self.id_conflicts = 0
         """How often the filter of message IDs and a cursor disagreed."""
         self.malformed_reports = 0
-        """Reports of slots that make no sense; without effect."""
+        """Malformed reports of slots, which were dropped."""
         self.fenced_reports = 0
-        """Of slots that were given up, or of subtasks of older generations; without effect."""
+        """Dropped reports of slots that were given up, or of subtasks of older generations."""
 
-    def heard_of_strangers(self, process: tuple[int, int], refused: int, malformed: int, fenced: int = 0) -> None:
-        """What the process of a slot (slot, incarnation) has refused and dropped so far."""
-        counts = (refused, malformed, fenced)
+    def update_process(self, process: tuple[int, int], heartbeat: Heartbeat) -> None:
+        """Note what a process (slot, incarnation) has dropped, and copied to its standbys, since it started."""
+        counts, copied = (heartbeat.refused, heartbeat.malformed, heartbeat.fenced), heartbeat.copied
         if any(counts) and self._dropped.get(process) != counts:
             self._dropped = {**self._dropped, process: counts}
-
-    def heard_of_copies(self, process: tuple[int, int], copied: dict[str, int]) -> None:
-        """Bytes of state files that the standbys of a process (slot, incarnation) took in so far, by origin."""
         if any(copied.values()) and self._copied.get(process) != copied:
             self._copied = {**self._copied, process: copied}
 
     @property
     def copied_bytes(self) -> dict[str, int]:
-        """Bytes of state files that the standbys of all processes took in, by origin; see ``control.Heartbeat``."""
+        """Bytes of state files that the standbys of all processes have received or kept, by origin."""
         return {name: sum(copied.get(name, 0) for copied in self._copied.values()) for name in ORIGINS}
 
     @property
-    def refused(self) -> int:
-        """Connections refused by slots."""
-        return sum(refused for refused, _, _ in self._dropped.values())
+    def dropped(self) -> tuple[int, int, int]:
+        """Refused connections, malformed frames and fenced messages of all slots; see ``control.Heartbeat``."""
+        counts = list(self._dropped.values())
+        return sum(one[0] for one in counts), sum(one[1] for one in counts), sum(one[2] for one in counts)
 
-    @property
-    def malformed(self) -> int:
-        """Frames dropped by slots."""
-        return sum(malformed for _, malformed, _ in self._dropped.values())
-
-    @property
-    def fenced_messages(self) -> int:
-        """Messages, credit and versions of fenced generations that came to slots, without effect."""
-        return sum(fenced for _, _, fenced in self._dropped.values())
-
-    def heard(self, subtasks: dict[str, dict[str, Any]]) -> None:
-        """A slot's heartbeat. One that was sent before the last checkpoint completed is ignored."""
+    def update(self, subtasks: dict[str, dict[str, Any]]) -> None:
+        """Take the counters of a heartbeat; ignored after the final checkpoint, whose counters are exact."""
         if self._final:
             return
         self._subtasks = {**self._subtasks, **subtasks}
         self._late_rows.check(self.operators)
 
     def triggered(self, checkpoint: int) -> None:
-        """A checkpoint was triggered, or its trigger was sent to some sources again."""
+        """A checkpoint was triggered, perhaps not for the first time."""
         if checkpoint in self._checkpoints:
             return
         self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time(), self._mode)}
@@ -151,9 +142,9 @@ class Figures:
             self._checkpoints = {c: f for c, f in self._checkpoints.items() if c != oldest}
 
     def snapshot(self, checkpoint: int, subtask: str, handle: SnapshotHandle) -> None:
-        """One subtask's part of a checkpoint; its row counts are the exact ones of the cut."""
+        """Add one subtask's snapshot to the metrics of its checkpoint."""
         figures = self._checkpoints.get(checkpoint)
-        if figures is None or figures.status != PENDING:  # a promoted subtask reports again what no longer counts
+        if figures is None or figures.status != PENDING:  # a promoted subtask reports old checkpoints again
             return
         if parse_subtask(subtask).vertex in self._sources:
             begun_ms = (handle.begun_s - figures.triggered_s) * 1e3
@@ -172,13 +163,13 @@ class Figures:
         figures.parts[subtask] = handle.operator_state.operators
 
     def replicated(self, checkpoint: int) -> None:
-        """All standbys have their parts of a checkpoint."""
+        """All standbys have their versions of a checkpoint."""
         figures = self._checkpoints.get(checkpoint)
         if figures is not None and figures.chain_ms is None:
             figures.chain_ms = (time.time() - figures.triggered_s) * 1e3
 
     def checkpoint(self, stats: CheckpointStats) -> None:
-        """A checkpoint ended, one way or the other."""
+        """A checkpoint is complete or aborted."""
         figures = self._checkpoints.get(stats.checkpoint)
         if figures is None:
             return
@@ -198,7 +189,7 @@ class Figures:
         figures.parts, figures.sizes = {}, {}
 
     def _adopt_cut(self, figures: CheckpointFigures) -> None:
-        """The last checkpoint's counters are the job's final ones; heartbeats may lag behind them."""
+        """Take the counters of the final checkpoint; heartbeats may lag behind them."""
         self._final = True
         merged = dict(self._subtasks)
         for subtask, operators in figures.parts.items():
@@ -218,7 +209,7 @@ class Figures:
         self._late_rows.check(self.operators)
 
     def adopt(self, checkpoint: int, handles: dict[str, SnapshotHandle]) -> None:
-        """Take the metrics of a job that an earlier run has finished from the snapshots of its final ``checkpoint``."""
+        """Take the metrics of a finished job from the snapshots (subtask -> handle) of its final ``checkpoint``."""
         self.last_complete = checkpoint
         final = CheckpointFigures(checkpoint, time.time(), self._mode)
         for subtask, handle in handles.items():
@@ -227,7 +218,7 @@ class Figures:
         self._adopt_cut(final)
 
     def operators(self) -> dict[str, dict[str, int]]:
-        """Per operator, summed over its subtasks (of ``MAXIMA`` the largest): rows in, rows out, its own counters."""
+        """Operator -> rows in and out, and its own counters, summed over its subtasks (``MAXIMA``: the largest)."""
         totals: dict[str, dict[str, int]] = {name: {"rows_in": 0, "rows_out": 0} for name in self._order}
         for counters in self._subtasks.values():
             for name, values in counters["operators"].items():
@@ -237,7 +228,7 @@ class Figures:
         return totals
 
     def totals(self) -> dict[str, Any]:
-        """State and work, summed over all subtasks."""
+        """Counters of state and work, summed over all subtasks; sizes in bytes."""
         every = self._subtasks.values()
         payload, determinants = (sum(c.get(name, 0) for c in every) for name in ("payload_bytes", "determinant_bytes"))
         ids = FilterCounts(*(sum(c.get(f"ids_{part.name}", 0) for c in every) for part in fields(FilterCounts)))
@@ -253,16 +244,16 @@ class Figures:
         }
 
     def blocked(self) -> dict[str, str]:
-        """Subtasks that cannot continue, and why."""
+        """Blocked subtask -> reason."""
         return {name: c["blocked"] for name, c in sorted(self._subtasks.items()) if c.get("blocked")}
 
     def rows_out(self, operator: str) -> dict[str, int]:
-        """Rows that have left each subtask of one operator."""
-        found = {}
-        for subtask, counters in sorted(self._subtasks.items()):
-            if operator in counters["operators"]:
-                found[f"{operator}[{subtask.rpartition('[')[2]}"] = counters["operators"][operator]["rows_out"]
-        return found
+        """Rows emitted by each subtask of one operator."""
+        return {
+            f"{operator}[{subtask.rpartition('[')[2]}": counters["operators"][operator]["rows_out"]
+            for subtask, counters in sorted(self._subtasks.items())
+            if operator in counters["operators"]
+        }
 
     def subtasks(self) -> dict[str, dict[str, Any]]:
         return dict(self._subtasks)

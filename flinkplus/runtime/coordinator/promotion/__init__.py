@@ -1,4 +1,4 @@
-"""What a promoted subtask is given: its snapshot, its determinants, where its channels resume.
+"""Builds promotion orders: the snapshot, the determinants and the channel cursors of each new head.
 
 Ring 1. Process: driver. Thread: the coordinator's loop.
 """

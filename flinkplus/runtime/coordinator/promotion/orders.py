@@ -1,7 +1,7 @@
-"""What promotion orders are built from: snapshot handles, and the answers of the fenced slots.
+"""Inputs of promotion orders: snapshot handles, and the answers of the fenced slots.
 
-Rules: a handle is kept until a newer checkpoint is complete, or its own is given up and the next version is there;
-answers are of one attempt, the newest.
+Rules: a handle is kept until a newer checkpoint is complete, or until its own is aborted and the next version has been
+reported; only answers to the newest attempt are kept.
 """
 
 from __future__ import annotations
@@ -37,23 +37,26 @@ class Handles:
         return self._handles[subtask][version] if version else START
 
     def keep(self, subtask: SubtaskId, versions: Collection[int]) -> None:
-        """The subtask resumes from none except for these."""
+        """Forget all handles of ``subtask`` except for these versions."""
         known = self._handles.get(subtask, {})
         self._handles[subtask] = {kept: handle for kept, handle in known.items() if kept in versions}
 
     def drop_before(self, version: CheckpointId) -> None:
-        """No subtask resumes from before ``version``."""
+        """Forget the handles of all versions before ``version``."""
         for subtask, known in self._handles.items():
             self._handles[subtask] = {kept: handle for kept, handle in known.items() if kept >= version}
 
 
 class FenceAnswers:
-    """The answers to one attempt's ``Fence``, put together. ``kept``: channel -> the oldest ``seq`` that can be sent
-    again."""
+    """The merged answers to one attempt's ``Fence``. ``kept``: channel -> oldest ``seq`` that can be sent again."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._attempt = 0
+        self.reset(attempt=0)
+
+    def reset(self, attempt: int) -> None:
+        """Begin a new attempt: forget all earlier answers."""
+        self._attempt = attempt
         self._received: dict[str, int] = {}
         self._sent: dict[str, int] = {}
         self._determinants: dict[SubtaskId, tuple[Span, ...]] = {}
@@ -61,15 +64,8 @@ class FenceAnswers:
         self._digests: dict[str, list[list[Any]]] = {}
         self.kept: dict[str, int] = {}
 
-    def reset(self, attempt: int) -> None:
-        """A new attempt: what was answered before no longer counts."""
-        self._attempt = attempt
-        self._received, self._sent, self._determinants, self._digests = {}, {}, {}, {}
-        self._parts = {}
-        self.kept = {}
-
     def add(self, answer: control.Fenced) -> None:
-        """One slot's answer; of another attempt it has no effect."""
+        """Add one slot's answer; ignored if it belongs to another attempt."""
         if answer.attempt != self._attempt:
             return
         self._received.update(answer.received)
@@ -81,7 +77,7 @@ class FenceAnswers:
         self._parts = {}
 
     def add_part(self, part: control.Fenced | control.FencedPart) -> None:
-        """A part of one slot's answer, which ``add`` ends; of another attempt it has no effect."""
+        """Add a part of one slot's answer, which ``add`` completes; ignored if it belongs to another attempt."""
         if part.attempt != self._attempt:
             return
         for channel, found in part.digests.items():
@@ -90,13 +86,13 @@ class FenceAnswers:
             self._parts.setdefault(parse_subtask(name), []).extend(control.spans_from_json(spans))
 
     def sent(self, channel: str) -> int | None:
-        """The next ``seq`` that a living producer had not sent on it."""
+        """The next ``seq`` that the living producer of ``channel`` had not sent; ``None`` if it was not reported."""
         return self._sent.get(channel)
 
     def order(
         self, subtask: SubtaskId, topology: Topology, version: CheckpointId, handle: SnapshotHandle
     ) -> PromotionOrder:
-        """The order for the new head of ``subtask``, which resumes from ``handle`` of ``version``."""
+        """The order for the new head of ``subtask`` that resumes from ``handle`` of ``version``."""
         ancestors = self._lineage.asked_of([subtask])
         outputs = [str(channel) for channel in topology.outputs(subtask)]
         inputs = [str(channel) for channel in topology.inputs(subtask)]
@@ -106,13 +102,14 @@ class FenceAnswers:
             received={name: self._received[name] for name in outputs if name in self._received},
             marks={name: self._sent[name] for name in inputs if name in self._sent},
             digests={name: self._digests[name] for name in outputs if name in self._digests},
-            determinants=self._spans_of(subtask),
-            ancestors={str(a): self._spans_of(a) for a in sorted(self._determinants) if a.vertex in ancestors},
+            determinants=control.spans_to_json(self.spans_of(subtask)),
+            ancestors={
+                str(ancestor): control.spans_to_json(spans)
+                for ancestor, spans in sorted(self._determinants.items())
+                if ancestor.vertex in ancestors
+            },
         )
 
     def spans_of(self, subtask: SubtaskId) -> tuple[Span, ...]:
-        """What is known of how its steps began."""
+        """The known determinants of ``subtask``."""
         return self._determinants.get(subtask, ())
-
-    def _spans_of(self, subtask: SubtaskId) -> list[list[Any]]:
-        return control.spans_to_json(self.spans_of(subtask))

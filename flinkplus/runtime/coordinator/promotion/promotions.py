@@ -1,14 +1,17 @@
 """Promotion orders: what the new head of a subtask needs to resume from a version.
 
-An order has the snapshot handle of the version, what the fenced slots answered, and the checkpoints that were given up,
-or may overtake, since the last complete one.
+An order has the snapshot handle of the version, the answers of the fenced slots, and the checkpoints since the last
+complete one that were aborted or whose barriers may overtake.
 
-Rules: versions and checkpoints are those of the running deployment; ``started`` forgets all earlier ones.
+If a replay does not repeat the same messages (``flinkplus.protocol.vocabulary.guarantee``), consumers follow their
+producers: ``following`` and ``matched`` replace their input cursors by the output cursors of the producers.
+
+Rules: versions and checkpoints are those of the current deployment; ``started`` forgets all earlier ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from chain_backup.failover import effects
@@ -16,15 +19,16 @@ from chain_backup.failover.topology import Topology
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers, Handles
-from flinkplus.runtime.coordinator.promotion.renumbering import following, output_cursor
 
 
 class Promotions:
     """Builds the promotion orders of one job.
 
-    ``sharing_depth``: of the determinants. ``versions``: those that a subtask may still resume from.
+    ``versions``: returns the versions that a subtask may still resume from.
+    ``sharing_depth``: see the option of that name.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Promotions:
         self.complete, self._given_up, self._overtaking = version, [], []
 
     def promoting(self, promoted: effects.PromoteStandbys) -> None:
-        """These subtasks resume from these versions; other orders depend on it."""
+        """Note the versions from which subtasks resume; the orders of other subtasks depend on them."""
         self._began_from.update({subtask: CheckpointId(version) for subtask, version in promoted.subtasks})
 
     # --- checkpoints
@@ -69,17 +73,17 @@ class Promotions:
         self._overtaking = [other for other in self._overtaking if other > checkpoint]
 
     def aborted(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` was given up."""
+        """``checkpoint`` was aborted."""
         self._given_up.append(checkpoint)
 
     def overtaking(self, checkpoint: CheckpointId) -> None:
-        """The barriers of ``checkpoint`` may overtake; every slot was sent that."""
+        """The barriers of ``checkpoint`` may overtake; all slots were notified."""
         self._overtaking.append(checkpoint)
 
     # --- orders
 
     def order(self, subtask: SubtaskId, version: CheckpointId, mark: int | None) -> PromotionOrder:
-        """What the new head of ``subtask`` needs to resume from ``version``. ``mark``: see ``PromotionOrder``."""
+        """The order for the new head of ``subtask`` to resume from ``version``. ``mark``: see ``PromotionOrder``."""
         handle = self.handles.get(subtask, version)
         order = replace(
             self.answers.order(subtask, self._topology, version, handle),
@@ -97,10 +101,36 @@ class Promotions:
         return replace(order, determinants=[], ancestors={}, pass_over=max(0, seen - read))
 
     def _start_of(self, channel: ChannelId, known: int) -> int:
-        """Where a promoted consumer that stood at ``known`` begins, without exact replay."""
+        """The first ``seq`` for a promoted consumer without exact replay; ``known``: its cursor in the snapshot."""
         name = str(channel)
         kept, sent = self.answers.kept.get(name), self.answers.sent(name)
-        if kept is None or sent is None:  # its producer is promoted as well
+        if kept is None or sent is None:  # the producer is promoted as well
             producer = self._topology.producer(channel)
             return output_cursor(self.handles.get(producer, self._began_from[producer]), channel)
         return max(known, kept) if self.guarantee.replays else sent
+
+
+def output_cursor(handle: SnapshotHandle, channel: ChannelId) -> int:
+    """The ``seq`` at which the producer with this snapshot resumes ``channel``."""
+    return handle.operator_state.outputs.get(str(channel), 0)
+
+
+def following(
+    handle: SnapshotHandle, subtask: SubtaskId, topology: Topology, starts: Callable[[ChannelId, int], int]
+) -> dict[str, int]:
+    """Input channel -> ``seq`` at which a consumer resumes: ``starts(channel, cursor in handle)``."""
+    known = handle.operator_state.inputs
+    return {str(channel): starts(channel, known.get(str(channel), 0)) for channel in topology.inputs(subtask)}
+
+
+def matched(handles: Mapping[str, SnapshotHandle], topology: Topology) -> dict[str, SnapshotHandle]:
+    """The snapshots of a checkpoint, with the input cursors of consumers set to the output cursors of producers."""
+
+    def start(channel: ChannelId, _: int) -> int:
+        return output_cursor(handles[str(topology.producer(channel))], channel)
+
+    found = {}
+    for name, handle in handles.items():
+        inputs = following(handle, parse_subtask(name), topology, start)
+        found[name] = replace(handle, operator_state=replace(handle.operator_state, inputs=inputs))
+    return found

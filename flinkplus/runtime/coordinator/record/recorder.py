@@ -1,15 +1,15 @@
-"""A record of what the coordinator's machines were given and what they ordered, to be repeated elsewhere.
+"""Records the inputs and effects of the coordinator's machines, to replay them in a simulator.
 
-Each machine is a function of its configuration and of its events with their times. So a record of a real run, fed to
-the same machines in a simulator, must give the same effects; where it does not, the run can be looked into step by
-step. Off unless the option ``record_machines`` names a file.
+A machine is a function of its configuration and of its events with their times. So a recorded run, fed to the same
+machines in a simulator, must produce the same effects; where it does not, it can be examined step by step. Recording is
+off unless the option ``record_machines`` names a file.
 
-The file is pickles, end to end: a header (format version), then entries: ``made`` (machine, class, arguments),
-``stepped`` (machine, time, event, effects), ``raised`` (machine, time, event, name of the error). It is for the
-program that wrote it: unpickling runs code.
+The file consists of pickles: a header (format version), then entries: ``made`` (machine, class, arguments), ``stepped``
+(machine, time, event, effects), ``raised`` (machine, time, event, name of the error). Only the program that wrote it
+should read it: unpickling runs code.
 
-Rules: the coordinator's thread alone. An error that travels in an event or effect is recorded as text. A record that
-cannot be written any more is given up, and the job continues.
+Rules: only the coordinator's thread calls this. An error in an event or effect is recorded as text. If a write fails,
+recording stops and the job continues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 FORMAT_VERSION = 1
 M = TypeVar("M")
@@ -27,7 +27,7 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class Recorder:
-    """Writes one file. Raises ``OSError`` when it cannot be made."""
+    """Writes one file. Raises ``OSError`` when it cannot be created."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -35,11 +35,9 @@ class Recorder:
         self._write(("header", FORMAT_VERSION))
 
     def machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:
-        """The machine that ``make`` makes of these arguments, recorded under ``name``."""
+        """Create a machine by ``make`` with these arguments, recorded under ``name``."""
         self._write(("made", name, make, arguments, settings))
-        recorded: Any = _Recorded(self, name, make(*arguments, **settings))
-        machine: M = recorded
-        return machine
+        return cast(M, _Recorded(self, name, make(*arguments, **settings)))
 
     def stepped(self, name: str, now_ms: int, event: Any, effects: list[Any]) -> None:
         self._write(("stepped", name, now_ms, plain(event), [plain(effect) for effect in effects]))
@@ -61,12 +59,10 @@ class Recorder:
 
 
 class _Recorded:
-    """Stands for a machine."""
+    """A machine whose steps are recorded."""
 
     def __init__(self, recorder: Recorder, name: str, machine: Any) -> None:
-        self._recorder = recorder
-        self._name = name
-        self._machine = machine
+        self._recorder, self._name, self._machine = recorder, name, machine
 
     def step(self, now_ms: int, event: Any) -> list[Any]:
         try:
@@ -82,13 +78,13 @@ class _Recorded:
 
 
 def plain(value: Any) -> Any:
-    """An event or effect whose ``error``, which is opaque to every machine, is text."""
+    """An event or effect with its ``error``, which is opaque to every machine, as text."""
     error = getattr(value, "error", None)
     return value if error is None or isinstance(error, str) else dataclasses.replace(value, error=repr(error))
 
 
 def read(path: Path) -> Iterator[tuple[Any, ...]]:
-    """The entries of a file, without its header. Raises ``ValueError`` for one of another format."""
+    """The entries of a file, without its header. Raises ``ValueError`` for another format."""
     with path.open("rb") as file:
         header = pickle.load(file)
         if header != ("header", FORMAT_VERSION):

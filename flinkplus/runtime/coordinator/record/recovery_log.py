@@ -1,16 +1,15 @@
-"""What happened in each recovery, with the time of every phase, in the terms of the design's section on measuring.
+"""The recovery log: each recovery, with the time of every phase (``protocol.vocabulary.phases``).
 
-Times are stamped when an event arrives at the coordinator's machine, or where they happen when a slot reports them with
-its own clock. A recovery begins with the kill, or with the time the failed subtask itself reports; when neither is
-known, with detection. ``recovery_ms`` runs from there to the first *new* output of those failed subtasks that have a
-sink or keyed state (of all failed ones when there is no such): rows beyond what was put out before the failure. With a
-rollback or a partial recovery that is what they had reported last, at most one heartbeat before it. ``caught_up_ms``:
-the same for all subtasks that restarted: the failed ones; in a partial recovery also their upstreams; in a rollback
-all.
+Times are taken when an event arrives at the coordinator's machine, or by a slot that reports them with its own clock. A
+recovery begins with the kill, or with the time that the failed subtask reports; if neither is known, with detection.
+``recovery_ms`` runs from there to the first *new* output (rows beyond those emitted before the failure) of all failed
+subtasks with a sink or keyed state; without any such, of all failed subtasks. In a rollback or partial recovery, the
+rows emitted before the failure are those last reported, at most one heartbeat before it. ``caught_up_ms``: the same for
+all subtasks that restarted: the failed ones; in a partial recovery also their upstreams; in a rollback all.
 
-Rules: nothing here decides anything; a recovery that is interrupted by another failure ends unfinished (times are
-``None``). Local failover that ends in a rollback is one recovery, by rollback, with the reason in ``fallback``.
-Handovers are planned, so they are listed apart.
+Rules: this only measures. A recovery that another failure interrupts stays unfinished (times are ``None``). A local
+failover that ends in a rollback is one recovery, by rollback, with the reason in ``fallback``. Handovers are planned,
+so they are listed separately.
 """
 
 from __future__ import annotations
@@ -45,15 +44,14 @@ class Recovery:
     waiting_all: set[str] = field(default_factory=set)
     first_new_s: float | None = None
     registry_ms: float | None = None
-    """From the order to write the records to the answer of the registry, in the last attempt that it answered. In a
-    failover the slots fence meanwhile; in a handover, afterwards.
-    """
+    """Time of the registry to write the records, in the last attempt that it answered. In a failover the slots fence
+    meanwhile; in a handover, afterwards."""
     restored_ms: float | None = None
     checkpoint: int | None = None
     fallback: str | None = None
 
     def enter(self, phase: Phase, now_s: float) -> None:
-        """A phase that is entered again voids what came after it; but a failure is detected once."""
+        """Stamp a phase; entering it again voids the later ones. A failure is detected only once."""
         if phase == "detect" and phase in self.stamps:
             return
         for later in PHASES[PHASES.index(phase) :]:
@@ -63,7 +61,7 @@ class Recovery:
             self.restored_ms = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Figures for users; times in milliseconds, each phase by itself; ``None`` where a phase did not happen."""
+        """The entry in ``JobHandle.recoveries``: the time of each phase, in ms; ``None`` if it did not happen."""
         detected, replayed = self.stamps.get("detect"), self.stamps.get("replay")
         fenced, caught_up = self.stamps.get("promote"), self.stamps.get("caught_up")
         promoted = _ms(fenced, replayed)
@@ -105,16 +103,18 @@ class RecoveryLog:
         self._begun: dict[str, float] = {}
         self._refused: tuple[Recovery | None, str] | None = None
         self.rows_out: dict[str, int] = {}
+        """Subtask -> rows that it has emitted, by its last heartbeat."""
         self.marks: dict[str, int] = {}
+        """Subtask -> rows that it had emitted before the last rollback or partial recovery."""
 
-    # --- when it began
+    # --- begin of a recovery
 
     def kill_stamped(self, slot: int, time_s: float) -> None:
-        """A kill of ``slot`` is about to be sent; the next loss of that slot is measured from here."""
+        """``slot`` is killed at ``time_s``: the next loss of that slot is measured from there."""
         self._kills[slot] = time_s
 
     def slot_lost(self, slot: int, subtasks: Collection[str]) -> None:
-        """``slot``, which hosted ``subtasks``, is gone."""
+        """``slot``, which hosted ``subtasks``, is lost."""
         killed_s = self._kills.pop(slot, None)
         if killed_s is not None:
             self._begun.update(dict.fromkeys(subtasks, killed_s))
@@ -124,7 +124,7 @@ class RecoveryLog:
         if time_s:
             self._begun[subtask] = time_s
 
-    # --- how it proceeds
+    # --- its phases
 
     def entered(
         self,
@@ -140,7 +140,7 @@ class RecoveryLog:
         """Recovery ``number`` of ``mode`` entered ``phase``. ``moved``: the subtasks that restart because of
         ``subtasks`` (in a rollback: all)."""
         record = self._find(mode, number) or self._open(mode, number, failure, subtasks, reason)
-        if record.failure == HANDOVER != failure:  # something failed on the way: now it is a recovery from that
+        if record.failure == HANDOVER != failure:  # a failure during a handover makes it a recovery
             record.failure, record.reason, record.begun_s, record.stamps = failure, reason, None, {}
             record.registry_ms = None
         record.subtasks = sorted({*record.subtasks, *subtasks})
@@ -154,7 +154,7 @@ class RecoveryLog:
             record.waiting_failed = {name for name in failed if self._has_results(name)} or failed
             record.first_new_s = None
         elif phase == "replay" and mode == ROLLBACK:
-            self._begun.clear()  # of failures that came while this one was being recovered from
+            self._begun.clear()  # failures during this recovery
 
     def _find(self, mode: str, number: int) -> Recovery | None:
         return next((r for r in reversed(self._records) if (r.mode, r.number) == (mode, number)), None)
@@ -180,9 +180,7 @@ class RecoveryLog:
         return record
 
     def refused(self, number: int | None, reason: str) -> None:
-        """Failover ``number`` (``None``: one that did not even begin) is given up; the rollback that follows is its
-        end.
-        """
+        """Failover ``number`` (``None``: it had not begun) falls back to a rollback, which ends it."""
         record = None if number is None else self._find_local(number)
         if record is not None and record.failure == HANDOVER:
             record = None
@@ -194,13 +192,13 @@ class RecoveryLog:
         self._records = [known for known in self._records if known is not record]
 
     def recorded(self, number: int, registry_ms: float) -> None:
-        """The new heads of failover ``number`` are in the registry, which took ``registry_ms``."""
+        """The registry has written the new heads of failover ``number``, in ``registry_ms``."""
         record = self._find_local(number)
         if record is not None:
             record.registry_ms = registry_ms
 
     def restored_from(self, checkpoint: int | None) -> None:
-        """The last recovery restores this checkpoint."""
+        """The last recovery restores ``checkpoint``."""
         if self._records:
             self._records[-1].checkpoint = checkpoint
 
@@ -210,12 +208,12 @@ class RecoveryLog:
             self._records[-1].restored_ms = max(restore_ms, self._records[-1].restored_ms or 0.0)
 
     def fell_back(self, reason: str) -> None:
-        """The last recovery had to use an older checkpoint than the newest."""
+        """The last recovery had to restore an older checkpoint than the newest."""
         if self._records:
             self._records[-1].fallback = reason
 
     def progressed(self, subtask: str, time_s: float) -> None:
-        """A subtask put out its first new row."""
+        """A subtask emitted its first new row."""
         record = next((r for r in reversed(self._records) if subtask in r.waiting_all), None)
         if record is None:
             return
@@ -228,11 +226,7 @@ class RecoveryLog:
         if not record.waiting_all:
             record.enter("caught_up", time_s)
 
-    def heard(self, subtask: str, rows_out: int) -> None:
-        """A heartbeat reported how many rows a subtask has put out."""
-        self.rows_out[subtask] = rows_out
-
-    # --- figures, from any thread
+    # --- read by any thread
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """The recoveries, oldest first."""

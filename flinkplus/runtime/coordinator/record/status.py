@@ -1,114 +1,102 @@
-"""How a running job is, for ``flinkplus status``: slots, subtasks and chains; a plain document, JSON-able.
+"""The status of a running job, for ``flinkplus status``.
 
-Rules: read in the coordinator's thread; changes nothing.
+Rules: ``Status.to_json`` is its only writer and ``from_json`` its only reader; ``docs/formats.md`` explains each field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
-
-STARTING, LEAVING, ENDING = "starting", "leaving", "ending"
-WORKING, STANDBY, IDLE, AWAY = "working", "standby", "idle", "away"
-RUNNING, MOVING = "running", "moving"
-ChainStatus = tuple[SubtaskId, int, int, Sequence[tuple[int, int | None, bool]]]
-"""A subtask, the generation of its chain, the newest version that the head has, and the members, head first: slot, the
-newest version that it has (``None``: none) and whether it is still catching up."""
+from flinkplus.documents import Document
+from flinkplus.errors import PeerProtocolError
 
 
-def slots_of(
-    needed: Sequence[int],
-    spares: Mapping[int, str],
-    processes: Sequence[SlotProcess],
-    incarnations: Mapping[int, int],
-    assignment: Mapping[SubtaskId, int],
-    chains: Iterable[ChainStatus],
-    now_s: float,
-) -> list[dict[str, Any]]:
-    """Every slot, with what is on it. ``spares``: the spare ones, and how far each is (``runtime.spares``). ``now_s``:
-    monotonic clock."""
-    present = {process.slot: process for process in processes}
-    copies = [slot for *_, held in chains for slot, _, _ in held[1:]]
-    found = []
-    for slot in (*needed, *sorted(spares)):
-        process = present.get(slot)
-        at_work = sum(at == slot for at in assignment.values())
-        standbys = copies.count(slot)
-        state = WORKING if at_work else STANDBY if standbys else IDLE
-        if spares.get(slot) in (STARTING, LEAVING, ENDING):
-            state = spares[slot]
-        elif process is None:
-            state = AWAY
-        found.append(
-            {
-                "slot": f"slot-{slot}",
-                "spare": slot in spares,
-                "state": state,
-                "host": None if process is None else process.host,
-                "pid": None if process is None else process.pid,
-                "address": None if process is None else process.address,
-                "restarts": max(0, incarnations.get(slot, 0) - 1),
-                "heard_ms": None if process is None else round((now_s - process.heard_s) * 1e3, 1),
-                "subtasks": at_work,
-                "standbys": standbys,
-            }
-        )
-    return found
+@dataclass(frozen=True, kw_only=True)
+class JobSummary(Document):
+    """Which job it is, where its driver runs, and its main options."""
+
+    job_id: str
+    name: str
+    host: str
+    pid: int
+    recovery: str
+    guarantee: str
+    parallelism: int
+    replicas: int
+    checkpoint_interval_s: float | None
+    checkpoint_dir: str
+    restored_from: int | None
 
 
-def subtasks_of(
-    assignment: Mapping[SubtaskId, int],
-    generations: Mapping[SubtaskId, int],
-    present: Iterable[int],
-    moving: Iterable[SubtaskId],
-    counters: Mapping[str, Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """Every subtask. ``moving``: those that a failover or handover has under way; ``counters``: as last reported."""
-    there, on_their_way = set(present), set(moving)
-    found = []
-    for subtask, slot in sorted(assignment.items()):
-        heard = counters.get(str(subtask), {})
-        operators = list(heard.get("operators", {}).values())
-        found.append(
-            {
-                "subtask": str(subtask),
-                "vertex": subtask.vertex,
-                "index": subtask.index,
-                "slot": f"slot-{slot}",
-                "generation": generations.get(subtask),
-                "state": MOVING if subtask in on_their_way else RUNNING if slot in there else AWAY,
-                "rows_in": operators[0].get("rows_in") if operators else None,
-                "rows_out": heard.get("rows_out"),
-                "behind_rows": heard.get("behind"),
-                "waiting_messages": heard.get("waiting"),
-                "keys": heard.get("keys"),
-                "state_bytes": heard.get("bytes"),
-                "blocked": heard.get("blocked", ""),
-            }
-        )
-    return found
+@dataclass(frozen=True, kw_only=True)
+class SlotStatus(Document):
+    """One slot; ``None`` in fields of its process when none is registered."""
+
+    slot: str
+    spare: bool
+    state: str
+    host: str | None
+    pid: int | None
+    address: str | None
+    restarts: int
+    heard_ms: float | None
+    subtasks: int
+    standbys: int
 
 
-def chains_of(chains: Iterable[ChainStatus]) -> list[dict[str, Any]]:
-    """Every chain. ``lag``: by how many checkpoints (numbers of them) a member is behind the newest version."""
-    return [
-        {
-            "subtask": str(subtask),
-            "generation": generation,
-            "newest": newest,
-            "members": [
-                {
-                    "slot": f"slot-{slot}",
-                    "role": "head" if place == 0 else "standby",
-                    "version": version,
-                    "lag": newest - (version or 0),
-                    "catching_up": catching_up,
-                }
-                for place, (slot, version, catching_up) in enumerate(members)
-            ],
-        }
-        for subtask, generation, newest, members in chains
-    ]
+@dataclass(frozen=True, kw_only=True)
+class SubtaskStatus(Document):
+    """One subtask; ``None`` in counters that its slot has not reported."""
+
+    subtask: str
+    vertex: str
+    index: int
+    slot: str
+    generation: int | None
+    state: str
+    rows_in: int | None
+    rows_out: int | None
+    behind_rows: int | None
+    waiting_messages: int | None
+    keys: int | None
+    state_bytes: int | None
+    blocked: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberStatus(Document):
+    """One slot of a chain."""
+
+    slot: str
+    role: str
+    version: int | None
+    lag: int
+    catching_up: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainStatus(Document):
+    """The chain of one subtask."""
+
+    subtask: str
+    generation: int
+    newest: int
+    members: tuple[MemberStatus, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(Document):
+    """The whole status."""
+
+    REFUSED: ClassVar[type[Exception]] = PeerProtocolError
+
+    job: JobSummary
+    metrics: dict[str, Any]
+    slots: tuple[SlotStatus, ...]
+    subtasks: tuple[SubtaskStatus, ...]
+    chains: tuple[ChainStatus, ...]
+    drained_hosts: list[str]
+    checkpoints: list[dict[str, Any]]
+    recoveries: list[dict[str, Any]]
+    handovers: list[dict[str, Any]]

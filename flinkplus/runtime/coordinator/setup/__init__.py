@@ -1,4 +1,4 @@
-"""How the machines of a job are made from its options and graph, and how the job ended.
+"""Configuration of a job's machines from its options and graph; where the job begins and how it ended.
 
 Ring 2. Process: driver. Thread: the one that starts the job.
 """

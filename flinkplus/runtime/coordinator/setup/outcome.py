@@ -1,4 +1,4 @@
-"""Where a job begins and how it ends, as the driver sees it."""
+"""Where a job begins and how it ended."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ NO_GENERATION = Generation(0)
 
 @dataclass
 class Restore:
-    """Where a resumed job begins: a complete checkpoint, those it could fall back to, and the generation before.
+    """Where a job begins.
 
-    ``draining``: the input was being ended. So it must be again: some sources may have ended early, and for good.
-    ``finished``: the checkpoint is the final one of a job that has finished; nothing is left to run.
+    ``checkpoint``: the complete checkpoint to resume from; ``None``: the start.
+    ``available``: checkpoints that the job may fall back to.
+    ``generation``: the last one of the run before.
+    ``draining``: the run before was ending the input, so this one must too: sources may have ended early.
+    ``finished``: the checkpoint is the final one of a finished job.
     """
 
     checkpoint: CheckpointId | None = None
@@ -42,7 +45,7 @@ class JobResult:
     done: threading.Event = field(default_factory=threading.Event)
 
     def end(self, state: JobState, error: FlinkPlusError | None) -> None:
-        """The job is over."""
+        """Set the result: the job is over."""
         self.ended_s = self.clock.monotonic()
         self.state = state
         self.error = error
@@ -50,7 +53,7 @@ class JobResult:
 
 
 def error_of(ended: EndJob, slots: int) -> FlinkPlusError | None:
-    """The error that a user gets at the end of a job that needed ``slots`` slots; ``None`` when it finished."""
+    """The error for the user at the end of a job that needs ``slots`` slots; ``None`` if it finished."""
     if ended.state is JobState.FINISHED:
         return None
     if ended.state is JobState.CANCELLED:
@@ -58,7 +61,7 @@ def error_of(ended: EndJob, slots: int) -> FlinkPlusError | None:
     if ended.failure == "slots" and ended.error is None:
         return InsufficientSlots(
             f"{ended.reason}; the job needs {slots} Spark tasks at once: give the executors more cores, or lower "
-            "parallelism; if none registered, see the executors' logs: their Python must have flinkplus"
+            "parallelism; if no slot registered, see the executors' logs: their Python must have flinkplus"
         )
     failed = JobFailed(ended.reason)
     if isinstance(ended.error, BaseException):

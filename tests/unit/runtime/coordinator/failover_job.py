@@ -148,7 +148,7 @@ class Job:
         )
         self.promotions = Promotions(TOPOLOGY, self.protocol.versions, Guarantee.EXACTLY_ONCE)
         self.phases = FailoverPhases(self.dispatch, self.recoveries)
-        self.triggers = Triggers(self.dispatch, deployment, self.listening)
+        self.triggers = Triggers(self.dispatch, deployment, lambda: self.listening.pending)
         self.moves = Moves(calls, self.machines, MoveRequests(), None)
         self.driver = FailoverDriver(
             self.dispatch,

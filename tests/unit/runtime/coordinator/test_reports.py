@@ -39,6 +39,7 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.reports import Reports
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore, error_of
+from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.tcp.connections import parse_address
 from flinkplus.runtime.transport.wire.ports import ControlArrived
@@ -100,7 +101,7 @@ def test_what_a_subtask_says_is_of_the_deployment_to_the_other_machines() -> Non
     assert job.receive(2, control.Declined(2, 1, "count[1]", "many", "over budget")) == [
         core.CheckpointDeclined(CheckpointId(1), C1, G1, "many", AbortCause.OVER_BUDGET)
     ]
-    with pytest.raises(PeerProtocolError, match="refused for the cause 'whim'"):
+    with pytest.raises(PeerProtocolError, match="cause of a declined checkpoint: 'whim'"):
         job.receive(2, control.Declined(2, 1, "count[1]", "no", "whim"))
     assert job.receive(2, control.Declined(2, 1, "count[1]", "full")) == [
         core.CheckpointDeclined(CheckpointId(1), C1, G1, "full")
@@ -369,7 +370,7 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
     calls = Calls(Inbox(), JobResult())
     listeners = Listeners(options, "127.0.0.1", Credentials(b"secret"), calls)
     dispatch, commits = listeners.dispatch, Commits(graph, CheckpointStorage(tmp_path))
-    coordinator = Coordinator(graph, options, commits, Restore(), dispatch, calls)
+    coordinator = Coordinator(Parts(graph, options, commits, Restore(), dispatch, calls))
     pulses = dispatch.pulses = listeners.open_pulses()
     assert pulses is not None
     said: list[control.ControlMessage] = [

@@ -16,7 +16,7 @@ from flinkplus.errors import InjectedFailure
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.faults.injections import DRIVER, Injections, stand_still
+from flinkplus.runtime.faults.injections import DRIVER, Injections, pause_process
 from flinkplus.runtime.liveness.pulse import Pulse
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.tcp.control import TcpControlLink, TcpRendezvous
@@ -166,7 +166,7 @@ def test_an_exception_fails_who_is_meant_and_nobody_else() -> None:
     order = control.Inject("exception", ["count[1]", "gone[0]"])
     active = [Subtask("lines", 1), Subtask("count", 1)]
     Injections([], Pulse(), Inbox(), no_kill).obey(order, active, guarded(failures))
-    assert [str(error) for error in failures] == ["an exception on order, in count[1]"]
+    assert [str(error) for error in failures] == ["an injected exception in count[1]"]
 
 
 def test_a_kill_waits_for_its_point() -> None:
@@ -204,7 +204,7 @@ def test_a_process_stands_still_and_goes_on() -> None:
         watching = threading.Thread(target=watch, daemon=True)
         watching.start()
         begun = time.monotonic()
-        stand_still(process.pid, 0.5)
+        pause_process(process.pid, 0.5)
         watching.join(60)
         process.kill()
     assert [change for change, _ in changes] == [os.CLD_STOPPED, os.CLD_CONTINUED]
@@ -213,12 +213,12 @@ def test_a_process_stands_still_and_goes_on() -> None:
 
 def test_a_process_can_stop_itself() -> None:
     program = (
-        "import os, time; from flinkplus.runtime.faults.injections import stand_still; begun = time.monotonic(); "
-        "stand_still(os.getpid(), 0.3); print(time.monotonic() - begun >= 0.3)"
+        "import os, time; from flinkplus.runtime.faults.injections import pause_process; begun = time.monotonic(); "
+        "pause_process(os.getpid(), 0.3); print(time.monotonic() - begun >= 0.3)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "True\n"
 
 
 def test_whoever_is_not_there_cannot_be_stopped() -> None:
-    stand_still(2**22 + os.getpid(), 0.01)
+    pause_process(2**22 + os.getpid(), 0.01)

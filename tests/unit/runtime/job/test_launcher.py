@@ -231,7 +231,7 @@ def test_a_session_that_is_stopped_under_the_job_ends_it(world: World) -> None:
     world.spark.stopped = True
     world.spark.fail(0, Py4JError("the context is gone"))
     wait_until(lambda: world.gone, "it is gone")
-    assert "Spark was stopped under the job" in world.gone[0] and world.failed == []
+    assert "the Spark session was stopped" in world.gone[0] and world.failed == []
 
 
 def test_slots_run_in_the_users_pool_with_workers_of_their_own(tmp_path: Any) -> None:
@@ -315,7 +315,7 @@ Caused by: java.lang.Exception: x
 def test_the_reason_of_a_failed_job_is_one_line() -> None:
     reason = failure_reason(RuntimeError(JAVA + PYTHON))
     assert reason == (
-        "ModuleNotFoundError: No module named 'flinkplus'; install FlinkPlus, with what it needs, in the Python "
+        "ModuleNotFoundError: No module named 'flinkplus'; install FlinkPlus and its dependencies in the Python "
         "environment of the executors"
     )
     assert failure_reason(RuntimeError(JAVA)).startswith("org.apache.spark.SparkException: Job aborted due to stage")

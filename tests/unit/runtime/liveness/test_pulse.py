@@ -17,7 +17,7 @@ from flinkplus.protocol.liveness.pulses import MAX_NAMES, PulsedSlot
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.liveness import pulse as pulse_module
 from flinkplus.runtime.liveness.pulse import Pulse, Pulses, pulse_key
-from flinkplus.runtime.liveness.pulse_process import datagram, stands_still
+from flinkplus.runtime.liveness.pulse_process import datagram, is_stopped
 from flinkplus.runtime.transport.tcp.connections import parse_address
 
 SECRET = b"a secret"
@@ -189,7 +189,7 @@ def test_the_kernel_takes_a_filter() -> None:
 
 def test_names_are_bounded(driver: Driver) -> None:
     for number in range(MAX_NAMES + 10):
-        assert driver.pulses._believed(datagram(str(number), 1, KEY))
+        assert driver.pulses._accepted(datagram(str(number), 1, KEY))
     assert driver.pulses.rule.names == MAX_NAMES
 
 
@@ -266,7 +266,7 @@ def test_the_pulse_of_a_slot_that_is_stopped_says_so_and_one_that_is_killed_has_
         (child,) = psutil.Process(slot.pid).children()
         slot.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 60
-        while not stands_still(slot.pid):
+        while not is_stopped(slot.pid):
             assert time.monotonic() < deadline
         until(driver, "slot", heard(driver, "slot") + 2)  # one may have been on its way
         for _ in range(9):

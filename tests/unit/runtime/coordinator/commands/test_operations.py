@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from chain_backup.failover.machine import FailoverProtocol
 from flinkplus.config import Options
 from flinkplus.errors import CommandRefused, ConfigurationError
-from flinkplus.protocol.vocabulary.ids import SubtaskId
+from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
-from flinkplus.runtime.coordinator.record.status import chains_of, slots_of, subtasks_of
+from flinkplus.runtime.coordinator.view import JobView
 from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.operations.commands import Body, Commands, decode_reply, encode_request
 from tests.unit.runtime.coordinator.failover_job import C0, C1, C2, L0, L1
@@ -170,9 +172,9 @@ def test_a_job_may_take_no_injections_and_grpc_cannot_be_cut() -> None:
 def test_when_it_is_time_the_target_is_looked_for_again() -> None:
     shell = Shell()
     request = encode_request(InjectCommand("exception", "count:1", at_s=5.0))
-    later = shell.commands.obey(request, shell.replies.append)
+    shell.commands.obey(request, shell.replies.append)
     ((delay_s, strike),) = shell.later
-    assert 4 < delay_s <= 5 and not later.done and shell.told() == []
+    assert 4 < delay_s <= 5 and shell.replies == [] and shell.told() == []
     shell.job.deployment.assignment = {**shell.job.deployment.assignment, C1: 0}
     strike()
     assert [slot for slot, _ in shell.told()] == [0] and decode_reply(shell.replies.pop())["slots"] == [0]
@@ -204,14 +206,32 @@ def test_the_past_and_a_job_that_has_not_begun() -> None:
 # --- status
 
 
+class At:
+    """A clock that stands at 1.5 s."""
+
+    def monotonic(self) -> float:
+        return 1.5
+
+
+def view(job: Reported, counters: dict[str, Any] | None = None) -> JobView:
+    figures: Any = SimpleNamespace(subtasks=lambda: counters or {})
+    unused: Any = None
+    job.dispatch.clock = At()  # type: ignore[assignment]
+    return JobView(
+        job.dispatch, job.machines, job.deployment, unused, figures, job.presence, job.phases, job.triggers, None
+    )
+
+
 def test_slots_say_what_they_do_and_who_is_away() -> None:
-    shell = Shell()
-    shell.job.processes.remove(2)
-    chains = shell.job.protocol.holdings
-    found = slots_of(range(3), {}, shell.job.processes.all(), {0: 1, 1: 3, 2: 1}, {C0: 0, L0: 0}, chains, 1.5)
-    assert [slot["state"] for slot in found] == ["working", "standby", "away"]
-    assert [slot["restarts"] for slot in found] == [0, 2, 0]
-    assert found[0] | {"heard_ms": None} == {
+    job = Shell().job
+    for _ in range(2):
+        job.register(1)
+    job.processes.remove(2)
+    job.deployment.assignment = {C0: 0, L0: 0}
+    found = view(job).slots()
+    assert [slot.state for slot in found] == ["working", "standby", "away"]
+    assert [slot.restarts for slot in found] == [0, 2, 0]
+    assert found[0].to_json() | {"heard_ms": None} == {
         "slot": "slot-0",
         "spare": False,
         "state": "working",
@@ -223,28 +243,38 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
         "subtasks": 2,
         "standbys": 2,
     }
-    assert found[0]["heard_ms"] == 1500.0
-    assert slots_of(range(3), {}, shell.job.processes.all(), {}, {}, (), 1.5)[1]["state"] == "idle"
+    assert found[0].heard_ms == 1500.0
+    job.deployment.assignment = {}
+    job.phases.mode = "partial"
+    assert view(job).slots()[1].state == "idle"
 
 
 def test_subtasks_say_where_they_are_and_how_far() -> None:
     counters = {
         "count[1]": {"rows_out": 5, "operators": {"count": {"rows_in": 7}, "out": {"rows_in": 5}}, "waiting": 3}
     }
-    found = subtasks_of({C1: 1, C2: 2, L1: 0}, {C1: 4, C2: 1, L1: 1}, [0, 1], [L1], counters)
-    assert [(one["subtask"], one["state"], one["generation"]) for one in found] == [
+    job = Shell().job
+    job.processes.remove(2)
+    job.deployment.assignment = {C1: 1, C2: 2, L1: 0}
+    job.deployment.generations = {C1: Generation(4), C2: Generation(1), L1: Generation(1)}
+    job.triggers.moves([L1])
+    found = view(job, counters).subtasks()
+    assert [(one.subtask, one.state, one.generation) for one in found] == [
         ("count[1]", "running", 4),
         ("count[2]", "away", 1),
         ("lines[1]", "moving", 1),
     ]
-    assert (found[0]["rows_in"], found[0]["rows_out"], found[0]["waiting_messages"]) == (7, 5, 3)
-    assert found[1]["rows_out"] is None
+    assert (found[0].rows_in, found[0].rows_out, found[0].waiting_messages) == (7, 5, 3)
+    assert found[1].rows_out is None
 
 
-def test_members_of_chains_say_how_far_they_are_behind() -> None:
-    (chain,) = chains_of([(C1, 4, 9, [(1, 9, False), (2, 7, False), (0, None, True)])])
-    assert (chain["subtask"], chain["generation"], chain["newest"]) == ("count[1]", 4, 9)
-    assert [(m["slot"], m["role"], m["version"], m["lag"], m["catching_up"]) for m in chain["members"]] == [
+def test_members_of_chains_say_how_far_they_are_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Shell().job
+    holdings = [(C1, 4, 9, [(1, 9, False), (2, 7, False), (0, None, True)])]
+    monkeypatch.setattr(FailoverProtocol, "holdings", property(lambda _self: holdings))
+    (chain,) = view(job).chain_states()
+    assert (chain.subtask, chain.generation, chain.newest) == ("count[1]", 4, 9)
+    assert [(m.slot, m.role, m.version, m.lag, m.catching_up) for m in chain.members] == [
         ("slot-1", "head", 9, 0, False),
         ("slot-2", "standby", 7, 2, False),
         ("slot-0", "standby", None, 9, True),

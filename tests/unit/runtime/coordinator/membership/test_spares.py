@@ -136,7 +136,7 @@ def test_slots_are_started_and_the_request_is_done_when_chains_have_them(world: 
     assert move.status == "under_way" and "count[0]" in move.left
     world.stage()
     move.await_done(0)
-    assert world.states == {3: "there", 4: "there"}
+    assert world.states == {3: "joined", 4: "joined"}
     used = {slot for chain in world.job.protocol.chains.values() for slot in chain}
     assert used == {0, 1, 2, 3, 4}
 
@@ -172,12 +172,14 @@ def test_slots_that_find_no_room_are_given_up_in_time(world: World) -> None:
     assert move.status == "under_way"
     world.clock.now_s = deadline_ms / 1000
     world.spares.look()
-    why = r"slot-4 had not been started by Spark, which may have no room for more after 30 s; given up, and there is 1"
+    why = (
+        r"slot-4 had not been started by Spark, which may have no room for more after 30 s; given up; the job now has 1"
+    )
     with pytest.raises(InsufficientSlots, match=why):
         move.await_done(0)
-    assert world.cluster.ended == {4: 0.0} and world.states == {3: "there", 4: "ending"}
+    assert world.cluster.ended == {4: 0.0} and world.states == {3: "joined", 4: "ending"}
     world.cluster.over(4)
-    assert world.states == {3: "there"} and world.spares.next_deadline_ms() is None
+    assert world.states == {3: "joined"} and world.spares.next_deadline_ms() is None
     world.stage()
     world.scale(1).await_done(0)
 
@@ -195,7 +197,7 @@ def test_the_last_request_holds(world: World) -> None:
     first = world.scale(3)
     world.comes(3)
     second = world.scale(1)
-    with pytest.raises(MoveCancelled, match="another number of spare slots was asked for"):
+    with pytest.raises(MoveCancelled, match="for another number of spare slots"):
         first.await_done(0)
     assert sorted(world.cluster.ended) == [4, 5], "those that were not there yet"
     world.cluster.over(4, 5)
@@ -203,11 +205,11 @@ def test_the_last_request_holds(world: World) -> None:
     second.await_done(0)
     third = world.scale(0)
     fourth = world.scale(2)
-    assert third.status == "cancelled" and world.states == {3: "there", 6: "starting"}
+    assert third.status == "cancelled" and world.states == {3: "joined", 6: "starting"}
     world.comes(6)
     world.stage()
     fourth.await_done(0)
-    assert world.states == {3: "there", 6: "there"}
+    assert world.states == {3: "joined", 6: "joined"}
 
 
 def test_those_with_the_least_to_lose_go_first() -> None:
@@ -216,7 +218,7 @@ def test_those_with_the_least_to_lose_go_first() -> None:
     assert process is not None
     world.job.lose(4)
     world.scale(2)
-    assert [slot for slot, state in world.spares.states.items() if state is not SpareState.THERE] == [4]
+    assert [slot for slot, state in world.spares.states.items() if state is not SpareState.JOINED] == [4]
     assert 4 in world.cluster.ended, "it is nowhere, and so nothing is on it"
     world.cluster.over(4)
     world.job.deployment.assignment = {
@@ -225,7 +227,7 @@ def test_those_with_the_least_to_lose_go_first() -> None:
     }
     world.scale(1)
     assert world.spares.states[3] in (SpareState.LEAVING, SpareState.ENDING)
-    assert world.spares.states[5] is SpareState.THERE, "work is on it"
+    assert world.spares.states[5] is SpareState.JOINED, "work is on it"
 
 
 def test_nothing_changes_when_copies_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:

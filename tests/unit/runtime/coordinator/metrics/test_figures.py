@@ -94,12 +94,12 @@ def test_why_checkpoints_were_given_up_is_told_and_counted() -> None:
 
 def test_a_late_heartbeat_does_not_take_back_the_final_counters() -> None:
     figures = of_words()
-    figures.heard(heartbeat(5))
+    figures.update(heartbeat(5))
     figures.triggered(CheckpointId(1))
     counters = {"words": part_of(rows_in=7, rows_out=9, own={"invalid_lines": 2})}
     figures.snapshot(1, "words[0]", replace(handle_of(operators=counters), keys=3, bytes_total=11))
     complete = CheckpointOutcome.COMPLETE
     figures.checkpoint(CheckpointStats(CheckpointId(1), Generation(1), True, complete, "", 0, 4, 5, 1, 1))
-    figures.heard(heartbeat(6))
+    figures.update(heartbeat(6))
     assert figures.operators() == {"words": {"rows_in": 7, "rows_out": 9, "invalid_lines": 2}}
     assert figures.totals()["state_keys"] == 3

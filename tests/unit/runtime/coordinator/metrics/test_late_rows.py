@@ -87,15 +87,15 @@ def heartbeat(subtask: int, marks: int = 0, window: int = 0, late_ms: int = 0) -
 def test_the_first_late_rows_are_named_and_then_a_few_more(caplog: pytest.LogCaptureFixture) -> None:
     figures = Figures(graph())
     with caplog.at_level(logging.WARNING, "flinkplus"):
-        figures.heard(heartbeat(0))
+        figures.update(heartbeat(0))
         assert caplog.messages == []
-        figures.heard(heartbeat(0, marks=1, late_ms=35))
-        figures.heard(heartbeat(1, window=2, late_ms=20))
+        figures.update(heartbeat(0, marks=1, late_ms=35))
+        figures.update(heartbeat(1, window=2, late_ms=20))
         assert figures.operators()["window"]["max_late_ms"] == 35
         for late in (3, 150, 10**6, 10**7, 10**8, 10**9, 10**12):
-            figures.heard(heartbeat(1, window=late, late_ms=2000))
+            figures.update(heartbeat(1, window=late, late_ms=2000))
     assert caplog.messages[0].startswith("operator 'marks': 1 row came later than its delay of 5 ms allows;")
-    assert "A delay of 40 ms would have been enough" in caplog.messages[0]
+    assert "Use a delay of 40 ms" in caplog.messages[0]
     assert caplog.messages[1].startswith(
         "operator 'window' has dropped 2 rows that came too late, up to 35 ms before the watermark; raise the delay"
     )
@@ -110,5 +110,5 @@ def test_a_job_without_event_time_is_not_looked_at(caplog: pytest.LogCaptureFixt
     figures = Figures(drawn.fuse())
     counters = {"operators": {"source": {"rows_in": 0, "rows_out": 0, "late_rows": 1}}}
     with caplog.at_level(logging.WARNING, "flinkplus"):
-        figures.heard({"source+sink[0]": counters})
+        figures.update({"source+sink[0]": counters})
     assert caplog.messages == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
-from flinkplus.runtime.coordinator.promotion.renumbering import following, matched, output_cursor
+from flinkplus.runtime.coordinator.promotion.promotions import following, matched, output_cursor
 from tests.handles import handle_of
 
 TOPOLOGY = Topology(("lines", "count"), 2, ((0, "lines", "count"),))

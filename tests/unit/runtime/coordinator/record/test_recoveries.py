@@ -88,7 +88,7 @@ def test_a_second_failure_on_the_way_is_part_of_the_same_recovery() -> None:
 
 def test_a_failover_that_ends_in_a_rollback_is_one_recovery() -> None:
     log = recovery_log()
-    log.heard(COUNT, 5)
+    log.rows_out[COUNT] = 5
     log.kill_stamped(1, 10.0)
     log.slot_lost(1, [SOURCE, COUNT])
     enter(log, "detect", 10.001)
@@ -123,7 +123,7 @@ def partial(log: RecoveryLog, phase: Phase, now_s: float, failed: list[str], mov
 def test_in_a_partial_recovery_upstreams_begin_anew_as_well() -> None:
     log = recovery_log()
     for name, rows in ((SOURCE, 9), (COUNT, 7), (OTHER, 5)):
-        log.heard(name, rows)
+        log.rows_out[name] = rows
     for phase, now_s in zip(DURATIONS, (1.0, 1.1, 1.2, 1.2, 1.3), strict=True):
         partial(log, phase, now_s, [COUNT], [COUNT, SOURCE])
     assert (log.marks[COUNT], log.marks[SOURCE]) == (7, 9)
@@ -138,9 +138,9 @@ def test_in_a_partial_recovery_upstreams_begin_anew_as_well() -> None:
 
 def test_what_counts_as_new_never_falls_behind_an_earlier_failure() -> None:
     log = recovery_log()
-    log.heard(COUNT, 7)
+    log.rows_out[COUNT] = 7
     partial(log, "detect", 1.0, [COUNT], [COUNT])
-    log.heard(COUNT, 3)  # it began from less
+    log.rows_out[COUNT] = 3  # it began from less
     partial(log, "detect", 2.0, [COUNT], [COUNT], number=2)
     assert log.marks[COUNT] == 7
 
@@ -148,7 +148,7 @@ def test_what_counts_as_new_never_falls_behind_an_earlier_failure() -> None:
 def test_a_partial_recovery_that_ends_in_a_rollback_is_one_recovery() -> None:
     log = recovery_log()
     for name in (SOURCE, COUNT, OTHER):
-        log.heard(name, 7)
+        log.rows_out[name] = 7
     partial(log, "detect", 1.0, [COUNT], [COUNT, SOURCE])
     log.recorded(1, 2.0)
     log.refused(1, "no slot is left")
@@ -161,7 +161,7 @@ def test_a_partial_recovery_that_ends_in_a_rollback_is_one_recovery() -> None:
 def test_in_a_rollback_every_subtask_that_was_heard_of_is_waited_for() -> None:
     log = recovery_log()
     for name in (SOURCE, COUNT, OTHER):
-        log.heard(name, 7)
+        log.rows_out[name] = 7
     for phase, now_s in zip(DURATIONS, (1.0, 1.0, 1.1, 1.2, 1.3), strict=True):
         log.entered("rollback", 1, phase, "exception", [COUNT], "boom", now_s)
     assert log.marks == {SOURCE: 7, COUNT: 7, OTHER: 7}

@@ -10,7 +10,7 @@ import pytest
 from flinkplus.config import MAX_IN_FLIGHT_MB, Options, options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.control.messages import MAX_BYTES
-from flinkplus.runtime.coordinator.setup.limits import configs
+from flinkplus.runtime.coordinator.setup.configs import configs
 from flinkplus.runtime.job.checks import check_loops, check_mode
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from flinkplus.config import Options, options_from
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.coordinator.setup.placements import find_strategy
+from flinkplus.runtime.coordinator.setup.configs import find_strategy
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flinkplus.protocol.determinants.determinants import Span, unite
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.setup.placements import topology_of
+from flinkplus.runtime.coordinator.setup.configs import topology_of
 from flinkplus.runtime.slot.control.failover import in_parts
 from flinkplus.runtime.transport.wire.ports import PeerBroken, PeerConnected
 from tests.unit.runtime.slot.slots_in_process import Cluster, graph_of, numbers
