@@ -67,7 +67,7 @@ MAX_ENDED_BY_INPUT = 4
 """Processes that an input may end in one subtask, for each driver: two at the same place, one where messages are cut in
 another way, and one whose last words are still on their way. A row may come to several subtasks at once."""
 SPARES_TIMEOUT_S = 0.5
-ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about")
+ALLOWED_ENDS = ("output not committed", "no last checkpoint became complete")
 """Reasons with which a job may fail, and is resumed then: the storage refused for too long, or hung with a manifest."""
 NEVER_AN_END = "commit was not answered"
 """A commit that is slow only holds back what is visible."""

@@ -134,7 +134,7 @@ def test_what_nobody_can_tell_the_content_of_is_not_made_again() -> None:
     assert (end.had, end.had_to) == ({3: 8, 4: 9}, 5)
     end.expect(5, 5, {})
     assert end.had == {}
-    with pytest.raises(InvariantViolation, match="not known of all messages"):
+    with pytest.raises(InvariantViolation, match="a digest is missing for a message"):
         end.expect(3, 6, {3: 8, 5: 10})
 
 
