@@ -113,6 +113,8 @@ class Checks:
                 "rounds",
                 "came_round",
                 "bundles",
+                "joint_bundles",
+                "repeated_bundles",
                 "stable",
                 "bounded",
                 "copied",

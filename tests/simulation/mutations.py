@@ -1120,6 +1120,38 @@ def bundles_are_repeated_one_channel_at_a_time(original: Any) -> Any:
     return classmethod(lambda cls, value, channels: original.__func__(cls, value & ~1, channels))
 
 
+@mutation(SubtaskSteps, "_begin")
+def bundles_are_chosen_anew(original: Any) -> Any:
+    """A repeated step takes whatever waits by then, in place of the bundle that its predecessor took."""
+
+    def begin(self: Any) -> Any:
+        if not self.replay.next_bundle(len(self._by_position)):
+            return original(self)
+        self.replay.take_bundle()
+        bundle = self.inputs.next()
+        return self._take(bundle) if bundle else None
+
+    return begin
+
+
+@mutation(SubtaskSteps, "_has_work")
+def bundles_are_taken_before_all_messages_came(original: Any) -> Any:
+    """A promoted consumer repeats a bundle as soon as one message of each of its channels has come, with those that
+    are there."""
+
+    def has_work(self: Any) -> bool:
+        if self._step is None and self.replay.determinants:
+            parts = self.replay.next_bundle(len(self._by_position))
+            waiting = [len(self._by_position[part.position].queue) for part in parts]
+            if parts and all(waiting):
+                counts = [min(part.messages, count) for part, count in zip(parts, waiting, strict=True)]
+                parts[:] = [part._replace(messages=count) for part, count in zip(parts, counts, strict=True)]
+                return True
+        return bool(original(self))
+
+    return has_work
+
+
 @mutation(InputGate, "_records")
 def bundles_reach_across_barriers(original: Any) -> Any:
     """A bundle takes the records behind a message of another kind as well, and leaves that for later."""

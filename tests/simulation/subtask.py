@@ -178,7 +178,10 @@ class WatchedSteps(SubtaskSteps):
             checks.counts["put_back"] += sum(min(end.put_back, count) for end, count in bundle)
         if checks.exact:
             checks.causes.takes(self.owner, [message for _, message in messages], len(bundle))
-        checks.counts["bundles"] += len(messages) > 1
+        if len(messages) > 1:
+            checks.counts["bundles"] += 1
+            checks.counts["joint_bundles"] += len(bundle) > 1
+            checks.counts["repeated_bundles"] += self.replay.unchecked
         known = dict(self._watermarks._known)
         for end, message in messages:
             returned = self._loop is not None and end.channel in self._loop.back_edges

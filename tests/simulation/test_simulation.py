@@ -16,7 +16,7 @@ from flinkplus.protocol.vocabulary import in_flight
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.transport.wire.wire import decode_frame, encode
-from tests.simulation.exhaustive import Search
+from tests.simulation.exhaustive import BUNDLED, BUNDLES, WATERMARKS, Search
 from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.network import packed, torn, unpacked
@@ -76,6 +76,13 @@ QUICK = (
     "loops_are_not_waited_for",
     "back_edges_stay_in_memory",
     "how_many_were_taken_is_not_noted",
+    "bundles_are_chosen_anew",
+    "bundles_are_taken_before_all_messages_came",
+    "bundles_are_repeated_in_another_order",
+    "bundles_are_repeated_one_channel_at_a_time",
+    "bundles_reach_across_barriers",
+    "bytes_are_not_reported",
+    "bytes_in_flight_are_not_counted",
     "consumers_fail_their_producers",
     "nobody_is_given_up",
     "refusals_are_failures_of_ones_own",
@@ -294,6 +301,17 @@ def test_the_small_scope_holds_without_delays() -> None:
     assert found.histories > 100
     with mutated("determinants_dropped"):
         assert Search(seconds=60.0, max_delays=0).run().failures
+
+
+@pytest.mark.parametrize("scope", [BUNDLES, WATERMARKS], ids=["records", "watermarks"])
+def test_the_small_scope_with_bundles_holds_without_delays(scope: Parameters) -> None:
+    found = Search(seconds=60.0, max_delays=0, scope=scope).run()
+    assert not found.failures and not found.out_of_time
+    assert found.histories > 100
+    assert min(found.bundled[count] for count in BUNDLED) > 20, found.bundled
+    for name in ("bundles_are_chosen_anew", "bundles_are_taken_before_all_messages_came"):
+        with mutated(name):
+            assert Search(seconds=60.0, max_delays=0, scope=scope).run().failures, name
 
 
 def test_what_the_machines_did_can_be_repeated(tmp_path: Path) -> None:
