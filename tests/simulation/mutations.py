@@ -16,6 +16,7 @@ from unittest import mock
 from chain_backup.failover import attempts, chains
 from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import recovery_line as line
+from chain_backup.failover.handover import Handover
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.plans import Plans
 from chain_backup.failover.topology import Topology
@@ -1508,6 +1509,29 @@ def done_when_the_standby_is_there(original: Any) -> Any:
         return found
 
     return progress
+
+
+@mutation(Plans, "progress")
+def what_is_done_is_not_reported(original: Any) -> Any:
+    """Nobody learns that a request is done."""
+    return lambda self, table: [report for report in original(self, table) if report.status != "done"]
+
+
+@mutation(attempts.Attempts, "call_off")
+def handovers_that_are_called_off_are_not_reported(original: Any) -> Any:
+    """A handover that is called off is not reported as ended."""
+
+    def call_off(self: Any) -> Any:
+        original(self)
+        return []
+
+    return call_off
+
+
+@mutation(Handover, "_may_take")
+def heads_never_leave_a_drained_host(original: Any) -> Any:
+    """A head that is to leave its slot waits until it is among its planned members, which it never is."""
+    return lambda self, slot: all(chain.head in chain.planned for chain in self._away(slot))
 
 
 # --- spare slots

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
     from tests.simulation.world import World
 
+HELD_S = 0.01
 MAX_FILES = 3
 RECORD_BYTES = 100
 MS_A_RECORD = 10
@@ -407,6 +408,9 @@ class SimSubtask:
         return crc32(marshal.dumps((message.records, message.size), WITHOUT_REFERENCES))
 
     def ready_at(self, now: float) -> float:
+        world = self._world
+        if world.endings.holds_sources and self._read_to + world.parameters.rows >= self.slot.graph.records:
+            return now + HELD_S
         return max(now, self._next_read_s)
 
     def read_rows(self, rows: int) -> Generator[None, None, bool]:

@@ -68,6 +68,9 @@ QUICK = (
     "complete_with_the_first_barrier",
     "newest_version_promoted",
     "done_when_the_standby_is_there",
+    "what_is_done_is_not_reported",
+    "heads_never_leave_a_drained_host",
+    "handovers_that_are_called_off_are_not_reported",
     "any_version_makes_do_for_a_base",
     "one_barrier_round_is_enough",
     "logged_and_sent_again",
@@ -107,7 +110,7 @@ def test_seeds_are_clean() -> None:
     assert all(happened[kind] for kind in FAULTS), f"these never struck: {[k for k in FAULTS if not happened[k]]}"
     for what in ("failovers", "handovers", "fallbacks", "promotions", "driver_crashes", "trimmed", "stable", "rows"):
         assert happened[what], f"the seeds saw no {what}"
-    for what in ("migration_done", "migration_cancelled", "drain", "rehost", "thinned"):
+    for what in ("migration_done", "migration_cancelled", "drain", "rehost", "thinned", "moves_begun"):
         assert happened[what], f"the seeds saw no {what} among the moves"
     assert happened["over_budget"], "all that was in flight was within the budget"
     assert happened["frames"], "no message travelled in a frame"
@@ -118,6 +121,17 @@ def test_seeds_with_loops_are_clean() -> None:
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("came_round", "rounds", "in_flight", "put_back"):
         assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_a_move_that_waits_is_judged_when_all_is_quiet_and_not_while_there_is_no_room() -> None:
+    """Slot 0 comes back on the host that is drained, so nothing can leave that host."""
+    drained = (Fault(70, "rehost", 8, 0), Fault(72, "drain", 33, 0))
+    world, failure = run_one(Parameters(seed=1, rows=1, read_ms=12, records=12, faults=drained))
+    assert failure is None and world is not None and world.ended == "finished"
+    assert world.counts["drain_done"] == 0 and world.checks.counts["moves_judged"] > 0
+    with mutated("heads_never_leave_a_drained_host"):
+        _, failure = run_one(Parameters(seed=1, rows=1, read_ms=12, records=12, faults=(Fault(72, "drain", 33, 0),)))
+    assert failure is not None and "drain host1 is under way" in failure.reason
 
 
 def test_without_faults_nothing_fails_over() -> None:
