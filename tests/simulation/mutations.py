@@ -766,7 +766,7 @@ def zookeeper_not_awaited(original: Any) -> Any:
     return promote
 
 
-@mutation(attempts, "provable")
+@mutation(attempts, "unprovable")
 def everything_provable(original: Any) -> Any:
     """Producers are repeated though nobody knows how."""
     return lambda *arguments: None

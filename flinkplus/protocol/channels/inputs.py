@@ -80,6 +80,8 @@ class InputChannel:
 class InputGate:
     """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked.
 
+    ``_awaited``: number of channels that are empty and have not ended.
+
     ``bundle_rows``: maximum number of rows that a step takes; one message may have more.
     ``overdrawn``: producers may send beyond their credit.
     """
@@ -95,7 +97,7 @@ class InputGate:
         self._window = window
         self._limits = (bundle_rows, MAX_BUNDLE_BYTES)
         self._others_turn = True
-        self._waiting_rows = self._waiting_others = 0
+        self._waiting_rows = self._waiting_others = self._awaited = 0
         self._filled = False
         self._overdrawn = overdrawn
         self._grant = grant
@@ -125,6 +127,7 @@ class InputGate:
         )
         end = InputChannel(channel, producer, peer, cursor)
         end.ended = ended
+        self._awaited += not ended
         for message, payload in in_flight:
             self.put(end, message, payload)
         end.put_back = len(in_flight)
@@ -132,7 +135,9 @@ class InputGate:
         self._order.append(end)
 
     def put(self, end: InputChannel, message: Message, payload: Any) -> None:
-        """A message waits on ``end`` from now on."""
+        """Queue a message that was received on ``end``."""
+        if not end.queue and not end.ended:
+            self._awaited -= 1
         end.queue.append((message, payload))
         end.waiting_bytes += message.size
         self._waiting_rows += message.rows
@@ -144,6 +149,8 @@ class InputGate:
         """Take these messages off their channels, in this order."""
         taken: list[tuple[InputChannel, Message, Any]] = []
         for end, count in bundle:
+            if count == len(end.queue) and not end.ended:
+                self._awaited += 1
             for _ in range(count):
                 message, payload = end.queue.popleft()
                 end.waiting_bytes -= message.size
@@ -156,11 +163,22 @@ class InputGate:
             self._filled = any(end.fills(self._window) for end in self._order)
         return taken
 
+    def end(self, end: InputChannel) -> None:
+        """The producer of ``end`` sends nothing more."""
+        if not end.queue and not end.ended:
+            self._awaited -= 1
+        end.ended = True
+
     @property
     def may_wait(self) -> bool:
-        """Whether a bundle may wait for further messages: it would be far below its limits, no barrier, round or end
-        waits, and no producer will soon have to."""
-        return not (self._waiting_others or self._filled) and 2 * self._waiting_rows < self._limits[0]
+        """Whether the next bundle may wait for further messages.
+
+        It may while a channel that has not ended is empty, the waiting rows are far below the limits, no barrier, round
+        or end of input waits, and every producer has room to send more.
+        """
+        if not self._awaited or self._waiting_others or self._filled:
+            return False
+        return 2 * self._waiting_rows < self._limits[0]
 
     def next(self) -> Bundle:
         """What the next step takes: records of all channels together, watermarks of all channels together, or one

@@ -413,7 +413,7 @@ class SubtaskSteps:
         return self._advanced(max((mark_ms for mark_ms in risen if mark_ms is not None), default=None))
 
     def _take_end(self, end: InputChannel) -> Iterator[None]:
-        end.ended = True
+        self.inputs.end(end)
         if self.ended:
             return iter(())  # of a loop, which ended here
         if all(e.ended for e in self.inputs.channels.values()):

@@ -36,7 +36,7 @@ from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, stage_of
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.slot.subtasks.work import CatchUp, OperatorWork, StepRandom
-from flinkplus.runtime.transport.wire.wire import digest_of
+from flinkplus.runtime.transport.wire.message_format import digest_of
 from flinkplus.state.backend import SubtaskState
 
 SHORTEST_BETWEEN_READS = 0.125

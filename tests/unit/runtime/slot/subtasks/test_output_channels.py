@@ -12,7 +12,7 @@ from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.slot.subtasks.output_gate import OutputChannel, OutputGate, Peer
-from flinkplus.runtime.transport.wire.wire import Message
+from flinkplus.runtime.transport.wire.message_format import Message
 from upstream_cache.log import OutputLog
 from upstream_cache.retention import Retention
 
