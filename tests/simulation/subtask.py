@@ -28,8 +28,8 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs, cost_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.faults.points import CURSOR
-from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
+from flinkplus.runtime.faults.points import BUNDLES, CURSOR
+from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog
 
@@ -218,7 +218,13 @@ class SimSubtask:
         omitted = frozenset(world.parameters.without)
         plan.promotion = without(omitted, plan.promotion)
         history = StepHistory(plan, saved, vertex.is_source, bool(vertex.outputs), local)
+        cursor = UncheckedCursor if CURSOR in omitted else InputCursor
+        window = Window(world.parameters.window, world.parameters.window_bytes)
+        bundle_rows = world.parameters.bundle_rows
+        self.inputs = InputGate(window, self._grant, cursor, plan.unaligned, bundle_rows)
         replay = Replay(plan.promotion, history.logs)
+        if BUNDLES in omitted:
+            replay = UnboundReplay(plan.promotion, history.logs, self.inputs)
         self._time = StepTime(self.id, history, replay, lambda: world.now_ms, saved.clock_ms)
         digest = digests(self._digest)
         admission = Admission(self.id, self.seen, digest)
@@ -231,10 +237,6 @@ class SimSubtask:
         self.closed = False
         self._next_read_s = 0.0
         self._rng = world.rng_work
-        cursor = UncheckedCursor if CURSOR in omitted else InputCursor
-        window = Window(world.parameters.window, world.parameters.window_bytes)
-        bundle_rows = world.parameters.bundle_rows
-        self.inputs = InputGate(window, self._grant, cursor, plan.unaligned, bundle_rows)
         self.outputs = SimOutputs(
             plan.generation,
             window,

@@ -20,6 +20,7 @@ was told reaches the point for the next time.
 (``slot.subtasks.ablation``). After a failover the job may then be *wrong*:
 
 - ``determinants``: subtasks neither note nor send how steps began, so a promoted standby chooses freely;
+- ``bundles``: a step that is repeated takes the messages that wait, in place of those that its predecessor took;
 - ``digests``: what is made again, or arrives again, is not compared with what it was;
 - ``filter``: message IDs are noted, and the cursor alone decides which messages are new;
 - ``cursor``: the filter alone decides which messages are new; gaps are not noticed;
@@ -51,8 +52,9 @@ STANDBY_POINTS = ("staged", "promotion", "promoted")
 COORDINATOR_POINTS = ("manifest", "commit", "committed")
 POINTS = SUBTASK_POINTS + STANDBY_POINTS + COORDINATOR_POINTS
 WITHOUT = "without:"
-DETERMINANTS, DIGESTS, FILTER, CURSOR, SUPPRESSION = PARTS = (
+DETERMINANTS, BUNDLES, DIGESTS, FILTER, CURSOR, SUPPRESSION = PARTS = (
     "determinants",
+    "bundles",
     "digests",
     "filter",
     "cursor",
