@@ -36,14 +36,14 @@ from flinkplus.api.job import JobHandle
 from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.config import options_from
 from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER
-from flinkplus.runtime.faults.points import BUNDLES, CURSOR, DETERMINANTS, DIGESTS, FILTER, PARTS, SUPPRESSION, WITHOUT
+from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, PARTS, SUPPRESSION, WITHOUT
 from flinkplus.runtime.job.local_masters import local_master
 
 PATIENCE_S = 40.0
 """For a job, beyond the time that its input takes."""
 CHECKPOINT_TIMEOUT_S = 3.0
 """A job that lacks a part may lose a barrier; then it continues when the checkpoint is given up."""
-PROTECTIONS = ({DETERMINANTS, DIGESTS}, {BUNDLES, DIGESTS}, {SUPPRESSION, FILTER, CURSOR})
+PROTECTIONS = ({DETERMINANTS, DIGESTS}, {SUPPRESSION, FILTER, CURSOR})
 """Each of these parts is enough against one kind of damage: histories that are mixed; messages that are taken twice."""
 RECORDED = ("mode", "failure", "subtasks", "reason", "recovery_ms", "fallback")
 NOTED = ("running_s", "slot_restarts", "failovers", "handovers", "fallbacks", "fallback_reasons", "message_ids")
