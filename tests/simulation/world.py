@@ -49,6 +49,7 @@ from tests.simulation.driver import (
     SimWorker,
     Unavailable,
 )
+from tests.simulation.endings import Endings
 from tests.simulation.graph import RecordId, SimGraph
 from tests.simulation.parameters import Parameters, child
 from tests.simulation.phases import names_of
@@ -160,6 +161,7 @@ class World:
         self.durable = Durable()
         self.commits = SimCommits(self, self.durable, 0)
         self.deadlines = Deadlines(self)
+        self.endings = Endings(self)
         self.registry = SimRegistry(self)
         self.coordinator: Coordinator | None = None
         self._workers: list[SimWorker] = []
@@ -273,6 +275,7 @@ class World:
         if self.parameters.in_flight_bytes is not None:
             self._limit_in_flight(machine, self.parameters.in_flight_bytes)
         self.deadlines.watch(self.coordinator)
+        self.endings.watch(self.coordinator)
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
@@ -364,6 +367,7 @@ class World:
 
     def _job_ended(self, coordinator: Coordinator) -> None:
         state, error = coordinator.result.state, coordinator.result.error
+        self.endings.job_over(coordinator)
         for name, count in coordinator.view.failovers().items():
             if isinstance(count, int):
                 self.counts[name] += count
@@ -504,12 +508,12 @@ class World:
     def migrate(self, subtask: SubtaskId, slot: int) -> None:
         """Somebody wants ``subtask`` on ``slot``."""
         if self.coordinator is not None:
-            self.moves.append((self.coordinator.moves.migrate(subtask, slot), subtask, slot))
+            self._request(self.coordinator.moves.migrate(subtask, slot), subtask, slot)
             self.coordinator_turns()
 
     def drain(self, host: str, force: bool) -> None:
         if self.coordinator is not None:
-            self.moves.append((self.coordinator.moves.drain_host(host, force), host, 0))
+            self._request(self.coordinator.moves.drain_host(host, force), host, 0)
             self.coordinator_turns()
 
     def undrain(self, host: str) -> None:
@@ -519,8 +523,12 @@ class World:
 
     def scale(self, count: int, force: bool) -> None:
         if self.coordinator is not None:
-            self.moves.append((self.coordinator.moves.scale(count, force), count, 0))
+            self._request(self.coordinator.moves.scale(count, force), count, 0)
             self.coordinator_turns()
+
+    def _request(self, move: PlannedMove, what: SubtaskId | str | int, slot: int) -> None:
+        self.moves.append((move, what, slot))
+        self.endings.requested(move)
 
     def start_spare(self, slot: int, run: int) -> None:
         """Spark is to run a spare slot; while the cluster is crowded, it has no room for it."""
