@@ -71,7 +71,7 @@ class Receiver:
         self._figures = figures
         self._report = staged
         self._beside = beside
-        self._early: dict[str, tuple[int, Frame]] = {}
+        self._early: dict[tuple[str, int], Frame] = {}  # by subtask and peer
 
     def interrupt(self, member: Member) -> None:
         """The version under way does not arrive; what is here of a file is kept for the next offer."""
@@ -92,7 +92,7 @@ class Receiver:
     def take_early_offers(self) -> None:
         """The chains are others now: perhaps those of offers that came early."""
         early, self._early = self._early, {}
-        for peer, offer in early.values():
+        for (_, peer), offer in early.items():
             self.take_offer(peer, offer)
 
     def take_offer(self, peer: int, frame: Frame) -> None:
@@ -104,7 +104,7 @@ class Receiver:
         if topic.generation < member.generation or member.active is not None:
             self._figures.offers_fenced += 1
             return
-        self._early.pop(topic.subtask, None)
+        self._early.pop((topic.subtask, peer), None)
         handle = bytes(frame.payload)
         known = member.replica.staged.get(topic.version)
         try:
@@ -118,14 +118,15 @@ class Receiver:
         self._get(member, inbound, again)
 
     def _wait_for_chain(self, peer: int, frame: Frame) -> None:
-        """An offer whose chain is not known here: perhaps ``form`` is on its way. One is kept for each subtask."""
-        subtask = frame.topic.subtask
-        member = self._members.get(subtask)
+        """An offer whose chain is not known here: perhaps ``form`` is on its way. One is kept of each peer for each
+        subtask: the old predecessor may still offer versions after the offer of the next one."""
+        key = frame.topic.subtask, peer
+        member = self._members.get(frame.topic.subtask)
         if member is not None and frame.topic.generation < member.generation:
             self._figures.offers_fenced += 1
             return
-        if subtask in self._early or len(self._early) < MAX_EARLY_OFFERS:
-            self._early[subtask] = (peer, frame._replace(payload=memoryview(bytes(frame.payload))))
+        if key in self._early or len(self._early) < MAX_EARLY_OFFERS:
+            self._early[key] = frame._replace(payload=memoryview(bytes(frame.payload)))
 
     def _get(self, member: Member, inbound: Inbound, again: bool = False) -> None:
         """Ask for, or fetch, every file that a version still needs. ``again``: it was staged before."""

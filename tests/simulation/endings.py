@@ -6,7 +6,8 @@ is called off, or with a rollback or the end of the job.
 Rules:
 
 - Whatever is under way for ``PATIENCE_MS`` without any fault does not end. A fault that lasts, or a process that dies,
-  begins the time anew. While all slots are on drained hosts there is no room for a move: then it may wait.
+  begins the time anew. A request may wait while all slots are on drained hosts, and for a subtask that cannot be moved
+  without doubt (``sharing_depth``).
 - A failover that the machine does not have any more was reported as ended, and no other begins before.
 - A source keeps its last rows while a request is under way, for ``HOLD_MS`` at most: most jobs would end sooner.
 """
@@ -107,12 +108,21 @@ class Endings:
             return
         world.checks.counts["moves_judged"] += 1
         due_ms = world.deadlines.quiet_since_ms + PATIENCE_MS
-        if world.failover is not None and len(world.failover._plans.barred) == len(world.failover._plans.slots):
+        if self._has_to_wait():
             due_ms = world.now_ms + PATIENCE_MS
         if world.now_ms < due_ms:
             world.at(due_ms, self._look, is_open, name, coordinator)
         else:
             world.checks.endless(f"{name} is under way for {PATIENCE_MS} ms without a fault")
+
+    def _has_to_wait(self) -> bool:
+        """Whether there is no slot to move anything to, or a subtask that cannot be moved."""
+        machine = self._world.failover
+        if machine is None or self._failover is not None:
+            return False
+        if len(machine._plans.barred) == len(machine._plans.slots):
+            return True
+        return any(machine._attempts.unsafe([chain.subtask]) is not None for chain in machine._table)
 
 
 def _name(effect: RecordFailoverPhase) -> str:

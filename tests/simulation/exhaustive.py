@@ -49,9 +49,11 @@ SCOPE = Parameters(
     read_ms=12,
     work_ms=1,
 )
-BUNDLES = SCOPE.with_changes(stages=3, edges=((0, 1), (1, 2)), records=4, keys=4, window=4, read_ms=3, patience_ms=12)
-"""Steps take up to two messages of each of two producers."""
-WATERMARKS = BUNDLES.with_changes(seed=2, records=3, interval_ms=12, watermarks=True)
+BUNDLES = SCOPE.with_changes(
+    seed=2, stages=3, edges=((0, 1), (1, 2)), records=4, keys=4, window=4, read_ms=1, patience_ms=12
+)
+"""Steps take one or two messages of one or both producers."""
+WATERMARKS = BUNDLES.with_changes(records=3, interval_ms=12, work_ms=4, watermarks=True)
 """As ``BUNDLES``, and several watermarks are one bundle as well."""
 SCOPES = {"single messages": SCOPE, "bundles": BUNDLES, "bundles and watermarks": WATERMARKS}
 HOLDS_MS = (4, 40)

@@ -1528,6 +1528,19 @@ def handovers_that_are_called_off_are_not_reported(original: Any) -> Any:
     return call_off
 
 
+@mutation(Receiver, "take_offer", scenario="85")
+def the_next_predecessor_is_forgotten(original: Any) -> Any:
+    """An offer of the predecessor makes a standby forget what the next one has offered early (as the product did)."""
+
+    def take_offer(self: Any, peer: int, frame: Any) -> None:
+        member = self._members.get(frame.topic.subtask)
+        if member is not None and member.predecessor == peer:
+            self._early = {key: offer for key, offer in self._early.items() if key[0] != frame.topic.subtask}
+        original(self, peer, frame)
+
+    return take_offer
+
+
 @mutation(Handover, "_may_take")
 def heads_never_leave_a_drained_host(original: Any) -> Any:
     """A head that is to leave its slot waits until it is among its planned members, which it never is."""
