@@ -86,7 +86,6 @@ class Coordinator:
         self._dispatch.send_all(control.Drain(deployment.generation))
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the coordinator's thread."""
         self._thread.join(timeout_s)
 
     @property

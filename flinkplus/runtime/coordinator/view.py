@@ -127,7 +127,6 @@ class JobView:
         return tuple(found)
 
     def chain_states(self) -> tuple[ChainStatus, ...]:
-        """Every chain."""
         found = []
         for subtask, generation, newest, held in self._holdings():
             members = tuple(
@@ -179,7 +178,6 @@ class JobView:
         return {} if failover is None else {str(subtask): list(slots) for subtask, slots in failover.chains.items()}
 
     def pids(self) -> dict[int, int]:
-        """Registered slot -> its PID."""
         return {process.slot: process.pid for process in self._dispatch.processes.all()}
 
     def placement(self) -> dict[str, str]:
@@ -189,7 +187,6 @@ class JobView:
 
     @property
     def assignment(self) -> dict[SubtaskId, int]:
-        """Subtask -> slot."""
         return dict(self._deployment.assignment)
 
     @property

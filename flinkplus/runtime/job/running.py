@@ -188,7 +188,6 @@ class RunningJob:
 
     @property
     def running_s(self) -> float | None:
-        """See ``JobView.running_s``."""
         return self.coordinator.view.running_s()
 
     def _status(self) -> Status:

@@ -86,7 +86,6 @@ class Lifelines:
             connection.close()
 
     def close(self) -> None:
-        """Close the port and all lifelines."""
         self._listener.close()
         for connection in self._held.values():
             connection.close()
@@ -141,7 +140,6 @@ class Lifeline:
         return not found
 
     def close(self) -> None:
-        """Close the lifeline."""
         keep, self._keep = self._keep, None
         if keep is not None:
             os.close(keep)  # the thread reads the end of the pipe

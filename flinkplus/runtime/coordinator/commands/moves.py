@@ -56,7 +56,6 @@ class MoveNewsCommand:
 
 
 def add_move_commands(commands: Commands, moves: Moves, graph: JobGraph, options: Options) -> None:
-    """Add the commands for planned moves."""
 
     def migrate(request: MigrateCommand) -> Later:
         """Raises ``ConfigurationError`` for an unknown subtask."""

@@ -50,7 +50,6 @@ class Calls:
         return otherwise
 
     def registry_reported(self, event: RegistryEvent) -> None:
-        """ZooKeeper reports ``event``."""
         self.inbox.put(RegistryReported(event))
 
     def give_up(self, reason: str) -> None:

@@ -180,14 +180,7 @@ class Dispatch:
 
     def remove(self, what: str, remove: Callable[..., None], *arguments: Any) -> None:
         """Run ``remove`` in the storage worker; a failure is only logged."""
-
-        def run() -> None:
-            try:
-                remove(*arguments)
-            except (OSError, FlinkPlusError) as error:
-                log.warning("could not remove %s: %s", what, error)
-
-        self.storage.submit(run)
+        self.storage.submit(_remove, what, remove, *arguments)
 
     def close(self) -> None:
         """End the workers, when they have done everything that was submitted, and close the connections."""
@@ -198,3 +191,10 @@ class Dispatch:
             if server is not None:
                 server.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed its connection
+
+
+def _remove(what: str, remove: Callable[..., None], *arguments: Any) -> None:
+    try:
+        remove(*arguments)
+    except (OSError, FlinkPlusError) as error:
+        log.warning("could not remove %s: %s", what, error)

@@ -121,7 +121,6 @@ class JobMachines:
         self.step_failover(events.TimeAdvanced())
 
     def next_deadline_ms(self) -> int | None:
-        """When ``advance_time`` is next due."""
         failover = self.local_failover
         return earliest_ms(
             self.job.next_deadline_ms(),

@@ -124,7 +124,6 @@ class Presence:
         self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
     def lose(self, process: SlotProcess, reason: str) -> None:
-        """Handle the loss of a slot's process."""
         log.info("slot %d lost: %s", process.slot, reason, extra=_of(process))
         lost = events.SlotLost(process.slot, process.incarnation, reason)
         self._processes.remove(process.slot)
@@ -264,7 +263,6 @@ class Presence:
     # --- ZooKeeper
 
     def registry_reported(self, event: RegistryEvent) -> None:
-        """Handle an event of ZooKeeper."""
         match event:
             case SlotNodeGone(slot, record):
                 process = self._processes.get(slot)

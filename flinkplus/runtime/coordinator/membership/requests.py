@@ -61,7 +61,6 @@ class PlannedMove:
 
     @property
     def reason(self) -> str:
-        """Why the request was refused or cancelled."""
         return "" if self._report is None else self._report.reason
 
     def await_done(self, timeout: float | None = None) -> None:
@@ -95,7 +94,6 @@ class PlannedMove:
         raise kind(f"{self._description}: {report.reason}")
 
     def report(self, report: ReportMove | ScaleReported) -> None:
-        """Take a report of its progress."""
         self._report = report
         if report.status != "under_way":
             self._ended.set()
@@ -116,7 +114,6 @@ class MoveRequests:
         self._closed = False
 
     def next_number(self) -> int:
-        """A new number."""
         with self._lock:
             self._requests += 1
             return self._requests
@@ -140,7 +137,6 @@ class MoveRequests:
         return move, not closed
 
     def report(self, report: ReportMove | ScaleReported) -> None:
-        """Pass a report to its request."""
         with self._lock:
             move = self._open.get(report.request)
             if move is not None and report.status != "under_way":

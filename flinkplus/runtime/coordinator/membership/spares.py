@@ -114,7 +114,6 @@ class Spares:
 
     @property
     def states(self) -> dict[int, SpareState]:
-        """Spare slot -> its state."""
         return {slot: spare.state for slot, spare in self._spares.items()}
 
     # --- requests

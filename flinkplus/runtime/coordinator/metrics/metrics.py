@@ -163,7 +163,6 @@ class Figures:
         figures.parts[subtask] = handle.operator_state.operators
 
     def replicated(self, checkpoint: int) -> None:
-        """All standbys have their versions of a checkpoint."""
         figures = self._checkpoints.get(checkpoint)
         if figures is not None and figures.chain_ms is None:
             figures.chain_ms = (time.time() - figures.triggered_s) * 1e3
