@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers

@@ -16,7 +16,7 @@ from flinkplus.errors import CheckpointDirectoryError, ConfigurationError
 from flinkplus.graph import JobGraph
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.base.logs import wanted
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
 from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
