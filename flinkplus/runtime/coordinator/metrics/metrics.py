@@ -39,7 +39,7 @@ class CheckpointFigures:
     ``duration_ms`` until it is complete.
     Maxima over the subtasks: ``alignment_ms``, ``sync_ms``, ``async_ms``.
     ``mode``: ``unaligned`` if any subtask's snapshot was unaligned.
-    ``in_flight_bytes``: stored size of its channel state.
+    ``in_flight_bytes``: stored size of its channel state; ``as_dict`` adds it to ``bytes_new`` and ``bytes_total``.
     ``cause``: why it was aborted.
     """
 
