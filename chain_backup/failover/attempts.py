@@ -50,7 +50,7 @@ from chain_backup.failover.effects import (
     WriteRecords,
 )
 from chain_backup.failover.plans import Plans
-from chain_backup.failover.recovery_line import NoLine, provable
+from chain_backup.failover.recovery_line import NoLine, unprovable
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.phases import Phase
@@ -152,7 +152,7 @@ class Attempts:
     def unsafe(self, failed: Sequence[SubtaskId]) -> str | None:
         """Why ``failed`` cannot be moved together, if they cannot."""
         together = self.restarting_with(failed)
-        return provable(together, self._topology, self._config.sharing_depth, self._table.unsettled(together))
+        return unprovable(together, self._topology, self._config.sharing_depth, self._table.unsettled(together))
 
     def fail(
         self, now_ms: int, kind: FailoverKind, failed: Sequence[SubtaskId], reason: str, error: object = None

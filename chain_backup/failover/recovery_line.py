@@ -126,7 +126,7 @@ def _obstacle(
     return None
 
 
-def provable(
+def unprovable(
     failed: Sequence[SubtaskId], topology: Topology, depth: int | None, unsettled: Sequence[SubtaskId] = ()
 ) -> str | None:
     """None when the determinants that survive are enough to repeat what ``failed`` did; else why they are not.

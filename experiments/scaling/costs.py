@@ -32,7 +32,7 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
-from flinkplus.runtime.transport.wire.wire import Message, MessageKind, decode_frame, decode_records
+from flinkplus.runtime.transport.wire.message_format import Message, MessageKind, decode_frame, decode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
 

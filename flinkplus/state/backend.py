@@ -203,7 +203,7 @@ class SubtaskState:
         if self._restored or not all(state.covers_all for state in self._states.values()):
             return False
         dirty = sum(state.dirty_entries for state in self._states.values())
-        return dirty > 0 and 2 * dirty >= self.state_keys()
+        return dirty > 0 and 2 * dirty >= self.state_keys() and self._versions.full_due()
 
     def _thaw_failed(self) -> None:
         failed = self._versions.take_failed()

@@ -54,16 +54,28 @@ LOCAL_HANDLES = 2
 
 @dataclass(frozen=True, slots=True)
 class BasePolicy:
-    """When a new base is due: deltas outweigh the base ``ratio`` times (and ``min_bytes``), or are too many."""
+    """When a new base is due: deltas outweigh the base ``ratio`` times (and ``min_bytes``), or are too many.
+
+    A delta that would hold most keys is written as a base once the deltas have half the size of the base and at least
+    ``full_bytes``, or are ``full_deltas`` files. For each base every standby opens a new RocksDB.
+    """
 
     ratio: float = 2.0
     min_bytes: int = 4 << 20
     max_deltas: int = 32
+    full_bytes: int = 1 << 20
+    full_deltas: int = 12
 
     def due(self, files: Sequence[StateFile]) -> bool:
         base = sum(file.bytes for file in files if file.kind == "base")
         deltas = [file.bytes for file in files if file.kind == "delta"]
         return len(deltas) > self.max_deltas or sum(deltas) > max(self.min_bytes, self.ratio * base)
+
+    def full_due(self, files: Sequence[StateFile]) -> bool:
+        """Whether a version of most keys becomes a base."""
+        base = sum(file.bytes for file in files if file.kind == "base")
+        deltas = [file.bytes for file in files if file.kind == "delta"]
+        return len(deltas) >= self.full_deltas or sum(deltas) >= max(self.full_bytes, base // 2)
 
 
 @dataclass(slots=True, eq=False)
@@ -224,6 +236,11 @@ class StateVersions:
             self._uploaded &= needed
         for name in sorted(gone):
             remove_file(self.local(name))
+
+    def full_due(self) -> bool:
+        """Whether the next version, if it holds most keys, becomes a base."""
+        with self._lock:
+            return self._policy.full_due(self._files)
 
     def total_bytes(self) -> int:
         """Bytes of the files that make up the newest written version."""

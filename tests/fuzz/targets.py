@@ -59,9 +59,9 @@ from flinkplus.runtime.operations.commands import Commands, decode_reply, encode
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening, parse_hello, parse_slot_name, slot_name
 from flinkplus.runtime.transport.tcp.connections import Connection
-from flinkplus.runtime.transport.wire import wire
+from flinkplus.runtime.transport.wire import message_format
 from flinkplus.runtime.transport.wire.frames import framed
-from flinkplus.runtime.transport.wire.wire import Message, MessageKind
+from flinkplus.runtime.transport.wire.message_format import Message, MessageKind
 from flinkplus.sinks.spark_log import parse_logged
 from flinkplus.state.durable.manifests import MANIFEST_MAGIC
 from flinkplus.state.durable.ownership import JOB_FILE, JOB_FORMAT, JOB_MAGIC
@@ -113,26 +113,28 @@ def _wire_seeds() -> tuple[bytes, ...]:
     determinants = encode_span(7, [pack(Choice.INPUT, at) for at in range(4)])
     found: list[Any] = []
     for seq, batch in enumerate(_batches()):
-        payload = wire.encode_records(batch)
+        payload = message_format.encode_records(batch)
         message = Message(
             MessageKind.RECORDS, channel, Generation(4), Seq(seq), CheckpointId(2), determinants=determinants
         )
-        found.append(wire.encode(message, payload))
+        found.append(message_format.encode(message, payload))
     for kind in MessageKind:
-        if kind not in wire.WITH_PAYLOAD:
-            found.append(wire.encode(Message(kind, channel, Generation(4), Seq(9), CheckpointId(2))))
+        if kind not in message_format.WITH_PAYLOAD:
+            found.append(message_format.encode(Message(kind, channel, Generation(4), Seq(9), CheckpointId(2))))
     found.append(
-        wire.encode(Message(MessageKind.WATERMARK, channel, Generation(4), Seq(9), CheckpointId(2), watermark_ms=17))
+        message_format.encode(
+            Message(MessageKind.WATERMARK, channel, Generation(4), Seq(9), CheckpointId(2), watermark_ms=17)
+        )
     )
     every = [b"".join(bytes(part) for part in parts) for parts in found]
     return (*every, b"".join(every))
 
 
 def _decode_messages(data: bytes) -> object:
-    for message, payload in wire.decode_frame(data):
+    for message, payload in message_format.decode_frame(data):
         if message.kind is MessageKind.RECORDS:
             try:
-                wire.decode_records(payload)
+                message_format.decode_records(payload)
             except PeerProtocolError as error:
                 assert_readable(error)
     return None
@@ -142,12 +144,12 @@ def _payload_seeds() -> tuple[bytes, ...]:
     compressed = []
     for codec in ("lz4", "zstd"):  # this program writes none, but whoever reads must stand them
         sink = pa.BufferOutputStream()
-        sink.write(wire.PAYLOAD_PREFIX.pack(wire.PAYLOAD_VERSION, wire.STREAM, 0, 0))
+        sink.write(message_format.PAYLOAD_PREFIX.pack(message_format.PAYLOAD_VERSION, message_format.STREAM, 0, 0))
         batch = _batches()[0]
         with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
             writer.write_batch(batch)
         compressed.append(sink.getvalue().to_pybytes())
-    return (*(bytes(wire.encode_records(batch)) for batch in _batches()), *compressed)
+    return (*(bytes(message_format.encode_records(batch)) for batch in _batches()), *compressed)
 
 
 def _determinant_seeds() -> tuple[bytes, ...]:
@@ -630,7 +632,7 @@ def targets() -> list[Target]:
     stream = b"".join(framed(b"x" * size) for size in (0, 1, 100, STREAM_LIMIT))
     return [
         Target("wire", _wire_seeds(), _decode_messages, (PeerProtocolError,)),
-        Target("payload", _payload_seeds(), wire.decode_records, (PeerProtocolError,)),
+        Target("payload", _payload_seeds(), message_format.decode_records, (PeerProtocolError,)),
         Target("determinants", _determinant_seeds(), _decode_determinants, (PeerProtocolError,)),
         Target("stream", (stream, framed(b"y" * 3000) * 2), _receive, ()),
         Target("handshake", (*_shaken(), b"slot-1.2"), _handshake, ()),

@@ -22,7 +22,7 @@ from flinkplus.api.stream import Stream
 from flinkplus.errors import JobFailed, UserFunctionError
 from flinkplus.runtime.coordinator.dispatch import registry
 from flinkplus.runtime.slot.process.slot import Slot
-from flinkplus.runtime.transport.wire.wire import MessageKind, decode_frame, encode
+from flinkplus.runtime.transport.wire.message_format import MessageKind, decode_frame, encode
 from tests.integration.conftest import PATIENCE_S, this_slot
 from tests.integration.failover_jobs import NO_CHECKPOINTS, Victim, word
 from tests.integration.test_failover import assert_local, assert_rolled_back

@@ -18,7 +18,7 @@ from flinkplus.errors import JobFailed
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, Seq
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.slot.process.standbys import NO_CHANNEL
-from flinkplus.runtime.transport.wire.wire import Message, MessageKind, encode
+from flinkplus.runtime.transport.wire.message_format import Message, MessageKind, encode
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, this_slot, wait_until
 
 pytestmark = pytest.mark.integration

@@ -11,8 +11,8 @@ import pytest
 from flinkplus.errors import ForeignMessage
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.slot.control.peers import MALFORMED_FRAMES
+from flinkplus.runtime.transport.wire.message_format import Message, MessageKind, encode, encode_records
 from flinkplus.runtime.transport.wire.ports import FrameArrived
-from flinkplus.runtime.transport.wire.wire import Message, MessageKind, encode, encode_records
 from tests.unit.runtime.slot.control.test_slot_failover import ROWS, check
 from tests.unit.runtime.slot.slots_in_process import Cluster, graph_of, numbers
 

@@ -7,13 +7,13 @@ import sys
 from contextlib import nullcontext
 
 from experiments.harness.arguments import choices
-from flinkplus.runtime.faults.points import CURSOR, DIGESTS, FILTER
+from flinkplus.runtime.faults.points import BUNDLES, CURSOR, DIGESTS, FILTER
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.parameters import Parameters, draw, lacking
 from tests.simulation.phases import table
 from tests.simulation.runs import Failure, run_many, run_one, shrink
 
-LEFT_OUT = (DIGESTS, FILTER, CURSOR)
+LEFT_OUT = (BUNDLES, DIGESTS, FILTER, CURSOR)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@
 8. *in flight*: what snapshots hold of it is within the budget of the slot while they are made, and within those of
    snapshot, slot and job in every complete checkpoint; nothing of it is kept for longer.
 9. *moves*: no standby leaves a chain but for others that have its state; a drained host gets nothing new; what is said
-   to be done is so.
+   to be done is so; every request, handover and failover that begins also ends (see ``endings``).
 10. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
    running job that do not reach each other, one is given up before long.
 """
@@ -113,9 +113,13 @@ class Checks:
                 "rounds",
                 "came_round",
                 "bundles",
+                "joint_bundles",
+                "repeated_bundles",
                 "stable",
                 "bounded",
                 "copied",
+                "moves_begun",
+                "moves_judged",
                 "thinned",
                 "left_out",
                 "watermarks",
@@ -648,6 +652,10 @@ class Checks:
         self._wrong("chains", f"{process} has received {name}, which was left there and was right")
 
     # --- planned moves
+
+    def endless(self, what: str) -> NoReturn:
+        """A request, failover or handover that has begun does not end."""
+        self._wrong("moves", what)
 
     def plans(self, chains: dict[str, list[Any]]) -> None:
         """Slots are about to be told who follows whom."""

@@ -59,6 +59,11 @@ class Deadlines:
         now_ms = self._world.now_ms
         self._struck.append((kind, now_ms, now_ms + duration_ms))
 
+    @property
+    def quiet_since_ms(self) -> int:
+        """The end of the last fault; in the future while one lasts."""
+        return max((last_ms for _, _, last_ms in self._struck), default=0)
+
     def watch(self, coordinator: Coordinator) -> None:
         """Have every deadline of this driver's machines reported here."""
         machines = coordinator.parts.machines

@@ -7,7 +7,12 @@ two of these, and so on (delay-bounded search: Emmi, Qadeer and Rakamaric, POPL 
 sees the same are one history (they differ only in how steps of different processes, which do not touch, take turns) and
 are followed once. For each history either slot, or the driver, fails behind each of its own steps.
 
-``python -m tests.simulation.exhaustive --minutes 5`` says which numbers of delays it has gone through whole.
+Two further scopes have a second stage of counts, and small bundles wait for more messages. So steps take several
+messages of one or both producers, of records in one scope and also of watermarks in the other, and successors repeat
+such steps.
+
+``python -m tests.simulation.exhaustive --minutes 5`` prints for each scope which numbers of delays are complete. The
+scopes share the time equally.
 """
 
 from __future__ import annotations
@@ -17,12 +22,15 @@ import hashlib
 import heapq
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.simulation.checks import Violation
 from tests.simulation.driver import SimWorker
+from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.network import Stream
 from tests.simulation.parameters import Parameters
 from tests.simulation.slot import SimSlot
@@ -41,9 +49,16 @@ SCOPE = Parameters(
     read_ms=12,
     work_ms=1,
 )
+BUNDLES = SCOPE.with_changes(stages=3, edges=((0, 1), (1, 2)), records=4, keys=4, window=4, read_ms=3, patience_ms=12)
+"""Steps take up to two messages of each of two producers."""
+WATERMARKS = BUNDLES.with_changes(seed=2, records=3, interval_ms=12, watermarks=True)
+"""As ``BUNDLES``, and several watermarks are one bundle as well."""
+SCOPES = {"single messages": SCOPE, "bundles": BUNDLES, "bundles and watermarks": WATERMARKS}
 HOLDS_MS = (4, 40)
 """How long something is held back: past its neighbours, or past whole exchanges."""
 MAX_STEPS = 4_000
+BUNDLED = {"bundles": "any", "joint_bundles": "of several channels", "repeated_bundles": "repeated"}
+"""Counts of ``Checks``, and what the report calls them."""
 Key = tuple[Any, ...]
 Delay = tuple[int, int]
 """(the step of the whole history, for how many milliseconds)."""
@@ -60,13 +75,13 @@ class Case:
 class Controlled(World):
     """A world in which a case happens, and which notes what each process sees."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, scope: Parameters = SCOPE) -> None:
         self._delays = dict(case.delays)
         self._crash = case.crash
         self._held: dict[Key, int] = {}
         self.seen: dict[int, list[Key]] = {-1: []}
         self.queues: list[Key | None] = []
-        super().__init__(SCOPE)
+        super().__init__(scope)
 
     def step(self) -> bool:
         """As ``World.step``, but what is held back waits, and all behind it in its queue."""
@@ -139,6 +154,8 @@ class Found:
 
     cases: int = 0
     histories: int = 0
+    bundled: Counter[str] = field(default_factory=Counter)
+    """Histories in which a step took several messages, by name of the count (``BUNDLED``)."""
     whole: list[str] = field(default_factory=list)
     failures: list[tuple[Case, Exception]] = field(default_factory=list)
     out_of_time: bool = False
@@ -147,13 +164,18 @@ class Found:
         gone = "; ".join(self.whole) or "nothing"
         rest = " (stopped by the time limit)" if self.out_of_time else ""
         wrong = len(self.failures)
-        return f"{self.cases} cases, {self.histories} different histories, {wrong} failures{rest}\nwhole: {gone}"
+        bundled = ", ".join(f"{self.bundled[count]} {text}" for count, text in BUNDLED.items())
+        return (
+            f"{self.cases} cases, {self.histories} different histories, {wrong} failures{rest}\n"
+            f"steps that take several messages: histories with {bundled}\nwhole: {gone}"
+        )
 
 
 class Search:
     """Goes through the scope in order of the number of delays."""
 
-    def __init__(self, seconds: float, max_delays: int = 3) -> None:
+    def __init__(self, seconds: float, max_delays: int = 3, scope: Parameters = SCOPE) -> None:
+        self._scope = scope
         self._until = time.monotonic() + seconds
         self._max_delays = max_delays
         self._known: set[bytes] = set()  # never iterated
@@ -188,7 +210,7 @@ class Search:
             if not self._in_time():
                 return
             self.found.cases += 1
-            world = Controlled(case)
+            world = Controlled(case, self._scope)
             try:
                 world.run_case()
             except Exception as error:
@@ -199,6 +221,7 @@ class Search:
                 continue
             self._known.add(history)
             self.found.histories += 1
+            self.found.bundled.update(name for name in BUNDLED if world.checks.counts[name])
             yield case, world
 
     @staticmethod
@@ -220,12 +243,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.exhaustive", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--delays", type=int, default=3)
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with a deliberate fault in the protocol")
     options = parser.parse_args(arguments)
-    found = Search(options.minutes * 60, options.delays).run()
-    print(found)
+    with mutated(options.mutation) if options.mutation else nullcontext():
+        searches = [_search(name, options.minutes * 60 / len(SCOPES), options.delays) for name in SCOPES]
+    return 1 if any(found.failures for found in searches) else 0
+
+
+def _search(name: str, seconds: float, max_delays: int) -> Found:
+    """Search one scope, and print what was found."""
+    began = time.monotonic()
+    found = Search(seconds, max_delays, SCOPES[name]).run()
+    print(f"{name}, {time.monotonic() - began:.0f} s: {found}", flush=True)
     for case, error in found.failures:
-        print(f"{case}: {type(error).__name__}: {error}")
-    return 1 if found.failures else 0
+        print(f"{case}: {type(error).__name__}: {error}", flush=True)
+    return found
 
 
 if __name__ == "__main__":

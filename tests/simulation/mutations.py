@@ -16,6 +16,7 @@ from unittest import mock
 from chain_backup.failover import attempts, chains
 from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import recovery_line as line
+from chain_backup.failover.handover import Handover
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.plans import Plans
 from chain_backup.failover.topology import Topology
@@ -765,7 +766,7 @@ def zookeeper_not_awaited(original: Any) -> Any:
     return promote
 
 
-@mutation(attempts, "provable")
+@mutation(attempts, "unprovable")
 def everything_provable(original: Any) -> Any:
     """Producers are repeated though nobody knows how."""
     return lambda *arguments: None
@@ -1118,6 +1119,38 @@ def bundles_are_repeated_in_another_order(original: Any) -> Any:
 def bundles_are_repeated_one_channel_at_a_time(original: Any) -> Any:
     """A step that took a bundle from several channels is repeated as several steps."""
     return classmethod(lambda cls, value, channels: original.__func__(cls, value & ~1, channels))
+
+
+@mutation(SubtaskSteps, "_begin")
+def bundles_are_chosen_anew(original: Any) -> Any:
+    """A repeated step takes whatever waits by then, in place of the bundle that its predecessor took."""
+
+    def begin(self: Any) -> Any:
+        if not self.replay.next_bundle(len(self._by_position)):
+            return original(self)
+        self.replay.take_bundle()
+        bundle = self.inputs.next()
+        return self._take(bundle) if bundle else None
+
+    return begin
+
+
+@mutation(SubtaskSteps, "_has_work")
+def bundles_are_taken_before_all_messages_came(original: Any) -> Any:
+    """A promoted consumer repeats a bundle as soon as one message of each of its channels has come, with those that
+    are there."""
+
+    def has_work(self: Any) -> bool:
+        if self._step is None and self.replay.determinants:
+            parts = self.replay.next_bundle(len(self._by_position))
+            waiting = [len(self._by_position[part.position].queue) for part in parts]
+            if parts and all(waiting):
+                counts = [min(part.messages, count) for part, count in zip(parts, waiting, strict=True)]
+                parts[:] = [part._replace(messages=count) for part, count in zip(parts, counts, strict=True)]
+                return True
+        return bool(original(self))
+
+    return has_work
 
 
 @mutation(InputGate, "_records")
@@ -1476,6 +1509,29 @@ def done_when_the_standby_is_there(original: Any) -> Any:
         return found
 
     return progress
+
+
+@mutation(Plans, "progress")
+def what_is_done_is_not_reported(original: Any) -> Any:
+    """Nobody learns that a request is done."""
+    return lambda self, table: [report for report in original(self, table) if report.status != "done"]
+
+
+@mutation(attempts.Attempts, "call_off")
+def handovers_that_are_called_off_are_not_reported(original: Any) -> Any:
+    """A handover that is called off is not reported as ended."""
+
+    def call_off(self: Any) -> Any:
+        original(self)
+        return []
+
+    return call_off
+
+
+@mutation(Handover, "_may_take")
+def heads_never_leave_a_drained_host(original: Any) -> Any:
+    """A head that is to leave its slot waits until it is among its planned members, which it never is."""
+    return lambda self, slot: all(chain.head in chain.planned for chain in self._away(slot))
 
 
 # --- spare slots

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.transport.wire.frames import LENGTH, FrameQueue, FrameReader
-from flinkplus.runtime.transport.wire.wire import encode
+from flinkplus.runtime.transport.wire.message_format import encode
 from tests.simulation.disk import flipped
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.slot.control.failover import PART_VALUES, SlotFailover
 from flinkplus.runtime.slot.control.orders import SlotOrders
 from flinkplus.runtime.slot.control.peers import Peers
-from flinkplus.runtime.transport.wire.wire import decode_frame
+from flinkplus.runtime.transport.wire.message_format import decode_frame
 from tests.memory_store import MemoryStore
 from tests.simulation.checks import Violation
 from tests.simulation.disk import SimVolume

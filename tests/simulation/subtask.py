@@ -28,8 +28,8 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs, cost_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.faults.points import CURSOR
-from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
+from flinkplus.runtime.faults.points import BUNDLES, CURSOR
+from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
     from tests.simulation.world import World
 
+HELD_S = 0.01
 MAX_FILES = 3
 RECORD_BYTES = 100
 MS_A_RECORD = 10
@@ -178,7 +179,10 @@ class WatchedSteps(SubtaskSteps):
             checks.counts["put_back"] += sum(min(end.put_back, count) for end, count in bundle)
         if checks.exact:
             checks.causes.takes(self.owner, [message for _, message in messages], len(bundle))
-        checks.counts["bundles"] += len(messages) > 1
+        if len(messages) > 1:
+            checks.counts["bundles"] += 1
+            checks.counts["joint_bundles"] += len(bundle) > 1
+            checks.counts["repeated_bundles"] += self.replay.unchecked
         known = dict(self._watermarks._known)
         for end, message in messages:
             returned = self._loop is not None and end.channel in self._loop.back_edges
@@ -214,7 +218,13 @@ class SimSubtask:
         omitted = frozenset(world.parameters.without)
         plan.promotion = without(omitted, plan.promotion)
         history = StepHistory(plan, saved, vertex.is_source, bool(vertex.outputs), local)
+        cursor = UncheckedCursor if CURSOR in omitted else InputCursor
+        window = Window(world.parameters.window, world.parameters.window_bytes)
+        bundle_rows = world.parameters.bundle_rows
+        self.inputs = InputGate(window, self._grant, cursor, plan.unaligned, bundle_rows)
         replay = Replay(plan.promotion, history.logs)
+        if BUNDLES in omitted:
+            replay = UnboundReplay(plan.promotion, history.logs, self.inputs)
         self._time = StepTime(self.id, history, replay, lambda: world.now_ms, saved.clock_ms)
         digest = digests(self._digest)
         admission = Admission(self.id, self.seen, digest)
@@ -227,10 +237,6 @@ class SimSubtask:
         self.closed = False
         self._next_read_s = 0.0
         self._rng = world.rng_work
-        cursor = UncheckedCursor if CURSOR in omitted else InputCursor
-        window = Window(world.parameters.window, world.parameters.window_bytes)
-        bundle_rows = world.parameters.bundle_rows
-        self.inputs = InputGate(window, self._grant, cursor, plan.unaligned, bundle_rows)
         self.outputs = SimOutputs(
             plan.generation,
             window,
@@ -404,6 +410,9 @@ class SimSubtask:
         return crc32(marshal.dumps((message.records, message.size), WITHOUT_REFERENCES))
 
     def ready_at(self, now: float) -> float:
+        world = self._world
+        if world.endings.holds_sources and self._read_to + world.parameters.rows >= self.slot.graph.records:
+            return now + HELD_S
         return max(now, self._next_read_s)
 
     def read_rows(self, rows: int) -> Generator[None, None, bool]:

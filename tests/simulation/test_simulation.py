@@ -15,8 +15,8 @@ from flinkplus.protocol.subtask import subtask
 from flinkplus.protocol.vocabulary import in_flight
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
-from flinkplus.runtime.transport.wire.wire import decode_frame, encode
-from tests.simulation.exhaustive import Search
+from flinkplus.runtime.transport.wire.message_format import decode_frame, encode
+from tests.simulation.exhaustive import BUNDLED, BUNDLES, WATERMARKS, Search
 from tests.simulation.mutation_check import found_by_scenario
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.network import packed, torn, unpacked
@@ -68,6 +68,9 @@ QUICK = (
     "complete_with_the_first_barrier",
     "newest_version_promoted",
     "done_when_the_standby_is_there",
+    "what_is_done_is_not_reported",
+    "heads_never_leave_a_drained_host",
+    "handovers_that_are_called_off_are_not_reported",
     "any_version_makes_do_for_a_base",
     "one_barrier_round_is_enough",
     "logged_and_sent_again",
@@ -76,6 +79,13 @@ QUICK = (
     "loops_are_not_waited_for",
     "back_edges_stay_in_memory",
     "how_many_were_taken_is_not_noted",
+    "bundles_are_chosen_anew",
+    "bundles_are_taken_before_all_messages_came",
+    "bundles_are_repeated_in_another_order",
+    "bundles_are_repeated_one_channel_at_a_time",
+    "bundles_reach_across_barriers",
+    "bytes_are_not_reported",
+    "bytes_in_flight_are_not_counted",
     "consumers_fail_their_producers",
     "nobody_is_given_up",
     "refusals_are_failures_of_ones_own",
@@ -100,7 +110,7 @@ def test_seeds_are_clean() -> None:
     assert all(happened[kind] for kind in FAULTS), f"these never struck: {[k for k in FAULTS if not happened[k]]}"
     for what in ("failovers", "handovers", "fallbacks", "promotions", "driver_crashes", "trimmed", "stable", "rows"):
         assert happened[what], f"the seeds saw no {what}"
-    for what in ("migration_done", "migration_cancelled", "drain", "rehost", "thinned"):
+    for what in ("migration_done", "migration_cancelled", "drain", "rehost", "thinned", "moves_begun"):
         assert happened[what], f"the seeds saw no {what} among the moves"
     assert happened["over_budget"], "all that was in flight was within the budget"
     assert happened["frames"], "no message travelled in a frame"
@@ -113,6 +123,17 @@ def test_seeds_with_loops_are_clean() -> None:
         assert summary.counts[what], f"the seeds saw no {what}"
 
 
+def test_a_move_that_waits_is_judged_when_all_is_quiet_and_not_while_there_is_no_room() -> None:
+    """Slot 0 comes back on the host that is drained, so nothing can leave that host."""
+    drained = (Fault(70, "rehost", 8, 0), Fault(72, "drain", 33, 0))
+    world, failure = run_one(Parameters(seed=1, rows=1, read_ms=12, records=12, faults=drained))
+    assert failure is None and world is not None and world.ended == "finished"
+    assert world.counts["drain_done"] == 0 and world.checks.counts["moves_judged"] > 0
+    with mutated("heads_never_leave_a_drained_host"):
+        _, failure = run_one(Parameters(seed=1, rows=1, read_ms=12, records=12, faults=(Fault(72, "drain", 33, 0),)))
+    assert failure is not None and "drain host1 is under way" in failure.reason
+
+
 def test_without_faults_nothing_fails_over() -> None:
     for seed in range(20):
         world, failure = run_one(draw(seed).with_changes(faults=()))
@@ -121,7 +142,7 @@ def test_without_faults_nothing_fails_over() -> None:
         assert world.counts["failovers"] == world.counts["fallbacks"] == world.counts["handovers"] == 0
 
 
-WITH_DUPLICATES = (35, 55, 99, 136, 137, 141, 173, 189, 221, 247)
+WITH_DUPLICATES = (35, 55, 99, 136, 137, 173, 189, 221, 242, 247)
 """Seeds in which a message comes twice, in jobs that have a filter."""
 
 
@@ -294,6 +315,17 @@ def test_the_small_scope_holds_without_delays() -> None:
     assert found.histories > 100
     with mutated("determinants_dropped"):
         assert Search(seconds=60.0, max_delays=0).run().failures
+
+
+@pytest.mark.parametrize("scope", [BUNDLES, WATERMARKS], ids=["records", "watermarks"])
+def test_the_small_scope_with_bundles_holds_without_delays(scope: Parameters) -> None:
+    found = Search(seconds=60.0, max_delays=0, scope=scope).run()
+    assert not found.failures and not found.out_of_time
+    assert found.histories > 100
+    assert min(found.bundled[count] for count in BUNDLED) > 20, found.bundled
+    for name in ("bundles_are_chosen_anew", "bundles_are_taken_before_all_messages_came"):
+        with mutated(name):
+            assert Search(seconds=60.0, max_delays=0, scope=scope).run().failures, name
 
 
 def test_what_the_machines_did_can_be_repeated(tmp_path: Path) -> None:

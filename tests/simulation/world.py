@@ -48,6 +48,7 @@ from tests.simulation.driver import (
     SimWorker,
     Unavailable,
 )
+from tests.simulation.endings import Endings
 from tests.simulation.graph import RecordId, SimGraph
 from tests.simulation.parameters import Parameters, child
 from tests.simulation.phases import names_of
@@ -66,7 +67,7 @@ MAX_ENDED_BY_INPUT = 4
 """Processes that an input may end in one subtask, for each driver: two at the same place, one where messages are cut in
 another way, and one whose last words are still on their way. A row may come to several subtasks at once."""
 SPARES_TIMEOUT_S = 0.5
-ALLOWED_ENDS = ("output not committed", "no last checkpoint comes about")
+ALLOWED_ENDS = ("output not committed", "no last checkpoint became complete")
 """Reasons with which a job may fail, and is resumed then: the storage refused for too long, or hung with a manifest."""
 NEVER_AN_END = "commit was not answered"
 """A commit that is slow only holds back what is visible."""
@@ -159,6 +160,7 @@ class World:
         self.durable = Durable()
         self.commits = SimCommits(self, self.durable, 0)
         self.deadlines = Deadlines(self)
+        self.endings = Endings(self)
         self.registry = SimRegistry(self)
         self.coordinator: Coordinator | None = None
         self._workers: list[SimWorker] = []
@@ -272,6 +274,7 @@ class World:
         if self.parameters.in_flight_bytes is not None:
             self._limit_in_flight(machine, self.parameters.in_flight_bytes)
         self.deadlines.watch(self.coordinator)
+        self.endings.watch(self.coordinator)
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(self.parameters.parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
@@ -363,6 +366,7 @@ class World:
 
     def _job_ended(self, coordinator: Coordinator) -> None:
         state, error = coordinator.result.state, coordinator.result.error
+        self.endings.job_over(coordinator)
         for name, count in coordinator.view.failovers().items():
             if isinstance(count, int):
                 self.counts[name] += count
@@ -503,12 +507,12 @@ class World:
     def migrate(self, subtask: SubtaskId, slot: int) -> None:
         """Somebody wants ``subtask`` on ``slot``."""
         if self.coordinator is not None:
-            self.moves.append((self.coordinator.moves.migrate(subtask, slot), subtask, slot))
+            self._request(self.coordinator.moves.migrate(subtask, slot), subtask, slot)
             self.coordinator_turns()
 
     def drain(self, host: str, force: bool) -> None:
         if self.coordinator is not None:
-            self.moves.append((self.coordinator.moves.drain_host(host, force), host, 0))
+            self._request(self.coordinator.moves.drain_host(host, force), host, 0)
             self.coordinator_turns()
 
     def undrain(self, host: str) -> None:
@@ -518,8 +522,12 @@ class World:
 
     def scale(self, count: int, force: bool) -> None:
         if self.coordinator is not None:
-            self.moves.append((self.coordinator.moves.scale(count, force), count, 0))
+            self._request(self.coordinator.moves.scale(count, force), count, 0)
             self.coordinator_turns()
+
+    def _request(self, move: PlannedMove, what: SubtaskId | str | int, slot: int) -> None:
+        self.moves.append((move, what, slot))
+        self.endings.requested(move)
 
     def start_spare(self, slot: int, run: int) -> None:
         """Spark is to run a spare slot; while the cluster is crowded, it has no room for it."""

@@ -5,21 +5,20 @@ After algorithm 1 of Carbone et al., "Lightweight Asynchronous Snapshots for Dis
 Its steps, by the names that the tests use:
 
 - *init*: the subtask knows its inputs and outputs, and no input is blocked;
-- *barrier from nil*: a source has no inputs and is told by the coordinator; nothing is blocked, all else is as below;
-- *block input*: a barrier came on an input: nothing more is taken from it;
+- *barrier from nil*: the coordinator triggers a source, which has no inputs to block; the rest is as below;
+- *block input*: a barrier was taken off an input: the subtask takes no further message from it;
 - *all inputs blocked*: the barrier goes to every output, the state is snapshotted, and every input is unblocked;
-- *message*: from an input that is not blocked it is processed, from a blocked one it waits. The caller's part: this
-  machine only says which are blocked.
+- *message*: the caller processes messages of inputs that are not blocked. This machine only says which are blocked.
 
-A departure beside those of all algorithms (``barriers``): a barrier of a newer checkpoint on a channel proves that the
-one being aligned will never come on it: it is declined.
+One departure beyond those of all algorithms (``barriers``): a barrier of a newer checkpoint on a channel proves that
+the barrier being aligned will never arrive there. The subtask declines the older checkpoint.
 
 Rules and invariants:
 
 - A barrier is forwarded exactly when its alignment is complete.
-- A channel is blocked only while a checkpoint is being aligned, and never all of them at rest.
-- Without ``blocking`` the same is done, but nothing waits: barriers are only counted, one a channel. (At least once: a
-  snapshot holds some of what comes behind its barrier.)
+- A channel is blocked only while a checkpoint is being aligned, and never all of them between two events.
+- Without ``blocking`` no input waits: barriers are only counted, one per channel. (At least once: a snapshot holds some
+  of what follows its barrier.)
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 
 class BarrierAlignment(BarrierMachine):
-    """The machine of one subtask. ``blocking``: whether an input waits once its barrier has come."""
+    """The machine of one subtask. ``blocking``: whether an input waits after its barrier."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class BarrierAlignment(BarrierMachine):
 
     @property
     def blocked(self) -> tuple[ChannelId, ...]:
-        """The channels that nothing may be taken off."""
+        """The channels from which no message may be taken."""
         return tuple(self._blocked) if self._blocking else ()
 
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:

@@ -1,36 +1,36 @@
-"""What every algorithm of checkpointing has in common: the numbers of checkpoints, and the life of a snapshot.
+"""The common part of all checkpoint algorithms: numbers of checkpoints, and the life cycle of a snapshot.
 
-An algorithm is a machine of one subtask that is told of barriers and orders what is to be done: which channels wait,
-when the state is copied, when the barrier goes on, which messages belong to the snapshot. All modes side by side:
+An algorithm is a machine of one subtask. Its events report barriers. Its effects order which channels wait, when the
+state is copied, when the barrier is forwarded, and which messages belong to the snapshot. All modes side by side:
 
-| mode | module | copies the state when the barrier | of channels, the snapshot holds | what waits |
+| mode | module | copies the state when the barrier | channel state in the snapshot | what waits |
 | --- | --- | --- | --- | --- |
-| aligned | ``alignment`` | is taken off all inputs | nothing | an input, from its barrier to the copy |
-| synchronous | ``alignment`` | is taken off all inputs | nothing | and then all, to the end of the checkpoint |
-| at least once | ``alignment`` | is taken off all inputs | nothing | nothing |
+| aligned | ``alignment`` | is taken off all inputs | none | an input, from its barrier to the copy |
+| synchronous | ``alignment`` | is taken off all inputs | none | and then all, to the end of the checkpoint |
+| at least once | ``alignment`` | is taken off all inputs | none | nothing |
 | loops | ``cyclic`` | is taken off all but the back edges | of back edges, up to it | as aligned; early back edges |
-| unaligned | ``unaligned`` | comes in on the first input | of all inputs, up to it | nothing |
+| unaligned | ``unaligned`` | arrives on the first input | of all inputs, up to it | nothing |
 
-In all of them the barrier goes to every output right behind the copy. Only ``cyclic`` takes loops, and it takes nothing
-else. *Synchronous*, the stop-the-world snapshot that the paper compares with, has no machine of its own: the subtask
-begins no step behind its copy (``stands_still``, in ``snapshots``). *At least once* is ``alignment`` that does not
-block: what comes behind a barrier meanwhile is in the copy, and comes again after a restore. *Unaligned* is *aligned*
-until a checkpoint may overtake, which is an order, and where more waits than a snapshot may hold. What ``cyclic`` and
-``unaligned`` share is in ``recording``. A back edge is *early* when its barrier comes before the copy.
+In every mode, the barrier goes to every output right after the copy. ``cyclic`` is for loops only. *Synchronous*, the
+stop-the-world snapshot that the paper compares with, needs no machine: the subtask runs no step between its copy and
+the end of the checkpoint (``Incarnation.stands_still``). *At least once* is ``alignment`` without blocking: what
+follows a barrier meanwhile is in the copy, and arrives again after a restore. *Unaligned* is *aligned* until the
+coordinator orders that a checkpoint may overtake, and while more waits than a snapshot may hold. ``recording`` is
+common to ``cyclic`` and ``unaligned``. A back edge is *early* when its barrier arrives before the copy.
 
-Departures of all of them from the papers, and why:
+Departures of all modes from the papers, and why:
 
-- The snapshot is split. Its synchronous part comes before the broadcast, so that a slow output never delays the
-  freezing; its asynchronous part comes after the unblocking. Nothing is processed in between, so the cut is the same.
+- The snapshot has two parts. The synchronous part precedes the broadcast, so that a slow output never delays the copy;
+  the asynchronous part follows the unblocking. No message is processed in between, so the cut is the same.
 - The papers know one barrier at a time, and no failure. Here checkpoints have numbers, rising on every channel.
-- A checkpoint can be aborted at any time, also before its first barrier is seen here.
+- A checkpoint can be aborted at any time, even before its first barrier is seen here.
 
 Rules and invariants:
 
-- Checkpoints begin in rising order; what is not newer than the newest one seen is ignored.
-- A barrier that is forwarded is so whether or not the snapshot succeeds afterwards: consumers must not wait for ours.
+- Checkpoints begin in rising order; one that is not newer than the newest one seen is ignored.
+- The barrier is forwarded whether or not the snapshot succeeds afterwards: consumers must not wait for it.
 - An aborted checkpoint is never acknowledged.
-- One machine serves one generation of a subtask: completions of an older one must not be fed to it.
+- One machine serves one generation of a subtask; it must not get completions of an older generation.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from flinkplus.protocol.vocabulary.events import (
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId, invariant
 
 NO_CHECKPOINT = CheckpointId(0)
-"""The version of those that begin at the start."""
+"""The version of a subtask that starts without a checkpoint."""
 MAX_ASYNCHRONOUS = 8
-"""Snapshots in their asynchronous part. Beyond this a checkpoint is declined, and its barrier still forwarded."""
+"""Maximum number of snapshots in their asynchronous part. Further checkpoints are declined; barriers still pass."""
 MAX_REMEMBERED_ABORTS = 64
-"""Aborted checkpoints none of whose barriers was seen. Beyond this the oldest is taken as seen, with all before it."""
+"""Maximum number of aborted checkpoints without a barrier seen. The oldest beyond it counts as seen."""
 
 
 class BarrierMachine(ABC):
     """The machine of one subtask; a source has no ``inputs``.
 
-    ``version``: the checkpoint that it begins from (0: the start); barriers up to it mean nothing.
-    ``aborted``: what a snapshot noted of another machine (``aborted``), whose steps this one repeats.
+    ``version``: the checkpoint that it starts from (0: none); barriers up to it are ignored.
+    ``aborted``: the property ``aborted``, from a snapshot, of the machine whose steps this one repeats.
     """
 
     def __init__(
@@ -88,20 +88,20 @@ class BarrierMachine(ABC):
 
     @property
     def waiting_for(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints some of whose barriers are here and some not."""
+        """The checkpoints of which some, but not all, barriers have arrived."""
         return ()
 
     @property
     def aborted(self) -> tuple[CheckpointId, ...]:
-        """Checkpoints that are given up, and none of whose barriers is here yet: they will not be begun."""
+        """Aborted checkpoints of which no barrier has arrived yet: they will not begin."""
         return tuple(self._aborted_unseen)
 
     def next_deadline_ms(self) -> int | None:
-        """Always None: the coordinator times every checkpoint, and aborts it here too."""
+        """Always None: the coordinator times every checkpoint, and sends the abort."""
         return None
 
     def step(self, now_ms: int, event: BarrierEvent) -> list[BarrierEffect]:
-        """What to do about ``event``. Raises ``PeerProtocolError`` and changes nothing when a peer may not do that."""
+        """The effects of ``event``. Raises ``PeerProtocolError``, changing nothing, when a peer broke the protocol."""
         match event:
             case BarrierArrived(channel, checkpoint):
                 if channel not in self._inputs:
@@ -120,19 +120,19 @@ class BarrierMachine(ABC):
             case _:
                 assert_never(event)
 
-    # ------------------------------------------------------------------------------------- by the algorithm
+    # ------------------------------------------------------------------------------------- of each algorithm
 
     @abstractmethod
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        """A barrier was taken off one of the inputs."""
+        """The subtask took a barrier off one of its inputs."""
 
     @abstractmethod
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        """It is time to copy the state: of a source, because it was told to."""
+        """Copy the state now; a source does so when it is triggered."""
 
     @abstractmethod
     def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
-        """An aborted checkpoint, if it is under way and its snapshot is not being persisted; else ``None``."""
+        """Abort ``checkpoint`` if it has begun and its snapshot is not being persisted; otherwise ``None``."""
 
     # ------------------------------------------------------------------------------------------------ numbers
 
@@ -144,7 +144,7 @@ class BarrierMachine(ABC):
         return self._begin_snapshot(checkpoint)
 
     def _see(self, checkpoint: CheckpointId) -> bool:
-        """Note that nothing up to ``checkpoint`` can begin any more; true when ``checkpoint`` itself shall."""
+        """Record that no checkpoint up to this one can begin later; true unless ``checkpoint`` itself is aborted."""
         aborted = checkpoint in self._aborted_unseen
         self._newest_seen = checkpoint
         self._aborted_unseen = [other for other in self._aborted_unseen if other > checkpoint]
@@ -165,7 +165,7 @@ class BarrierMachine(ABC):
     # ------------------------------------------------------------------------------------------------ snapshots
 
     def _refusal(self) -> str | None:
-        """Why no further snapshot can be taken now."""
+        """Why no further snapshot can be taken now, or ``None``."""
         if len(self._asynchronous) < MAX_ASYNCHRONOUS:
             return None
         return f"{self._subtask}: {len(self._asynchronous)} older snapshots are still being persisted"
@@ -187,7 +187,7 @@ class BarrierMachine(ABC):
         return checkpoint <= self._newest_seen
 
     def _check_was_begun(self, checkpoint: CheckpointId) -> None:
-        """A second completion is let through; one of a snapshot that cannot have been ordered is a fault of our own."""
+        """A repeated completion passes; the completion of a snapshot that was never ordered is a bug."""
         invariant(
             self._was_begun(checkpoint),
             "a snapshot ended that was never begun",

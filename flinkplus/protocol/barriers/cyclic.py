@@ -1,28 +1,28 @@
 """Barrier snapshots of one subtask in a graph with loops: asynchronous barrier snapshots of cyclic graphs.
 
 After algorithm 2 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015). It is
-algorithm 1 (``alignment``) on the inputs that are no back edges, and more for those that are:
+algorithm 1 (``alignment``) on the regular inputs, with additions for the back edges:
 
-- *block input*: a barrier on a regular input blocks it. A back edge is not awaited; otherwise a barrier
-  that waits for the loop would wait for itself;
-- *early barrier on a back edge*: another subtask of the head was aligned first, and its barrier has come round before
-  the state is copied here. Nothing is in flight on this back edge then, and nothing of it is logged. What follows the
-  barrier must not be in the copy: the back edge is blocked until then. The copy waits for no back edge, so it ends;
-- *all regular inputs blocked*: the state is copied, the barrier goes to every output, the inputs are unblocked; from
-  here on all that is taken off a back edge is logged, and processed as ever;
-- *barrier on a back edge*: it has come round: what was logged of this edge up to here is what was in flight on it. When
-  it has on all of them, the snapshot is the copy and the logs, and is persisted;
-- *restore*: what was logged is processed first; it is put back in front of its channel (``InputGate.add``).
+- *block input*: a barrier on a regular input blocks it. Back edges are not awaited: a barrier that waited for the loop
+  would wait for itself;
+- *early barrier on a back edge*: another subtask of the head was aligned first, and its barrier came through the loop
+  before the copy here. Then no message is in flight on this back edge, and it needs no log. What follows the barrier
+  must not be in the copy, so the back edge is blocked until then. The copy waits for no back edge, so that ends;
+- *all regular inputs blocked*: the state is copied, the barrier goes to every output, the inputs are unblocked. From
+  here on, messages taken off a back edge are processed as usual and logged;
+- *barrier on a back edge*: it came through the loop: the edge's log up to here is what was in flight on it. When that
+  is so on all back edges, the snapshot, which is the copy and the logs, is persisted;
+- *restore*: logged messages are put back in front of their channel (``InputGate.add``), and processed first.
 
-Departures beside those of ``barriers``, ``alignment`` and ``recording``:
+Departures beyond those of ``barriers``, ``alignment`` and ``recording``:
 
-- A checkpoint that is given up before the copy unblocks its back edges. A barrier of the version that the subtask
-  begins from is the end of what was logged, and never early.
-- Checkpoints may overlap: the state is copied for one while another's barrier is still on its way round. Each has logs
-  of its own.
-- The barrier itself is the last message of the log: whoever repeats the steps behind the copy takes it again.
+- A checkpoint that is aborted before the copy unblocks its back edges. A barrier of the version that the subtask starts
+  from is the end of the log, and never early.
+- Checkpoints may overlap: the state is copied for one while another's barrier is still in the loop. Each has its own
+  logs.
+- The barrier itself is the last message of the log: a successor that repeats the steps after the copy takes it again.
 
-Invariant: a snapshot without back edges is just that of algorithm 1, effect by effect.
+Invariant: a snapshot without back edges equals that of algorithm 1, effect by effect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 
 class CyclicAlignment(RecordingAlignment):
-    """The machine of one subtask. ``back``: those of its ``inputs`` that are back edges."""
+    """The machine of one subtask. ``back``: the back edges among its ``inputs``."""
 
     COMES = "came round"
 
@@ -59,7 +59,7 @@ class CyclicAlignment(RecordingAlignment):
     ) -> None:
         super().__init__(subtask, inputs, version, aborted)
         self._back = back
-        self._early: dict[ChannelId, CheckpointId] = {}  # blocked back edges, each with the checkpoint of its barrier
+        self._early: dict[ChannelId, CheckpointId] = {}  # blocked back edge -> checkpoint of its barrier
         self._awaited = tuple(channel for channel in inputs if channel not in back)
         invariant(bool(self._awaited) or not inputs, "a subtask has only back edges for inputs", subtask=subtask)
 
@@ -84,11 +84,11 @@ class CyclicAlignment(RecordingAlignment):
         return [*super()._on_abort(checkpoint), *self._release()]
 
     def _may_begin(self, checkpoint: CheckpointId) -> bool:
-        """Whether the state may be copied for ``checkpoint`` yet."""
+        """Whether the state may still be copied for ``checkpoint``."""
         return checkpoint == self._aligning or (checkpoint > self._newest_seen and checkpoint not in self.aborted)
 
     def _release(self) -> list[BarrierEffect]:
-        """Unblock the back edges whose checkpoint has been begun here, or never will be."""
+        """Unblock the back edges whose checkpoint has begun here, or never will."""
         released = [channel for channel, checkpoint in self._early.items() if not self._may_begin(checkpoint)]
         for channel in released:
             del self._early[channel]

@@ -1,14 +1,14 @@
-"""What algorithms have in common whose snapshots hold more than the copy of the state: what was in flight on channels.
+"""The common part of algorithms whose snapshots hold channel state in addition to the copy of the state.
 
-A *recording* is a checkpoint whose state is copied, and whose barrier is awaited on some inputs still: what comes
-before it there belongs to the snapshot. Which inputs these are, and what it means that the barrier has come, is the
-algorithm's affair (``cyclic``, ``unaligned``).
+A *recording* is a checkpoint whose state is copied, and whose barrier is still awaited on some inputs: messages before
+it there belong to the snapshot. The algorithm (``cyclic``, ``unaligned``) decides which inputs these are, and what
+counts as the barrier's arrival.
 
 Rules:
 
 - Recordings may overlap. Copies are persisted in the order in which they were taken, since each builds on the one
-  before; also those of checkpoints that were given up, to be discarded then.
-- A newer barrier on a channel proves that the older one will never come on it: that checkpoint is declined.
+  before. Copies of aborted checkpoints are persisted too, and then discarded.
+- A newer barrier on a channel proves that the older one will never arrive on it: that checkpoint is declined.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 
 class RecordingAlignment(BarrierAlignment):
-    """The machine of one subtask: algorithm 1, and recordings behind it. ``COMES``: what a barrier does on a
-    channel."""
+    """The machine of one subtask: algorithm 1, followed by recordings. ``COMES``: the verb for a barrier's arrival."""
 
     COMES = "came"
 
@@ -44,13 +43,13 @@ class RecordingAlignment(BarrierAlignment):
 
     @abstractmethod
     def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
-        """Nothing more of ``channel`` belongs to the snapshot."""
+        """No further message of ``channel`` belongs to the snapshot."""
 
     def _came(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        """The barrier of ``checkpoint`` is there on ``channel``."""
+        """The barrier of ``checkpoint`` has arrived on ``channel``."""
         effects: list[BarrierEffect] = []
         for older in [number for number in self._recordings if number < checkpoint]:
-            if channel in self._recordings.get(older, ()):  # one that was given up may be done with those before it
+            if channel in self._recordings.get(older, ()):  # declining one may have ended others before it
                 effects += self._decline_recording(older, channel, checkpoint)
         awaited = self._recordings.get(checkpoint, [])
         if channel in awaited:
@@ -59,7 +58,7 @@ class RecordingAlignment(BarrierAlignment):
         return effects
 
     def _persist(self) -> list[BarrierEffect]:
-        """Those whose barrier is there on all inputs, up to the first whose is not."""
+        """Persist recordings whose barrier has arrived on all inputs, up to the first whose has not."""
         effects: list[BarrierEffect] = []
         for checkpoint, awaited in tuple(self._recordings.items()):
             if awaited:
@@ -80,7 +79,7 @@ class RecordingAlignment(BarrierAlignment):
         return [DeclineCheckpoint(checkpoint, reason), *self._give_up_recording(checkpoint)]
 
     def _give_up_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        """The copy is persisted all the same, since later snapshots build on it; it is discarded then."""
+        """The copy is still persisted, since later snapshots build on it; then it is discarded."""
         self._asynchronous[checkpoint] = True
         closed = [self._close(checkpoint, channel) for channel in self._recordings[checkpoint]]
         self._recordings[checkpoint].clear()

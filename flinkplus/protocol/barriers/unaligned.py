@@ -1,49 +1,48 @@
-"""Unaligned snapshots of one subtask: barriers that overtake what waits, after Chandy and Lamport.
+"""Unaligned snapshots of one subtask: barriers that overtake waiting messages, after Chandy and Lamport.
 
-After Chandy and Lamport, "Distributed Snapshots" (1985), with barriers for markers; that an aligned checkpoint turns
-into an unaligned one when it takes too long is Flink's. It is algorithm 1 (``alignment``) for as long as the
-coordinator does not say that a checkpoint may *overtake*, at once or after a time-out, and from then on:
+After Chandy and Lamport, "Distributed Snapshots" (1985), with barriers as markers. From Flink comes the idea that a
+slow aligned checkpoint turns into an unaligned one. It is algorithm 1 (``alignment``) until the coordinator orders, at
+once or after a timeout, that a checkpoint may *overtake*. From then on:
 
-- *first barrier*: it need not be taken, it is enough that it has come in on one channel (is *sighted*). Between two
-  steps, before any other, the state is copied, and the barrier goes to every output and is sent at once;
-- *record channel*: on every input whose barrier was not taken, all from the oldest message that is not taken up to the
-  barrier was in flight, and belongs to the snapshot: what is here already, and what is still to come;
-- *last barrier*: when it has come in on all inputs the snapshot, which is the copy and the records, is persisted.
-  What is recorded is worked on as ever, before that or after; when the barrier's own turn comes, nothing happens;
-- *restore*: what was recorded is put back in front of its channel (``InputGate.add``).
+- *first barrier*: it need not be taken; it is enough that it has arrived on one channel (is *sighted*). Before any
+  other step, the state is copied, and the barrier is sent to every output at once;
+- *record channel*: on every input whose barrier was not taken, all messages not yet taken, up to the barrier, were in
+  flight. They belong to the snapshot, whether they are here already or still to arrive;
+- *last barrier*: when it has arrived on all inputs, the snapshot, which is the copy and the records, is persisted.
+  Recorded messages are processed as usual, before or after that. A barrier that is taken later has no effect;
+- *restore*: recorded messages are put back in front of their channel (``InputGate.add``).
 
-Why the cut is that of an aligned checkpoint. Channels keep their order and their numbers; a barrier has its place on
-each, and all that a subtask does before its own barrier depends on what lies before the barriers of its inputs. So a
-snapshot stands behind the barrier on every channel, at both ends, whichever way it was taken: aligned and unaligned
-ones mix within one checkpoint, and what producers keep, what is let go and where a failed set goes on is decided by the
-same cursors. A message before the barrier is either in the state of its consumer, or in its record.
+Why the cut is that of an aligned checkpoint. Channels keep their order and their numbers, and a barrier has its place
+on each. All that a subtask does before its own barrier depends on what precedes the barriers of its inputs. So every
+snapshot, aligned or not, stands behind the barrier at both ends of every channel. Both kinds can mix within one
+checkpoint, and the same cursors decide what producers keep, what is trimmed, and where a failed set resumes. A message
+before the barrier is either in the state of its consumer, or in its record.
 
-Why it does not wait for the backlog. What a barrier would wait for is skipped at all three places:
+Why it does not wait for the backlog. A barrier skips what it would wait for at all three places:
 
-- in its consumer, the queue: it counts when it comes in, not when it is taken;
-- on the wire, credit: it is sent with all that its producer has made before it (``OutputChannels.overdraw``). That is
-  bounded, since a producer keeps few messages unsent, and makes no more before credit has caught up. What is sent again
-  to a consumer's successor may be much: it goes with credit, and the barrier there waits for it;
-- in its producer, room: a step that rests half-way for lack of room is done to its end (``OutputChannels.endless``), or
-  as far as may be overtaken.
+- the queue of its consumer: it counts when it arrives, not when it is taken;
+- credit on the wire: it is sent with all that its producer has appended before it (``OutputChannels.overdraw``). That
+  is bounded: a producer keeps few messages unsent, and appends no more until credit has caught up. Messages sent again
+  to a consumer's successor may be many: they go with credit, and the barrier waits for them there;
+- room in its producer: a step that waits for room runs to its end (``OutputChannels.endless``), or as far as a barrier
+  may overtake.
 
-No more is overtaken than a snapshot can hold (``MAX_OVERTAKEN_BYTES`` of a channel, ``InFlightBudget.room`` of all):
-until less is left, a barrier waits as an aligned one does.
+A barrier overtakes no more than a snapshot can hold (``MAX_OVERTAKEN_BYTES`` of a channel, ``InFlightBudget.room`` of
+all); until less is left, it waits as an aligned one does. What remains is one step at each subtask on the way, and the
+transfer of the messages in flight.
 
-What is left is a step at each subtask on the way, and the time that the messages take which are in flight.
+Departures beyond those of ``barriers`` and ``recording``:
 
-Departures beside those of ``barriers`` and ``recording``:
-
-- Markers say nothing of how they are to be taken: whether one may overtake is an order beside the stream. Somebody who
-  does not hear of it aligns; that takes longer, and is as right.
-- When the state was copied is a choice, since what waited is taken in another epoch else. It is a determinant
-  (``Choice.OVERTAKE``), and whoever repeats it does so whether the barrier has come in again or not.
-- The last checkpoint of a job is never unaligned: nothing may be in flight when it ends.
+- Barriers do not say how to take them: whether one may overtake is a separate order. A subtask that misses the order
+  aligns; that takes longer, and is equally correct.
+- When the state is copied is a choice: it decides the epoch of the messages that waited. So it is a determinant
+  (``Choice.OVERTAKE``). A successor repeats it whether or not the barrier has arrived again.
+- The last checkpoint of a job is never unaligned: no message may be in flight when the job ends.
 
 Invariants:
 
 - Without an order, this is algorithm 1, effect by effect.
-- What is sighted changes nothing but when a snapshot is persisted; all else follows from the steps.
+- Sighting a barrier affects only the time at which a snapshot is persisted; all other effects follow from the steps.
 """
 
 from __future__ import annotations
@@ -84,16 +83,16 @@ class UnalignedBarriers(RecordingAlignment):
         aborted: Sequence[CheckpointId] = (),
     ) -> None:
         super().__init__(subtask, inputs, version, aborted)
-        self._ordered: list[CheckpointId] = []  # ascending; those that may overtake, and are not begun
-        self._sighted: dict[CheckpointId, list[ChannelId]] = {}  # of checkpoints that are not begun
+        self._ordered: list[CheckpointId] = []  # ascending; may overtake, and have not begun
+        self._sighted: dict[CheckpointId, list[ChannelId]] = {}  # of checkpoints that have not begun
         self.due: CheckpointId | None = None
 
     def may_overtake(self, checkpoint: CheckpointId) -> bool:
-        """Whether the coordinator has said so; of a checkpoint that is not begun."""
+        """Whether the coordinator has ordered that ``checkpoint``, which has not begun, may overtake."""
         return checkpoint in self._ordered
 
     def overtaken_by(self, checkpoint: CheckpointId) -> tuple[ChannelId, ...]:
-        """The inputs on which the barrier of ``checkpoint``, which is not begun, was not taken."""
+        """The inputs on which the barrier of ``checkpoint``, which has not begun, was not taken."""
         return tuple(c for c in self._inputs if checkpoint != self._aligning or c not in self._blocked)
 
     def step(self, now_ms: int, event: BarrierEvent | OvertakingEvent) -> list[BarrierEffect]:
@@ -134,7 +133,7 @@ class UnalignedBarriers(RecordingAlignment):
     # ------------------------------------------------------------------------------------------- snapshots
 
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        """Aligned, or of a source: it does not wait itself, but its barrier might."""
+        """Aligned, or of a source: the snapshot does not overtake, but its barrier may do so downstream."""
         overtakes = checkpoint in self._ordered
         found = super()._begin_snapshot(checkpoint)
         return [ForwardBarrier(e.checkpoint, overtakes) if isinstance(e, ForwardBarrier) else e for e in found]
@@ -169,7 +168,7 @@ class UnalignedBarriers(RecordingAlignment):
         ]
 
     def _decline_if_passed(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        """A newer barrier may have come in already where this one has not."""
+        """Decline if a newer barrier has already arrived on a channel where this one has not."""
         for channel in self._recordings.get(checkpoint, ()):
             for newer, channels in self._sighted.items():
                 if newer > checkpoint and channel in channels:

@@ -1,4 +1,4 @@
-"""Both ends of a channel: cursor and credit of the consumer, log of the producer, watermarks.
+"""Both ends of a channel: the consumer's cursor and credit, the producer's log, watermarks.
 
 Ring 0: pure.
 """

@@ -1,17 +1,17 @@
-"""The consumer's end of a channel: which message is next, and how many more may come.
+"""The consumer's end of a channel: which message is next, and how many more the producer may send.
 
-The producer's end is the output log (``upstream_cache``): what is consumed here it takes as acknowledged, and it sends
-up to the ``limit`` announced here.
+The producer's end is the output log (``upstream_cache``). It takes what is consumed here as acknowledged, and sends up
+to the ``limit`` announced here.
 
 Rules:
 
 - Messages are numbered ``seq`` = 0, 1, 2, ... without gaps, within one generation of the channel.
-- All that travels back is cumulative: ``consumed`` and ``limit`` count from the start of the channel. So a report that
-  comes late, twice or out of order does no harm, and a lost one is made good by the next.
-- ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window. Only what a
-  producer sends again to a promoted consumer may go several windows beyond, and a barrier that overtakes goes beyond
-  it with what is before it: its producer bounds that (``OutputChannels.overdraw``). A consumer that
-  stops consuming (slow, or blocked by alignment) thereby stops its producer, and only on this channel.
+- All that travels back is cumulative: ``consumed`` and ``limit`` count from the start of the channel. So a late,
+  repeated or reordered report does no harm, and the next report replaces a lost one.
+- ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window. Two cases go
+  beyond it. A producer that sends again to a promoted consumer may send several windows. A barrier that overtakes is
+  sent with all that precedes it, bounded by the producer (``OutputChannels.overdraw``).
+- A consumer that stops consuming (slow, or blocked by alignment) thereby stops its producer, only on this channel.
 - The window is in messages and in bytes. The producer counts the bytes that it has sent and the consumer has not
   reported as consumed. The consumer reports each half of either window, so neither waits for the other.
 
@@ -29,7 +29,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, Seq, invari
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The next message: it is counted as received."""
+    """The next message: the cursor counts it as received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ ACCEPT, DUPLICATE, STALE = Accept(), Duplicate(), Stale()
 FIRST = Seq(0)
 NO_LIMIT = 1 << 62
 REPLAY_WINDOWS = 4
-"""What a promoted consumer takes, in windows: a replay shall not wait for credit half-way."""
+"""Windows that a promoted consumer accepts, so that a replay does not wait for credit in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How much of one channel may be sent and not consumed: so many messages, and bytes until another is sent."""
+    """How much may be sent and not consumed on one channel: a maximum of messages, and bytes before the next one."""
 
     messages: int
     size_bytes: int = NO_LIMIT
@@ -68,8 +68,7 @@ class Window:
 
 class InputCursor:
     """``start``: the first ``seq``.
-    ``replayed``: the consumer is a promoted one, and takes ``REPLAY_WINDOWS`` windows of messages from a producer that
-    sends again.
+    ``replayed``: the consumer is promoted, and accepts ``REPLAY_WINDOWS`` windows from a producer that sends again.
     ``overdrawn``: the producer may send beyond its credit.
     """
 
@@ -108,7 +107,7 @@ class InputCursor:
 
     @property
     def generation(self) -> Generation:
-        """The producer's, as far as this end knows."""
+        """The producer's generation, as this end knows it."""
         return self._generation
 
     @property
@@ -118,19 +117,19 @@ class InputCursor:
 
     @property
     def consumed(self) -> Seq:
-        """``seq`` of the next message to be consumed; what a snapshot notes as this channel's cursor."""
+        """``seq`` of the next message to be consumed; a snapshot stores it as this channel's cursor."""
         return self._consumed
 
     @property
     def limit(self) -> Seq:
-        """First ``seq`` that may not be sent now, but for a replay."""
+        """First ``seq`` that may not be sent now, except in a replay."""
         return Seq(self._consumed + self._window)
 
     def accept(self, generation: Generation, seq: Seq) -> Decision:
-        """Judge an arrived message.
+        """Decide about a message that arrived.
 
-        Raises ``PeerProtocolError``, changing nothing, when the producer ignored the credit, or when this end is the
-        outdated one.
+        Raises ``PeerProtocolError``, changing nothing, when the producer ignored the credit, or when this end is
+        outdated.
         """
         if generation < self._generation:
             return STALE
@@ -150,10 +149,10 @@ class InputCursor:
         return ACCEPT
 
     def replace_producer(self, generation: Generation) -> None:
-        """The producer has a new generation from now on: it goes on where the old one was; what is received stays."""
+        """The producer has a new generation, and resumes where the old one was; received messages stay."""
         invariant(
             generation >= self._generation,
-            "a channel's producer goes back in generation",
+            "the generation of a channel's producer went back",
             channel=self._channel,
             known=self._generation,
             given=generation,
@@ -161,7 +160,7 @@ class InputCursor:
         self._generation = generation
 
     def consume(self, count: int = 1, size_bytes: int = 0) -> None:
-        """The subtask took the next ``count`` received messages, of so many bytes."""
+        """The subtask took the next ``count`` received messages, of ``size_bytes`` together."""
         consumed = Seq(self._consumed + count)
         invariant(
             count > 0 and consumed <= self._received,
@@ -176,8 +175,8 @@ class InputCursor:
     def announce(self) -> Seq | None:
         """The ``limit`` to report now with ``consumed``, or None when too little has changed to be worth a report.
 
-        Half a window at least, of messages or of bytes: the producer can never starve, since it has nothing left to
-        send only after the whole window was consumed. The first call always reports.
+        Reports when half a window of messages or of bytes is consumed, and in the first call. So the producer never
+        starves: it has used up its credit only after a whole window.
         """
         few = self._consumed - self._reported < max(1, self._window // 2)
         if few and self._unreported_bytes < max(1, self._window_bytes // 2):

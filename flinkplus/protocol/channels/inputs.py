@@ -1,9 +1,10 @@
-"""The input ends of a subtask's channels: a queue and a cursor each.
+"""The input ends of a subtask's channels, each with a queue and a cursor.
 
 Credit is the consumer's ``consumed`` cursor: the producer may send up to ``consumed + window``. It is cumulative, so
 that a late, repeated or lost grant does no harm.
 
-Rules: what is taken off a queue counts as consumed only when its step is done; nothing is taken off a blocked channel.
+Rules: messages taken off a queue count as consumed only when their step has ended; steps take none off a blocked
+channel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 MAX_BUNDLE_BYTES = 8 << 20
 
 Bundle = list[tuple["InputChannel", int]]
-"""Input channels, and how many messages a step takes from each, in this order."""
+"""Input channels, each with the number of messages that a step takes from it, in this order."""
 
 
 @dataclass(slots=True)
@@ -30,9 +31,9 @@ class InputChannel:
     """The consumer's end of one channel.
 
     ``peer``: the producer's slot, ``None`` when it is this one.
-    ``put_back``: messages at the head of the queue that were received by a predecessor, and are no part of the cursors.
-    ``taken_bytes``: of what the step under way has taken.
-    ``waiting_bytes``: of what is in the queue.
+    ``put_back``: messages at the start of the queue that a predecessor received; the cursors do not count them.
+    ``taken_bytes``: bytes that the current step has taken.
+    ``waiting_bytes``: bytes in the queue.
     """
 
     channel: ChannelId
@@ -47,13 +48,16 @@ class InputChannel:
     waiting_bytes: int = 0
 
     def fills(self, window: Window) -> bool:
-        """Whether half of a window waits here: soon the producer may send no more."""
+        """Whether half of a window waits here, so that the producer will soon run out of credit."""
         return 2 * len(self.queue) >= window.messages or 2 * self.waiting_bytes >= window.size_bytes
 
     def waiting_before(self, checkpoint: CheckpointId, most: int) -> tuple[int, int]:
-        """What is here and not taken, up to the barrier of ``checkpoint``: its size in bytes, and about what it takes
-        in a snapshot, barrier included. If that has not come in, all, and twice in a snapshot: there is more to come.
-        Where it takes more than ``most``, it may be a part of it only."""
+        """Size in bytes of what waits before the barrier of ``checkpoint``, and about its size in a snapshot, barrier
+        included.
+
+        Without the barrier, all that waits counts, twice in a snapshot, because more will arrive.
+        ``most``: where the snapshot's part exceeds it, the counting may stop early.
+        """
         size_bytes = in_snapshot = 0
         for message, _ in self.queue:
             in_snapshot += cost_of(message)
@@ -65,13 +69,15 @@ class InputChannel:
         return size_bytes, 2 * in_snapshot
 
     def is_from(self, peer: int, generation: Generation) -> bool:
-        """Whether slot ``peer`` may send a message of this generation here. Where older ones came from is not known any
-        more, and they have no effect."""
+        """Whether slot ``peer`` may send a message of this generation here. For older generations any slot may: their
+        slots are not known any more, and their messages have no effect."""
         return peer == self.peer or generation < self.cursor.generation
 
     def fence(self, generation: Generation, peer: int | None) -> int:
-        """The producer has failed, and its successor will have ``generation``, at ``peer``: nothing older is taken any
-        more. Returns the next ``seq`` expected."""
+        """The producer has failed; its successor has ``generation``, on slot ``peer``: accept nothing older.
+
+        Returns the next ``seq`` expected.
+        """
         self.cursor.replace_producer(generation)
         self.peer = peer
         return self.cursor.expected
@@ -79,6 +85,8 @@ class InputChannel:
 
 class InputGate:
     """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked.
+
+    ``_awaited``: number of channels that are empty and have not ended.
 
     ``bundle_rows``: maximum number of rows that a step takes; one message may have more.
     ``overdrawn``: producers may send beyond their credit.
@@ -95,14 +103,14 @@ class InputGate:
         self._window = window
         self._limits = (bundle_rows, MAX_BUNDLE_BYTES)
         self._others_turn = True
-        self._waiting_rows = self._waiting_others = 0
+        self._waiting_rows = self._waiting_others = self._awaited = 0
         self._filled = False
         self._overdrawn = overdrawn
         self._grant = grant
         self._make_cursor = make_cursor
         self.channels: dict[ChannelId, InputChannel] = {}
         self.stale = 0
-        """Messages of fenced generations that came, and had no effect."""
+        """Messages of fenced generations that arrived, and had no effect."""
         self._order: deque[InputChannel] = deque()
 
     def add(
@@ -116,15 +124,21 @@ class InputGate:
         replayed: bool = False,
         in_flight: Sequence[tuple[Message, Any]] = (),
     ) -> None:
-        """Add a channel whose ``producer`` has ``generation``; ``first`` is the next ``seq`` on it. ``replayed``: it is
-        the channel of a promoted subtask. ``in_flight``: messages before ``first`` that a snapshot holds: they are
-        taken before all others.
+        """Add a channel.
+
+        ``peer``: the slot of ``producer``, ``None`` when it is this one.
+        ``generation``: of ``producer``.
+        ``first``: the next ``seq``.
+        ``ended``: whether the producer has sent its end of input.
+        ``replayed``: the subtask is a promoted one.
+        ``in_flight``: messages before ``first`` that a snapshot holds; steps take them before all others.
         """
         cursor = self._make_cursor(
             channel, generation, self._window, Seq(first), replayed=replayed, overdrawn=self._overdrawn
         )
         end = InputChannel(channel, producer, peer, cursor)
         end.ended = ended
+        self._awaited += not ended
         for message, payload in in_flight:
             self.put(end, message, payload)
         end.put_back = len(in_flight)
@@ -132,7 +146,9 @@ class InputGate:
         self._order.append(end)
 
     def put(self, end: InputChannel, message: Message, payload: Any) -> None:
-        """A message waits on ``end`` from now on."""
+        """Queue a message that was received on ``end``."""
+        if not end.queue and not end.ended:
+            self._awaited -= 1
         end.queue.append((message, payload))
         end.waiting_bytes += message.size
         self._waiting_rows += message.rows
@@ -144,6 +160,8 @@ class InputGate:
         """Take these messages off their channels, in this order."""
         taken: list[tuple[InputChannel, Message, Any]] = []
         for end, count in bundle:
+            if count == len(end.queue) and not end.ended:
+                self._awaited += 1
             for _ in range(count):
                 message, payload = end.queue.popleft()
                 end.waiting_bytes -= message.size
@@ -156,17 +174,28 @@ class InputGate:
             self._filled = any(end.fills(self._window) for end in self._order)
         return taken
 
+    def end(self, end: InputChannel) -> None:
+        """The producer of ``end`` sends nothing more."""
+        if not end.queue and not end.ended:
+            self._awaited -= 1
+        end.ended = True
+
     @property
     def may_wait(self) -> bool:
-        """Whether a bundle may wait for further messages: it would be far below its limits, no barrier, round or end
-        waits, and no producer will soon have to."""
-        return not (self._waiting_others or self._filled) and 2 * self._waiting_rows < self._limits[0]
+        """Whether the next bundle may wait for further messages.
+
+        It may while a channel that has not ended is empty, the waiting rows are far below the limits, no barrier, round
+        or end of input waits, and every producer has room to send more.
+        """
+        if not self._awaited or self._waiting_others or self._filled:
+            return False
+        return 2 * self._waiting_rows < self._limits[0]
 
     def next(self) -> Bundle:
-        """What the next step takes: records of all channels together, watermarks of all channels together, or one
-        message of another kind. Nothing of a blocked channel. Empty: nothing waits.
+        """The bundle of the next step: records of all channels, watermarks of all channels, or one message of another
+        kind; none from a blocked channel. Empty: no message waits.
 
-        Where both wait, records and other messages take turns, so that neither waits for the other to run dry.
+        Records and other messages take turns, so that a steady supply of one never delays the other for long.
         """
         ready = [end for end in self._order if end.queue and not end.blocked]
         others = [end for end in ready if end.queue[0][0].kind is not MessageKind.RECORDS]
@@ -178,7 +207,8 @@ class InputGate:
         return self._records(ready)
 
     def _next_others(self, ready: list[InputChannel]) -> Bundle:
-        """Messages at the heads of ``ready``, none of which is of records; those taken go to the end of the order."""
+        """A bundle from ``ready``, where no channel's next message is of records; used channels move to the end of the
+        order."""
         taken: Bundle = [(ready[0], 1)]
         if ready[0].queue[0][0].kind is MessageKind.WATERMARK:
             taken = [(end, count) for end in ready if (count := self._watermarks_ahead(end))]
@@ -192,8 +222,8 @@ class InputGate:
         return sum(1 for _ in marks)
 
     def _records(self, ready: list[InputChannel]) -> Bundle:
-        """Messages of records, up to the limits, but one at least, and a window of one channel at most: a producer that
-        sends them again may always send so many."""
+        """Records messages up to the limits, but at least one, and at most one window of each channel: a producer that
+        sends them again may always send as many."""
         taken: Bundle = []
         rows, size_bytes = self._limits
         for end in ready:
@@ -213,9 +243,8 @@ class InputGate:
         return taken
 
     def consumed(self, end: InputChannel, count: int = 1) -> None:
-        """``count`` messages taken from ``end`` are done: advance the cursor, and grant credit when enough has come
-        together.
-        """
+        """The step that took ``count`` messages from ``end`` has ended: advance the cursor, and grant credit when it is
+        worth a report."""
         size_bytes, end.taken_bytes = end.taken_bytes, 0
         if end.put_back:
             again = min(count, end.put_back)
@@ -228,12 +257,12 @@ class InputGate:
             self._grant(end, end.cursor.consumed)
 
     def announce(self) -> None:
-        """Tell every producer where this subtask is: it is new, or a stream is."""
+        """Report the cursors to all producers, because this subtask or a stream is new."""
         for end in self.channels.values():
             self.grant_anew(end)
 
     def grant_anew(self, end: InputChannel) -> None:
-        """The producer of ``end`` is another one now: tell it how far this subtask is."""
+        """Report the cursor to the producer of ``end``."""
         self._grant(end, end.cursor.consumed)
 
     def cursors(self) -> dict[str, int]:

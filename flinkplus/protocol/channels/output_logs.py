@@ -1,8 +1,8 @@
 """The ports of a subtask's output channels: the log of each channel, and the memory and disk that logs share.
 
-The runtime and the simulator give those of ``upstream_cache``.
+The runtime and the simulator use the implementations in ``upstream_cache``.
 
-Rules: called by ``OutputChannels``, in the thread of the steps. Positions are sequence numbers of the channel.
+Rules: ``OutputChannels`` calls them in the thread of the steps. Positions are sequence numbers of the channel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Entry: TypeAlias = tuple[Message, Any]
 
 
 class ChannelLog(Protocol):
-    """What is needed of an output log (see ``upstream_cache.log``): ``trimmed <= acknowledged <= sent <= appended``."""
+    """An output log (see ``upstream_cache.log``): ``trimmed <= acknowledged <= sent <= appended``."""
 
     max_unsent_messages: int
     max_unsent_bytes: int
@@ -63,7 +63,7 @@ class ChannelLog(Protocol):
 
 
 class SpillVolume(Protocol):
-    """What is needed of the memory and disk that the logs of a slot share (see ``upstream_cache.retention``)."""
+    """The memory and disk that the logs of a slot share (see ``upstream_cache.retention``)."""
 
     @property
     def blocked(self) -> str | None: ...
@@ -72,4 +72,4 @@ class SpillVolume(Protocol):
 
 
 MakeLog: TypeAlias = Callable[[ChannelId, int, int, bool], ChannelLog]
-"""``(channel, first seq, next seq that its consumer expects, whether it may grow beyond memory) -> log``."""
+"""``(channel, first seq, next seq that its consumer expects, whether the log may spill to disk) -> log``."""

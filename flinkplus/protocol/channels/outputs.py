@@ -1,19 +1,19 @@
-"""The output ends of a subtask's channels: each a log that is pumped as far as the consumer's credit allows.
+"""The output ends of a subtask's channels, each a log that is sent as far as the consumer's credit allows.
 
-Without standbys what is consumed can never be asked for again, so it is trimmed at once; with them it is kept until
-a version of the consumer that is stable in its chain, and complete, is behind it.
+Without standbys, no consumer can ask again for consumed messages, so they are trimmed at once. With standbys they are
+kept until a version of the consumer covers them that is stable in its chain and complete.
 
 Rules:
 
-- the log is whoever drives this brings along (``ChannelLog``); nothing is written or sent here but through it and
-  through ``_transmit`` and ``_hand_over``;
-- a channel whose consumer has failed is closed until one of the new generation says where to go on; credit of another
-  generation than the one expected changes nothing;
-- a message carries the determinants that its channel has not been told yet, its sender's and its sender's ancestors';
-- a promoted subtask makes messages again that its consumers have had. They are not sent again; they must be the same;
-- a barrier that overtakes is sent at once, with all that waits before it, but for what is sent again to a consumer's
-  successor and for more than ``MAX_OVERTAKEN_BYTES``: these go with credit first, as before an aligned one. What was
-  sent beyond the consumer's credit counts as unsent: nothing more is made before credit has caught up with it.
+- the log is a port (``ChannelLog``); this module writes and sends only through it, ``_transmit`` and ``_hand_over``;
+- a channel whose consumer has failed is closed until credit of the consumer's new generation says where to resume;
+  credit of any other generation changes nothing;
+- a message carries the determinants that its channel has not been sent yet, its sender's and its sender's ancestors';
+- a promoted subtask regenerates messages that its consumers have received. It does not send them again, and they must
+  be the same;
+- a barrier that overtakes is sent at once, with all that waits before it. Two things go with credit first, as before an
+  aligned barrier: messages sent again to a consumer's successor, and more than ``MAX_OVERTAKEN_BYTES``. Messages sent
+  beyond the consumer's credit count as unsent: new ones are produced only after credit has caught up with them.
 """
 
 from __future__ import annotations
@@ -35,26 +35,30 @@ from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 MAX_UNSENT_MESSAGES = 4
 MAX_UNSENT_BYTES = 16 << 20
 ENDLESS = 1 << 62
-"""Room of all channels while a barrier overtakes, in messages and bytes."""
+"""Room of each channel while a barrier overtakes, in messages and bytes."""
 MAX_UNSENT_TO_NOBODY = 256
-"""Messages for a consumer that has failed: its producer goes on for the others meanwhile."""
+"""Maximum number of unsent messages for a failed consumer, so that its producer keeps running for the others."""
 
 
 @dataclass(slots=True)
 class OutputChannel:
-    """The producer's end of one channel. ``peer`` is the consumer's slot, ``None`` when it is this one.
+    """The producer's end of one channel.
 
-    ``resuming`` is the flag of a standby channel: the consumer has failed, and the channel is closed until its
-    successor, which has ``consumer_generation``, says where to go on. ``retain``: what is consumed is kept until
-    ``trim``.
-    ``had``: digests of messages that the consumer has had of a predecessor and that are yet to be made again (``None``:
-    they are not compared); ``had_to``: the number behind them.
-    ``is_back``: it is of a back edge, and takes whatever is appended, so that a loop never waits for itself.
-    ``granted``: the first ``seq`` that credit does not reach; ``limit`` may be beyond it (``OutputChannels.overdraw``).
-    ``window``: when so many bytes are in flight, nothing new is sent, whatever the credit; one message always may be.
-    ``overdraft``: up to there all is to be sent without credit, as soon as it may be.
-    ``told``: the first step of the producer whose determinant this channel has not been sent; ``told_of_ancestors``:
-    the position in its ``AncestorLog``.
+    ``peer``: the consumer's slot, ``None`` when it is this one.
+    ``window``: when its bytes are in flight, no new message is sent, whatever the credit; one message always may be.
+    ``limit``: the first ``seq`` that may not be sent.
+    ``consumer_generation``: the only generation whose credit counts.
+    ``retain``: consumed messages are kept until ``trim``.
+    ``is_back``: the channel belongs to a back edge, and never refuses a message, so that a loop never waits for itself.
+    ``resuming``: the consumer has failed; the channel is closed until its successor says where to resume.
+    ``told``: the first step of the producer whose determinant this channel has not been sent.
+    ``told_of_ancestors``: the same as a position in the producer's ``AncestorLog``.
+    ``trim_to``: no consumer will ask for anything before it.
+    ``had``: digests of messages that the consumer has from a predecessor and that are still to be regenerated
+    (``None``: they are not compared).
+    ``had_to``: the ``seq`` after the last message that the consumer has from a predecessor.
+    ``granted``: the first ``seq`` that credit does not cover; ``limit`` may be beyond it (``OutputChannels.overdraw``).
+    ``overdraft``: messages before it are sent without credit, as soon as that is allowed.
     """
 
     channel: ChannelId
@@ -76,7 +80,7 @@ class OutputChannel:
 
     @property
     def may_be_overdrawn(self) -> bool:
-        """Whether all that waits here may be sent without credit: it is little, and nothing of it was ever sent."""
+        """Whether all that waits here may be sent without credit: it is little, and none of it was ever sent."""
         log = self.log
         return not self.resuming and log.sent == log.sent_once and log.unsent_bytes <= MAX_OVERTAKEN_BYTES
 
@@ -86,10 +90,10 @@ class OutputChannel:
         return self.log.sent > self.granted and not self.resuming
 
     def next_to_send(self) -> Entry | None:
-        """The next message that may be sent now, which counts as sent; ``None``: there is none.
+        """Take the next message that may be sent now, and count it as sent; ``None`` if no message may be sent.
 
-        What is sent again to a promoted consumer, and what a barrier that overtakes takes with it, is not counted
-        against the bytes of the window.
+        Messages sent again to a promoted consumer, or sent because a barrier overtakes them, are exempt from the
+        window's bytes.
         """
         log = self.log
         if log.in_flight_bytes >= self.window.size_bytes and log.sent >= max(log.sent_once, self.overdraft):
@@ -98,7 +102,7 @@ class OutputChannel:
         return None if item is None else item[1]
 
     def credit(self, generation: int, consumed: int, peer: int | None) -> None:
-        """The consumer has consumed all before ``consumed``; late, older and fenced figures change nothing."""
+        """The consumer has consumed all before ``consumed``; late, older and fenced reports change nothing."""
         if generation != self.consumer_generation:
             return
         if self.resuming:
@@ -115,13 +119,13 @@ class OutputChannel:
             self._trim()
 
     def grant(self, end: int) -> None:
-        """The consumer takes all before ``end``, unless it has said more before, or is yet to say where to go on."""
+        """Extend the credit to all before ``end``; never reduces it, and has no effect while ``resuming``."""
         if end > self.granted and not self.resuming:
             self.granted = end
             self.limit = max(self.limit, end)
 
     def fence(self, generation: Generation) -> None:
-        """The consumer has failed; the channel stays closed until one of ``generation`` opens it."""
+        """The consumer has failed; the channel stays closed until a consumer of ``generation`` opens it."""
         self.consumer_generation = generation
         self.resuming = True
         self._limit_unsent(MAX_UNSENT_TO_NOBODY, MAX_UNSENT_BYTES)
@@ -134,7 +138,7 @@ class OutputChannel:
     def trim(self, seq: int) -> None:
         """No consumer will ever ask for what is before ``seq``.
 
-        So it has been consumed, though credit, which is granted for several messages at once, may not have said so yet.
+        So it has been consumed, although credit, which covers several messages at once, may not have arrived yet.
         """
         self.trim_to = max(self.trim_to, seq)
         self.log.acknowledge(min(seq, self.log.sent))
@@ -146,20 +150,20 @@ class OutputChannel:
             self.log.trim(seq)
 
     def let_go(self) -> None:
-        """A message was made again that the consumer has had: without retention it was made to be compared only."""
+        """A message was regenerated that the consumer has: without retention, its only use was the comparison."""
         if not self.retain:
             self._trim()
 
     def expect(self, first: int, end: int, digests: Mapping[int, int]) -> None:
-        """The consumer has had messages ``[first, end)``, with these ``digests``: they are to be made again.
+        """The consumer has received messages ``[first, end)``, with these ``digests``: they are to be regenerated.
 
-        Raises ``InvariantViolation`` when there is not a digest for each: then nobody could tell.
+        Raises ``InvariantViolation`` when a digest is missing, because that message could not be compared.
         """
         self.had = {seq: digests[seq] for seq in range(first, end) if seq in digests}
         self.had_to = end
         invariant(
             len(self.had) == end - first,
-            "it is not known of all messages that are to be made again what they were",
+            "a digest is missing for a message that is to be regenerated",
             channel=self.channel,
             first=first,
             end=end,
@@ -167,21 +171,23 @@ class OutputChannel:
         )
 
     def reconnect(self) -> None:
-        """The stream to the consumer is new: send again whatever was sent and it has not consumed. What it had of a
-        predecessor, and is not made again yet, it still has."""
+        """The stream to the consumer is new: send again what was sent and not consumed. What the consumer has from a
+        predecessor, and is not regenerated yet, it still has."""
         if not self.resuming and self.log.acknowledged < self.log.sent:
             self.log.rewind(self.log.acknowledged)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A consumer as its producer sees it. ``slot`` is ``None`` when it is the producer's own.
+    """A consumer as its producer sees it.
 
-    ``received``: the next ``seq`` that it expected of a promoted producer when that was fenced (``None``: nothing was
-    sent to it yet, or it had failed by then). ``resuming``: it is being promoted itself, and will say where to go on;
-    with ``received``, it has failed since, and goes on there or before. ``had``: digests of what it has
-    received, by number (``None``: nothing is compared). ``renumbered``: what it is sent again has new numbers, behind
-    what it has received.
+    ``slot``: ``None`` when it is the producer's own.
+    ``received``: the next ``seq`` that it expected of a promoted producer when that was fenced. ``None``: it was not
+    sent any message yet, or it had failed by then.
+    ``resuming``: it is being promoted itself, and will report where to resume. With ``received``, it has failed since,
+    and resumes there or before.
+    ``had``: digests of what it has received, by ``seq`` (``None``: nothing is compared).
+    ``renumbered``: messages sent to it again get new numbers, after those that it has received.
     """
 
     slot: int | None
@@ -195,9 +201,14 @@ class Peer:
 class OutputChannels(ABC):
     """All output channels of a subtask.
 
-    ``volume``: what the logs share that may grow beyond memory. ``retains``: what is consumed is kept until ``trim``.
-    ``steps``: the subtask's own determinants; ``ancestors``: those it passes on (``None``: of nobody). ``digest``: of a
-    message and its payload. ``payload_bytes``, ``determinant_bytes``: of all messages made so far.
+    ``hand_over``: passes a message to a consumer on the same slot.
+    ``volume``: memory and disk shared by the logs that may spill.
+    ``retains``: consumed messages are kept until ``trim``.
+    ``steps``: the subtask's own determinants; ``None``: they are not sent.
+    ``ancestors``: determinants of ancestors that it passes on; ``None``: it passes on none.
+    ``digest``: of a message and its payload.
+
+    ``payload_bytes``, ``determinant_bytes``: bytes in all messages made so far.
     """
 
     def __init__(
@@ -240,7 +251,8 @@ class OutputChannels(ABC):
     ) -> None:
         """Add the channels of one exchange, one per consumer index.
 
-        ``first``: channel -> first ``seq``, from a snapshot's cursors (0 where absent). ``is_back``: it is a back edge.
+        ``first``: channel -> first ``seq``, from a snapshot's cursors (0 where absent).
+        ``is_back``: the exchange is a back edge.
         """
         ends = []
         for consumer, peer in enumerate(peers):
@@ -250,7 +262,7 @@ class OutputChannels(ABC):
                 start = peer.received
             received = start if peer.received is None else max(start, peer.received)
             log = self._make_log(channel, start, received, self._retains or is_back)
-            # A living consumer of a promoted producer grants credit anew; for what it has received it has had credit.
+            # A living consumer of a promoted producer grants credit again; what it has received had credit before.
             window = self._window
             limit = start + window.messages if peer.received is None else received
             end = OutputChannel(channel, peer.slot, window, log, limit, peer.generation)
@@ -282,9 +294,9 @@ class OutputChannels(ABC):
 
     @property
     def blocked(self) -> bool:
-        """Whether no new records should be made: memory is used up and the disk takes no more.
+        """Whether sources must stop reading, because memory is used up and the disk is full.
 
-        It is for the sources to stop; what is on its way goes on, and so do barriers, which let logs be trimmed.
+        Messages in flight and barriers still pass: barriers allow the logs to be trimmed.
         """
         volume = self._volume
         return volume is not None and volume.blocked is not None and not volume.relieve()
@@ -295,7 +307,7 @@ class OutputChannels(ABC):
 
     @contextmanager
     def endless(self, size_bytes: int = ENDLESS) -> Iterator[None]:
-        """Meanwhile there is room for so much unsent on each channel: a step shall end, and a barrier overtake."""
+        """Meanwhile each channel has room for ``size_bytes`` unsent, so that a step can end and a barrier overtake."""
         ends = tuple(self.channels.values())
         before = [((end.log.max_unsent_messages, end.log.max_unsent_bytes), end.resuming) for end in ends]
         self._overdrawn = []
@@ -310,20 +322,22 @@ class OutputChannels(ABC):
             self._is_overdrawn()
 
     def accepts_within(self, size_bytes: int) -> bool:
-        """``accepts``, if there were room for so much unsent on each channel."""
+        """``accepts``, if each channel had room for ``size_bytes`` unsent."""
         with self.endless(size_bytes):
             return self.accepts
 
     def overdraw(self) -> None:
-        """Send all that was made so far, whatever the credit; nothing more is made until there is credit for it. Where
-        that would be too much (``OutputChannel.may_be_overdrawn``), what is too much goes with credit before."""
+        """Send all that was appended so far, whatever the credit; ``accepts`` is false until credit covers it.
+
+        Where that would be too much (``OutputChannel.may_be_overdrawn``), the excess goes with credit first.
+        """
         for end in self.channels.values():
             end.overdraft = end.log.appended
         self._to_overdraw = list(self.channels.values())
         self.pump()
 
     def _overdraw(self) -> None:
-        """Send without credit what may be sent so by now."""
+        """Send without credit on the channels that allow it by now."""
         waiting = [end for end in self._to_overdraw if end.log.sent < end.overdraft]
         self._to_overdraw = [end for end in waiting if not end.may_be_overdrawn]
         for end in [end for end in waiting if end.may_be_overdrawn]:
@@ -335,7 +349,7 @@ class OutputChannels(ABC):
         return {str(channel): end.log.appended for channel, end in self.channels.items()}
 
     def append_records(self, end: OutputChannel, records: Any, payload: Any, rows: int, size_bytes: int) -> None:
-        """Append a message of so many ``rows``: ``records`` as they are, or a ``payload`` made of them."""
+        """Append a message of records: ``records`` as they are, or a ``payload`` made of them."""
         if self.silent:
             return
         seq = Seq(end.log.appended)
@@ -359,9 +373,9 @@ class OutputChannels(ABC):
             )
 
     def check_remade(self) -> None:
-        """All steps are repeated that anybody knows of: so everything is made again that anybody has had.
+        """All known steps are repeated, so all messages that consumers have received must have been regenerated.
 
-        Raises ``NondeterministicOperator`` when it is not.
+        Raises ``NondeterministicOperator`` when one is missing.
         """
         for end in self.channels.values():
             if end.had is not None and end.log.appended < end.had_to:
@@ -371,7 +385,10 @@ class OutputChannels(ABC):
                 )
 
     def _news(self, end: OutputChannel, *, at_barrier: bool = False) -> bytes:
-        """The determinants that the channel's receiver has not been sent. A barrier says of everyone how far it is."""
+        """The determinants that the channel's consumer has not been sent, now counted as sent.
+
+        At a barrier also the next step of every ancestor, including those without new determinants.
+        """
         steps, ancestors = self._steps, self._ancestors
         if steps is None and ancestors is None:
             return b""
@@ -379,7 +396,7 @@ class OutputChannels(ABC):
         end.told = told if steps is None else steps.next_step
         end.told_of_ancestors = told_of_ancestors if ancestors is None else ancestors.end
         key = told, end.told, told_of_ancestors, end.told_of_ancestors, at_barrier
-        if key != self._news_key:  # as a rule a step tells all channels the same
+        if key != self._news_key:  # usually a step sends the same to all channels
             self._news_key, self._newest = key, self._encode_news(told, told_of_ancestors, at_barrier)
         return self._newest
 
@@ -412,7 +429,7 @@ class OutputChannels(ABC):
             end.let_go()
 
     def broadcast(self, kind: MessageKind, epoch: CheckpointId, overtakes: bool = False) -> None:
-        """Append a barrier or the end of input to every channel; there must be room; ``overtakes``: sent at once."""
+        """Append a barrier or the end of input to every channel, which must have room; ``overtakes``: at once."""
         self.epoch = epoch
         for end in self.channels.values():
             self._append(end, kind)
@@ -431,7 +448,7 @@ class OutputChannels(ABC):
         self._append(end, MessageKind.END_OF_INPUT)
 
     def append_watermark(self, edge: int, watermark_ms: int) -> None:
-        """Append a watermark to every channel of an exchange; there must be room."""
+        """Append a watermark to every channel of an exchange, which must have room."""
         if self.silent:
             return
         for end in self._edges[edge]:
@@ -439,13 +456,13 @@ class OutputChannels(ABC):
         self.pump()
 
     def append_round(self, edge: int, value: int) -> None:
-        """Append a round of a loop to every channel of an exchange; there must be room."""
+        """Append a round of a loop to every channel of an exchange, which must have room."""
         for end in self._edges[edge]:
             self._append(end, MessageKind.ROUND, value)
         self.pump()
 
     def pump(self, only: OutputChannel | None = None) -> None:
-        """Send what the consumers' credit allows, on every channel or on ``only`` one, to whose consumer it is due."""
+        """Send what the consumers' credit allows, on every channel or on ``only`` one."""
         for end in self.channels.values() if only is None else (only,):
             while (entry := end.next_to_send()) is not None:
                 message, payload = entry
@@ -462,6 +479,6 @@ class OutputChannels(ABC):
             end.trim(cursors.get(str(channel), 0))
 
     def release(self) -> None:
-        """The logs are not used again."""
+        """Close the logs."""
         for end in self.channels.values():
             end.log.close()

@@ -1,14 +1,15 @@
-"""The watermark of one subtask: how far event time has come on all of its input channels together.
+"""The watermark of one subtask: the progress of event time on all of its input channels together.
 
-A watermark of a channel says that no row before it will come on that channel any more. What counts is the least of all
-channels; one that has ended holds nobody back, one that has never had a watermark holds everybody back.
+A channel's watermark promises that no row before it will still arrive on that channel. The subtask's watermark is the
+minimum over its channels. A channel that has ended does not count; one without a watermark so far keeps the subtask
+without one.
 
 Rules and invariants:
 
-- what is known is a pure function of the messages taken, so it is the same again when steps are repeated;
-- a channel's watermark never goes back, nor does the subtask's: one that does not rise changes nothing (with weaker
-  guarantees messages come again);
-- the end of all channels is the end of time; it is not told here: whoever takes the last end of input knows.
+- the watermarks are a pure function of the messages taken, so repeated steps have the same ones;
+- neither a channel's watermark nor the subtask's goes back: one that does not rise changes nothing (with weaker
+  guarantees messages arrive again);
+- the end of all channels is the end of time; it is not reported here: the step that takes the last end of input knows.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from collections.abc import Mapping, Sequence
 from flinkplus.protocol.vocabulary.ids import ChannelId, invariant
 
 END_OF_TIME_MS = (1 << 63) - 1
-"""Behind every row and every timer: the watermark when all input has ended."""
+"""After every row and every timer: the watermark when all input has ended."""
 START_OF_TIME_MS = -(1 << 63)
 
 
 class InputWatermarks:
     """The watermarks of all input channels of a subtask, in milliseconds.
 
-    ``saved``: what ``saved`` gave in a snapshot; ``ended``: the channels that had ended by then.
+    ``saved``: what ``saved`` returned for a snapshot.
+    ``ended``: the channels that had ended by then.
     """
 
     __slots__ = ("_channels", "_combined", "_ended", "_known")
@@ -41,7 +43,7 @@ class InputWatermarks:
             self._combined = self._least()
 
     def advance(self, channel: ChannelId, watermark_ms: int) -> int | None:
-        """A watermark was taken off ``channel``. Returns the subtask's when it has risen, else ``None``."""
+        """A step took a watermark from ``channel``. Returns the subtask's if it has risen, otherwise ``None``."""
         before = self._known.get(channel, START_OF_TIME_MS)
         if not before < watermark_ms < END_OF_TIME_MS or channel in self._ended:
             return None
@@ -49,7 +51,7 @@ class InputWatermarks:
         return self._risen() if before == self._combined else None
 
     def end(self, channel: ChannelId) -> int | None:
-        """``channel`` has ended, and others have not. Returns the subtask's watermark when it has risen by that."""
+        """``channel`` has ended, and others have not. Returns the subtask's watermark if that has raised it."""
         self._ended.add(channel)
         return self._risen() if self._known else None
 

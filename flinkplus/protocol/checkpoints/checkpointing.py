@@ -8,24 +8,23 @@ The life of a checkpoint::
 
 Rules:
 
-- Complete means: its manifest is stored. Only then are subtasks notified and is its output committed.
-- One manifest at a time, in checkpoint order. While one is being stored the outcome is open, so nothing may go past it:
-  no other manifest, and (``QuiesceRequested``) no rollback. An interruption aborts what is collecting or ready; what is
-  being stored may still become complete. When it is not answered in time, all is given up (``CommitAbandoned``). Its
-  time begins when the commit that was in flight before it has ended.
+- A checkpoint is complete when its manifest is stored. Only then are subtasks notified and its output is committed.
+- One manifest at a time, in checkpoint order. While one is being stored, the outcome is open, and no other manifest
+  and no rollback (``QuiesceRequested``) may pass it. An interruption aborts checkpoints that are collecting or ready;
+  one that is being stored may still become complete. Without an answer in time, checkpointing ends
+  (``CommitAbandoned``). Its timeout starts when the commit that was in flight before it has ended.
 - A checkpoint that becomes complete supersedes the older pending ones.
-- When every source of the running generation is exhausted, and every loop too (its head says so), a last checkpoint
-  (``final``) is triggered at once, beside any pending one, and after failures again, a bounded number of times. No
-  other kind is triggered after it.
-- Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` behind the trigger on. But
-  one that comes after one that was given up since too much was in flight is aligned: so not all of them are given up.
-- What was in flight is limited: of the snapshots that a deployment brings into one slot, those of one index, and of
-  all. A checkpoint that holds more is given up; it might be too large to be restored.
-- A subtask that local failover replaced goes on from an older version: what it had said of newer pending checkpoints
-  is void, unless they are ready or being stored, and if it is a source it is told again to begin them. But for a
-  pending last one: the source may have its end before it once more, so that one is aborted, and another follows.
+- When every source and every loop head of the running generation is exhausted, a last checkpoint (``final``) is
+  triggered at once, in addition to any pending one, and after failures again, up to a limit. No other checkpoint is
+  triggered after it.
+- Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` after the trigger. The next
+  one after an abort because of too much channel state is aligned, so that not all of them are aborted.
+- Channel state is limited, in the snapshots of one subtask index, which a deployment puts on one slot, and in all. A
+  checkpoint above a limit is aborted; it might be too large to be restored.
+- A subtask that local failover replaced resumes from an older version. Its answers about newer pending checkpoints are
+  void, unless these are ready or being stored; a source is triggered again. A pending last checkpoint is aborted if a
+  source or loop head was replaced, since its end of input may come again; another last one follows.
 - Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
-
 - After every ``sweep_every`` complete checkpoints, state files that no checkpoint can name any more are removed.
 
 Invariants: checkpoint numbers rise and are never used twice; at most ``max_concurrent`` + 1 are pending; the newest
@@ -78,7 +77,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 
 NAMED_AT_MOST = 4
-"""Subtasks that a reason names before it says how many others there are."""
+"""Maximum number of subtasks named in a reason."""
 
 
 @dataclass(slots=True)
@@ -89,16 +88,17 @@ class _Pending:
     final: bool
     triggered_ms: int
     handles: dict[SubtaskId, object] = field(default_factory=dict)
-    in_flight_bytes: dict[SubtaskId, int] = field(default_factory=dict)  # of those handles that hold any
-    acknowledged_ms: int | None = None  # when the last one came: it is ready
+    in_flight_bytes: dict[SubtaskId, int] = field(default_factory=dict)  # of handles with channel state
+    acknowledged_ms: int | None = None  # when it became ready
     may_overtake: bool = True
-    overtakes: bool = False  # it was said that its barriers wait for nothing
+    overtakes: bool = False  # its barriers were ordered to overtake
 
 
 class CheckpointCoordinator:
     """The machine of one job, over all its generations.
 
-    ``first``: the first number to use. ``complete``: what is stored already, ascending and committed; for retention.
+    ``first``: the first number to use.
+    ``complete``: checkpoints that are already stored and committed, ascending; for retention.
     """
 
     def __init__(self, config: CheckpointConfig, first: CheckpointId, complete: tuple[CheckpointId, ...] = ()) -> None:
@@ -118,13 +118,13 @@ class CheckpointCoordinator:
         self._exhausted: set[SubtaskId] = set()  # never iterated
         self._pending: dict[CheckpointId, _Pending] = {}  # ascending
         self._storing: CheckpointId | None = None
-        self._storing_until_ms: int | None = None  # None: behind a commit
+        self._storing_until_ms: int | None = None  # None: it waits for a commit
         self._unswept = 0
         self._periodic_at_ms: int | None = None
         self._pause_until_ms = 0
         self._requested = False
         self._too_much_in_flight = False
-        """Since the last one was triggered, one was given up for that."""
+        """Whether a checkpoint was aborted for that since the last trigger."""
         self._final_at_ms: int | None = None
         self._final_failures = 0
         self._final_complete = False
@@ -143,7 +143,7 @@ class CheckpointCoordinator:
         return tuple(self._pending)
 
     def next_deadline_ms(self) -> int | None:
-        """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
+        """When to step with ``TimeAdvanced`` unless another event comes first; never in the past of the last step."""
         if self._dead:
             return None
         return earliest_ms(
@@ -155,9 +155,9 @@ class CheckpointCoordinator:
         )
 
     def step(self, now_ms: int, event: CheckpointingEvent) -> list[CheckpointingEffect]:
-        """What to do about ``event``, and about all that is due at ``now_ms``.
+        """The effects of ``event``, and of all that is due at ``now_ms``.
 
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, and changes nothing, when the event cannot be.
+        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
         """
         if self._dead and not isinstance(event, JobInterrupted | QuiesceRequested):
             return []
@@ -204,7 +204,7 @@ class CheckpointCoordinator:
             case _:
                 assert_never(event)
 
-    # ------------------------------------------------------------------------------------------ the job's life
+    # ------------------------------------------------------------------------------------ life cycle of the job
 
     def _on_running(self, now_ms: int, event: SubtasksStarted) -> list[CheckpointingEffect]:
         invariant(not self._running, "the job runs already", generation=self._generation)
@@ -253,7 +253,7 @@ class CheckpointCoordinator:
             void=void,
         )
         self._complete = self._complete[: len(self._complete) - len(void)]
-        # Newest first: whatever is left when this is cut short is a prefix of one history.
+        # Newest first: if this is interrupted, the rest is a prefix of one history.
         return [DropCheckpoint(checkpoint) for checkpoint in reversed(void)]
 
     def _on_exhausted(self, now_ms: int, subtask: SubtaskId, generation: Generation) -> list[CheckpointingEffect]:
@@ -288,7 +288,7 @@ class CheckpointCoordinator:
                 subtask for subtask in self._subtasks if replaced.get(subtask, pending.checkpoint) < pending.checkpoint
             ]
             if again and afresh:
-                why = f"{', '.join(str(subtask) for subtask in again)} began afresh"
+                why = f"{', '.join(str(subtask) for subtask in again)} restarted without replay"
                 effects += self._abort(now_ms, pending, why, blame=False)
                 if pending.final and self._all_exhausted():
                     self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
@@ -319,7 +319,7 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------------------------------------------- answers
 
     def _find(self, checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation) -> _Pending | None:
-        """The pending checkpoint that an answer is for, None when it no longer matters."""
+        """The pending checkpoint that an answer is for; None when the answer has no effect."""
         if self._is_outdated(generation):
             return None
         if subtask not in self._subtasks:
@@ -343,7 +343,7 @@ class CheckpointCoordinator:
         return []
 
     def _too_much(self, pending: _Pending, index: int) -> str | None:
-        """Why the checkpoint holds too much of what was in flight, after one of the subtasks of ``index`` answered."""
+        """Why the checkpoint holds too much channel state, after an answer of a subtask with ``index``, or None."""
         held = pending.in_flight_bytes
         in_slot, most = sum(size for subtask, size in held.items() if subtask.index == index), self._config
         if in_slot > most.in_flight_slot_bytes:
@@ -352,7 +352,7 @@ class CheckpointCoordinator:
             where, size, limit = "in the job", sum(held.values()), most.in_flight_job_bytes
         else:
             return None
-        return f"{size:,} bytes were in flight {where}, and {limit:,} are the most"
+        return f"{size:,} bytes were in flight {where}, and the maximum is {limit:,}"
 
     def _on_declined(self, now_ms: int, event: CheckpointDeclined) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
@@ -384,7 +384,7 @@ class CheckpointCoordinator:
         return [SweepState(complete, CheckpointId(self._next_id - 1))]
 
     def _begin_storing(self, now_ms: int) -> None:
-        """Once no commit is in flight before it, the manifest is being written."""
+        """Start the manifest's timeout, once no commit is in flight before it."""
         if self._storing_until_ms is None and not self._commits.in_flight:
             self._storing_until_ms = now_ms + self._config.storage_timeout_ms
 
@@ -393,7 +393,7 @@ class CheckpointCoordinator:
             return []
         self._storing = None
         effects = self._abort(now_ms, self._pending[checkpoint], f"manifest not stored: {reason}")
-        # A store may fail and have happened all the same; what was called aborted must not be found by a later resume.
+        # A store that failed may still have happened; a later resume must not find an aborted checkpoint.
         return [*effects, DropCheckpoint(checkpoint)]
 
     def _drop_superseded(self) -> list[CheckpointingEffect]:
@@ -410,7 +410,7 @@ class CheckpointCoordinator:
         blame: bool = True,
         cause: AbortCause = AbortCause.OTHER,
     ) -> list[CheckpointingEffect]:
-        """``blame``: whether this is one of the attempts at a last checkpoint that may fail."""
+        """``blame``: whether this counts as a failed attempt at a last checkpoint."""
         del self._pending[pending.checkpoint]
         self._too_much_in_flight |= cause is AbortCause.OVER_BUDGET
         self._pause_until_ms = now_ms + self._config.min_pause_ms
@@ -488,7 +488,7 @@ class CheckpointCoordinator:
         return effects
 
     def _overtaking_ms(self, pending: _Pending) -> int | None:
-        """When its barriers shall overtake; None: never, or they do."""
+        """When to order that its barriers may overtake; None: never, or already ordered."""
         timeout_ms = self._config.aligned_timeout_ms
         done = pending.final or pending.overtakes or pending.acknowledged_ms is not None
         if timeout_ms is None or done or not pending.may_overtake:
@@ -524,7 +524,7 @@ class CheckpointCoordinator:
         return []
 
     def _may_trigger(self) -> bool:
-        """Whether there is room for a checkpoint other than the last one."""
+        """Whether the limits allow a checkpoint other than the last one."""
         return (
             self._running
             and not self._all_exhausted()

@@ -1,14 +1,14 @@
-"""Output commits: in checkpoint order, one at a time, tried a bounded number of times.
+"""Output commits: in checkpoint order, one at a time, with limited retries.
 
 Rules and invariants:
 
-- A checkpoint enters when it is complete, and leaves when its output is committed; no rollback takes it out in between.
-- At most one commit is in flight. A failed one is tried again after a pause; a commit is idempotent, so the answer of
-  an earlier attempt is as good as that of the latest.
-- After ``commit_attempts`` failures the queue is abandoned: nothing behind it may become visible before it.
-- A commit that is slow is reported, again and again (``ReportCommitDelay``), and is not given up while the job runs. It
-  holds back more than what is visible. Manifests are written by the same worker. So until it has ended no checkpoint
-  becomes complete, logs are not trimmed, and a rollback waits; ``JobProtocol`` limits how long that waits.
+- A checkpoint enters when it is complete, and leaves when its output is committed; no rollback removes it in between.
+- At most one commit is in flight. A failed one is retried after a pause; a commit is idempotent, so the answer of an
+  earlier attempt counts like that of the latest.
+- After ``commit_attempts`` failures the queue is abandoned: no later output may become visible before this one.
+- A slow commit is reported repeatedly (``ReportCommitDelay``), and not abandoned while the job runs. It delays more
+  than visible output: the same worker writes manifests. So until it ends, no checkpoint becomes complete, logs are not
+  trimmed, and a rollback waits; ``JobProtocol`` limits that wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CommitQueue:
         self.abandoned = False
 
     def __len__(self) -> int:
-        """Complete checkpoints whose output is not committed."""
+        """Number of complete checkpoints whose output is not committed."""
         return len(self._queue)
 
     def __contains__(self, checkpoint: CheckpointId) -> bool:
@@ -40,7 +40,7 @@ class CommitQueue:
 
     @property
     def in_flight(self) -> bool:
-        """Whether an attempt is not answered."""
+        """Whether an attempt is unanswered."""
         return self._unanswered_since_ms is not None
 
     def next_deadline_ms(self) -> int | None:
@@ -52,7 +52,8 @@ class CommitQueue:
         self._queue.append((checkpoint, final))
 
     def on_committed(self, checkpoint: CheckpointId) -> list[CheckpointingEffect]:
-        """A late answer to an earlier attempt counts; one for anything but the head of the queue is a repeated one."""
+        """A late answer to an earlier attempt counts; an answer for any checkpoint but the first in the queue is
+        repeated, and ignored."""
         if not self._queue or self._queue[0][0] != checkpoint:
             return []
         _, final = self._queue.pop(0)
@@ -71,7 +72,7 @@ class CommitQueue:
         return []
 
     def advance(self, now_ms: int) -> list[CheckpointingEffect]:
-        """Begin the commit that is due, or report the one in flight, if it is late."""
+        """Start the commit that is due, or report the one in flight if it is late."""
         if self.abandoned or not self._queue:
             return []
         if self._unanswered_since_ms is not None:

@@ -1,4 +1,4 @@
-"""The life of a job, its rollbacks, its slots, and how often it may restart.
+"""The life cycle of a job: rollbacks, slots, and the limit of restarts.
 
 Ring 0: pure.
 """

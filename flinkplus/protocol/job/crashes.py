@@ -1,21 +1,20 @@
-"""When an input is to blame for the loss of processes: a process ended twice at the same place.
+"""Decides when an input has caused the loss of processes: a process ended twice at the same place.
 
-Each lost process can leave a note of the *place* at which it ended: subtask, operator, and what the operator was
-working on. Rules:
+Each lost process can record the *place* at which it ended: subtask, operator, and the operator's input. Rules:
 
-- Only a process that ended inside an operator leaves a place. One that ended between two steps, or at a snapshot, does
-  not, and one that FlinkPlus has ended itself is not reported here.
-- Two places are the same when subtask and operator are the same, and one of these holds: both name the row, and it is
-  the same one; at most one of them names it, and the message is the same, or the rows of a source overlap; at most one
-  names it, and both processes ended by a signal of their own (``SIGSEGV``, ``SIGABRT`` and the like). The last rule is
-  for a rollback, after which messages are cut in another way.
-- A complete checkpoint is no sign that the place was passed: its barrier may lie before the input. So a place is
-  remembered for ``KEPT_CHECKPOINTS`` more checkpoints. Messages and rows of a source have numbers of their own, so
-  those that were passed do not come again.
+- Only a process that ended inside an operator records a place. One that ended between two steps, or at a snapshot, does
+  not; a process that FlinkPlus has ended itself is not reported here.
+- Two places are the same when subtask and operator are the same, and one of these holds: both name the same row; at
+  most one names a row, and the message is the same, or the rows of a source overlap; at most one names a row, and both
+  processes ended by a signal of their own (``SIGSEGV``, ``SIGABRT`` and the like). The last rule is for a rollback,
+  after which rows are divided into other messages.
+- A complete checkpoint does not prove that the input was processed: its barrier may precede the input. So a place is
+  kept for ``KEPT_CHECKPOINTS`` more checkpoints. Messages and rows of a source have unique numbers, so inputs that were
+  processed do not match later ones.
 
-A ``kill -9`` from outside leaves no signal of its own. It is blamed on an input only when it hits the same operator at
-the same message twice. A call must last as long as the time between the two
-kills for that; a job with such calls gets nowhere while it is killed like this.
+A ``kill -9`` from outside leaves no signal of its own. It counts against an input only when it hits the same operator
+at the same message twice. For that, a call must last as long as the time between the two kills; a job with such calls
+makes no progress under such kills anyway.
 """
 
 from __future__ import annotations
@@ -25,17 +24,21 @@ from dataclasses import dataclass
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 
 KEPT_CHECKPOINTS = 16
-"""Checkpoints that may complete between two losses at the same place; while so few have since a loss, subtasks that
-start again note the rows that they work on."""
+"""Maximum number of checkpoints between two losses at the same place. Until so many have completed after a loss,
+restarted subtasks record the rows that they process."""
 MAX_PLACES = 64
-"""Places that are remembered; the oldest are forgotten first."""
+"""Maximum number of places kept; the oldest are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process ended. ``message``: the channel and number of the message (empty: the subtask is a source).
-    ``rows``: the first row and the one behind the last that the operator was given, counted from the start of the job.
-    ``row``: the row as text (empty: not known). ``signal``: that the process died of by itself (empty: not known)."""
+    """Where a process ended.
+
+    ``message``: channel and number of the message (empty: the subtask is a source).
+    ``rows``: the operator's first row and the one after its last, counted from the start of the job.
+    ``row``: the row as text (empty: unknown).
+    ``signal``: the signal of its own that ended the process (empty: unknown).
+    """
 
     subtask: SubtaskId
     operator: str
@@ -45,7 +48,7 @@ class Place:
     signal: str = ""
 
     def is_same(self, other: Place) -> bool:
-        """Whether a process that ended here, and one that ended there, ended at the same input."""
+        """Whether this and ``other`` are the same input."""
         if (self.subtask, self.operator) != (other.subtask, other.operator):
             return False
         if self.row and other.row:
@@ -67,14 +70,16 @@ class Place:
 
 
 class Crashes:
-    """Remembers where processes of one job ended."""
+    """The places where processes of one job ended."""
 
     def __init__(self) -> None:
         self._places: list[tuple[Place, CheckpointId]] = []
 
     def ended(self, place: Place, triggered: CheckpointId) -> Place | None:
-        """A process ended at ``place``, when ``triggered`` was the newest checkpoint. Returns the place, with
-        the row if either note names it, when that is the second time; else ``None``."""
+        """A process ended at ``place``, when ``triggered`` was the newest checkpoint.
+
+        Returns the place, with the row if either record names it, the second time; otherwise ``None``.
+        """
         for known, _ in self._places:
             if known.is_same(place):
                 return place if place.row else known

@@ -1,10 +1,10 @@
-"""The life of a job, and its recovery by rollback.
+"""The life cycle of a job, and its recovery by rollback.
 
-With local failover a running job stays RUNNING while single subtasks move; it hears of that only what it must know:
-which slots are there, what it cost, which generations are taken, and when a rollback is needed after all.
+With local failover, a running job stays RUNNING while single subtasks move. Its events then report only registered
+slots, the cost of the failure, used generations, and the need for a rollback.
 
-States, and what leads from one to the next (any of them but the last goes to STOPPING when the job is cancelled, when
-it cannot go on, or when the final commit is done)::
+States and transitions (each state before STOPPING also goes there when the job is cancelled, cannot continue, or has
+made its final commit)::
 
     STARTING     -- all slots registered ---------------------------------------------> DEPLOYING
     DEPLOYING    -- all slots deployed -----------------------------------------------> RUNNING
@@ -16,26 +16,26 @@ it cannot go on, or when the final commit is done)::
 
 Rules:
 
-- A deployment has a generation of its own. From the moment of an interruption the generation is dead: nothing that is
-  said about it, or about an older one, has an effect.
-- A job goes back to its newest complete checkpoint, and not before it is known which that is: manifests and commits in
-  flight are waited for first. When they do not end in time, the job fails. Its staged output stays, and a resume
-  completes it. When that checkpoint is corrupt it goes back to the one before (None: the very start), and
-  the output committed since is retracted first.
-- Several slots lost at once are one failure; slots lost while the job waits for slots cost nothing but time.
-- A slot whose processes fail to start, one after the other, ends a job that has not begun, since waiting does not help.
-  Once it has, the host is more likely to blame: the job waits its time, and then says what was wrong.
-- A failure that local failover takes on is spent from the same budget as one that rolls back, unless it is part of a
-  recovery that was counted (``restarts``). When local failover ends in a rollback, that is part of the same recovery.
+- Each deployment has its own generation. An interruption ends the generation: later reports about it, or about an older
+  one, have no effect.
+- A job goes back to its newest complete checkpoint. To know which that is, it first waits for manifests and commits in
+  flight. If they do not end in time, the job fails; its staged output stays, and a resume completes it. If that
+  checkpoint is corrupt, the job goes back to the previous one (None: the start), and first retracts the output
+  committed since.
+- Several slots lost at once are one failure; slots lost while the job waits for slots cost only time.
+- Repeated failed starts of one slot end a job that has not begun, since waiting does not help. In a job that has begun,
+  the host is a more likely cause: the job waits until the timeout, and then reports the cause.
+- A failure that local failover handles uses the same budget as one that rolls back, unless it is part of a counted
+  recovery (``restarts``). A local failover that ends in a rollback is one recovery with it.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
-- *Spare* slots come and go while the job lives. Nothing is deployed on them, and nobody waits for one but for its end
-  with the job; where one is lost, nothing is, as far as this machine knows.
+- *Spare* slots come and go while the job lives. No deployment uses them, and the job waits for them only to stop at its
+  end; for this machine, the loss of one has no effect.
 - An input that has ended two processes at the same place ends the job (``crashes``).
-- The final commit decides: whatever else happens, the job is FINISHED, for all its output is there.
+- After the final commit the job is FINISHED, whatever else happens, because all its output is there.
 
-Invariants: ``DeploySubtasks`` only when all slots are registered, nothing is in flight and the backoff is over;
-generations rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except for a commit
-while the job runs, which ``CheckpointCoordinator`` reports; ``EndJob`` comes exactly once.
+Invariants: ``DeploySubtasks`` only when all slots are registered, no manifest or commit is in flight and the backoff
+has ended; generations rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except
+for a commit while the job runs, which ``CheckpointCoordinator`` reports; exactly one ``EndJob``.
 """
 
 from __future__ import annotations
@@ -95,18 +95,18 @@ from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
 FIRST_GENERATION = Generation(1)
 
 MAX_FALLBACKS = 100
-"""Complete checkpoints that are remembered as fallbacks; the oldest are forgotten first."""
+"""Maximum number of complete checkpoints kept as fallbacks; the oldest are dropped first."""
 
 LIVE = (JobState.DEPLOYING, JobState.RUNNING)
-"""States in which something of the newest generation can fail."""
+"""States in which the newest generation can fail."""
 
 WAITING = (JobState.STARTING, JobState.INTERRUPTED)
-"""States that wait for what a deployment needs."""
+"""States that wait for the conditions of a deployment."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Retraction:
-    """Output committed after ``checkpoint`` must go; ``until_ms`` is None as long as that is not ordered."""
+    """Output committed after ``checkpoint`` must be retracted; ``until_ms``: None until that is ordered."""
 
     checkpoint: CheckpointId | None
     reason: str
@@ -122,7 +122,7 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True)
 class _StartFailure:
-    """The last one of a slot, and how many there were since it last registered."""
+    """The last failed start of a slot, and how many there were since it last registered."""
 
     count: int
     reason: str
@@ -132,9 +132,10 @@ class _StartFailure:
 class JobProtocol:
     """The machine of one job.
 
-    ``started_ms``: when the wait for slots began. ``restore_from``: the complete checkpoint to begin with (None: a
-    fresh start). ``available``: all complete checkpoints in the store, ascending; what is newer than ``restore_from``
-    will be retracted. ``first_generation``: must be higher than any that an earlier run of the job has used.
+    ``started_ms``: when the wait for slots began.
+    ``restore_from``: the complete checkpoint to start from (None: no checkpoint).
+    ``available``: all complete checkpoints in the store, ascending; newer ones than ``restore_from`` are retracted.
+    ``first_generation``: higher than any that an earlier run of the job has used.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class JobProtocol:
         invariant(list(available) == sorted(set(available)), "available checkpoints must be ascending", given=available)
         invariant(
             restore_from is None or restore_from in available,
-            "the checkpoint to restore is not there",
+            "the checkpoint to restore is not available",
             restore_from=restore_from,
             available=available,
         )
@@ -179,7 +180,7 @@ class JobProtocol:
         self._stop_until_ms: int | None = None
         self._retraction: _Retraction | None = None
         if self._restore < self._newest_complete:
-            self._retraction = _Retraction(restore_from, f"the job begins with checkpoint {restore_from}")
+            self._retraction = _Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
 
     @property
     def state(self) -> JobState:
@@ -187,7 +188,7 @@ class JobProtocol:
 
     @property
     def generation(self) -> Generation:
-        """The newest deployed generation (before the first: one less than it will have)."""
+        """The newest deployed generation (before the first deployment: one less than its generation)."""
         return self._generation
 
     @property
@@ -200,7 +201,7 @@ class JobProtocol:
         return self.restore_from or 0
 
     def next_deadline_ms(self) -> int | None:
-        """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
+        """When to step with ``TimeAdvanced`` unless another event comes first; never in the past of the last step."""
         if self._state in WAITING:
             retract_until_ms = None if self._retraction is None else self._retraction.until_ms
             return earliest_ms(self._slots_until_ms, self._backoff_until_ms, self._quiesce_until_ms, retract_until_ms)
@@ -211,9 +212,9 @@ class JobProtocol:
         return None
 
     def step(self, now_ms: int, event: JobEvent) -> list[JobEffect]:
-        """What to do about ``event``, and about all that is due at ``now_ms``.
+        """The effects of ``event``, and of all that is due at ``now_ms``.
 
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, and changes nothing, when the event cannot be.
+        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
         """
         if self._state.terminal:
             return [StopSlots()] if isinstance(event, SlotRegistered) else []
@@ -262,7 +263,7 @@ class JobProtocol:
             case CommitAbandoned(_, reason):
                 return self._on_commit_abandoned(now_ms, reason)
             case FinalCommitted():
-                self._end_quiescing()  # there is nothing after the final commit
+                self._end_quiescing()  # no manifest or commit follows the final commit
                 return self._stop(now_ms, EndJob(JobState.FINISHED, None, "", ""))
             case CancelRequested():
                 return self._stop(now_ms, EndJob(JobState.CANCELLED, None, "cancelled", ""))
@@ -284,7 +285,7 @@ class JobProtocol:
 
     def _on_start_failed(self, now_ms: int, slot: int, reason: str, error: object) -> list[JobEffect]:
         if self._slots.holder(slot) is not None or self._slots.is_spare(slot):
-            return []  # another process of it is there; or nobody waits for it
+            return []  # another process holds the slot, or the job does not wait for it
         before = self._start_failures.get(slot)
         count = 1 if before is None else before.count + 1
         self._start_failures[slot] = _StartFailure(count, reason, error)
@@ -333,7 +334,7 @@ class JobProtocol:
             case CheckpointRestoreFailed(_, checkpoint, reason):
                 return self._fall_back(now_ms, checkpoint, reason)
             case FinalAbandoned(_, _, reason):
-                return self._fail(now_ms, _Failure("checkpoint", (), f"no last checkpoint comes about: {reason}"))
+                return self._fail(now_ms, _Failure("checkpoint", (), f"no last checkpoint became complete: {reason}"))
             case _:
                 assert_never(event)
 
@@ -366,7 +367,7 @@ class JobProtocol:
         return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({enough})", kind))
 
     def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
-        """The newest generation is dead: recover, or end the job when that was tried often enough."""
+        """The newest generation has failed: recover, or end the job when the limit is exceeded."""
         enough = self._budget.spend(now_ms, failure.kind, self._newest_used)
         if enough is not None:
             return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
@@ -416,7 +417,7 @@ class JobProtocol:
         self._quiesced, self._quiescing, self._quiesce_until_ms = True, False, None
 
     def _quiesce(self, now_ms: int) -> list[JobEffect]:
-        """See to it that nothing of the old generation becomes complete or visible later on."""
+        """Ensure that no checkpoint or output of the old generation becomes complete or visible later."""
         if self._quiesced or self._quiescing:
             return []
         self._quiescing = True
@@ -453,14 +454,14 @@ class JobProtocol:
         return effects
 
     def _note_uncommitted(self, reason: str) -> None:
-        """A job that was cancelled says that its output is not complete."""
+        """A cancelled job reports that its output is incomplete."""
         if self._outcome.state is JobState.CANCELLED:
             why = f"{self._outcome.reason}; output not committed: {reason}"
             self._outcome = EndJob(JobState.CANCELLED, None, why, "commit")
 
     @property
     def _quiesce_timed_out(self) -> str:
-        return f"what was being written did not end within {self._config.quiesce_timeout_ms} ms; resume the job"
+        return f"manifests or commits did not end within {self._config.quiesce_timeout_ms} ms; resume the job"
 
     # ------------------------------------------------------------------------------------------------- the end
 

@@ -1,23 +1,22 @@
-"""How often a job may still be recovered, and how long to wait before that.
+"""How many recoveries a job has left, and the delay before each.
 
-One *recovery* counts once, whatever fails in it. A failure is part of the last recovery that was counted when both
-hold:
+One *recovery* counts once, with all failures in it. A failure is part of the last counted recovery when both hold:
 
-- What failed was running already when that recovery began: its generation is no newer than the newest one then. What a
-  recovery has started itself, and fails again, is a failure of its own.
-- The recovery is not over, or its *moment* is not. It is over when all subtasks run again and no slot is missing; a
-  slot that stays away is waited for as long as a rollback waits (``restart_slot_timeout_ms``). Its moment ends
-  ``same_moment_ms`` after the time for which a rollback would have waited before it starts anything.
+- The failed subtask was running when that recovery began: its generation is not newer than the newest one then. A
+  subtask that the recovery started, and that fails again, is a failure of its own.
+- The recovery has not ended, or its *moment* has not. It ends when all subtasks run again and no slot is missing; it
+  waits for a missing slot as long as a rollback does (``restart_slot_timeout_ms``). Its moment ends ``same_moment_ms``
+  after the delay of a rollback.
 
-So an outage that makes many subtasks throw costs a job that recovers beside the stream no more than one that rolls
-back: a rollback halts all subtasks at the first exception, and does not see the others. A local failover that ends in a
-rollback is one recovery with it, too.
+So an outage in which many subtasks raise exceptions costs a job with local failover no more than one that rolls back: a
+rollback halts all subtasks at the first exception, and does not see the others. A local failover that ends in a
+rollback is one recovery, too.
 
-Other rules: failures of user code tend to come back, so each counts for ``restart_window_ms`` at least, and until a
-checkpoint has become complete after it: an input that throws again and again lets none become complete, however long it
-takes to come round; exceptions that are rare, and that the job got over, do not add up over the weeks. Losses of slots
-count only as long as no checkpoint becomes complete in between, since machines do die in a long run. The first recovery
-in a row has no delay, the following ones double it. A corrupt checkpoint costs nothing: each one is tried once.
+Other rules. Failures of user code tend to recur, so each counts for at least ``restart_window_ms``, and until a
+checkpoint has become complete after it: an input that fails each time prevents that, however long a repetition takes.
+Rare exceptions that the job recovered from do not add up over weeks. Losses of slots count only until a checkpoint
+becomes complete, since machines do die in a long run. The first of several recoveries in a row has no delay; each
+further one doubles it. A corrupt checkpoint costs nothing: each one is tried once.
 """
 
 from __future__ import annotations
@@ -34,8 +33,11 @@ SLOT_FAILURES: tuple[FailureKind, ...] = ("slot", "deploy")
 
 @dataclass(frozen=True, slots=True)
 class _Recovery:
-    """One that was counted. ``newest``: the newest generation when it began; ``moment_until_ms``: see above, ``None``
-    while the job rolls back."""
+    """A counted recovery.
+
+    ``newest``: the newest generation when it began.
+    ``moment_until_ms``: the end of its moment; ``None`` while the job rolls back.
+    """
 
     began_ms: int
     kind: FailureKind
@@ -43,7 +45,7 @@ class _Recovery:
     moment_until_ms: int | None
 
     def has_moment(self, now_ms: int) -> bool:
-        """Whether its moment is not over."""
+        """Whether its moment has not ended."""
         return self.moment_until_ms is None or now_ms < self.moment_until_ms
 
 
@@ -53,14 +55,17 @@ class RestartBudget:
     def __init__(self, config: RecoveryConfig) -> None:
         self._config = config
         self._user_failures_ms: list[int] = []  # those that count; one more than ``max_restarts`` ends the job
-        self._got_over = 0  # so many of them, the oldest, have seen a checkpoint become complete
+        self._got_over = 0  # number of them, the oldest, after which a checkpoint became complete
         self._slot_failures = 0
         self._in_a_row = 0
         self._last: _Recovery | None = None
 
     def is_counted(self, now_ms: int, generation: Generation, under_way: bool, slot_missing: bool) -> bool:
-        """Whether a failure in ``generation`` is part of the last recovery that was counted. ``under_way``: subtasks of
-        that recovery do not run yet; ``slot_missing``: a slot has not come back."""
+        """Whether a failure in ``generation`` is part of the last counted recovery.
+
+        ``under_way``: whether subtasks of that recovery do not run yet.
+        ``slot_missing``: whether a slot has not registered again.
+        """
         last = self._last
         if last is None or generation > last.newest:
             return False
@@ -68,8 +73,10 @@ class RestartBudget:
         return under_way or is_waited_for or last.has_moment(now_ms)
 
     def spend(self, now_ms: int, kind: FailureKind, newest: Generation) -> str | None:
-        """Count a recovery that begins now. Returns why no further one is allowed, or None. ``newest``: the newest
-        generation that runs."""
+        """Count a recovery that begins now; ``newest``: the newest running generation.
+
+        Returns why the limit is exceeded, or None.
+        """
         why_not = self._spend(now_ms, kind)
         self._last = _Recovery(now_ms, kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
         return why_not
@@ -102,16 +109,16 @@ class RestartBudget:
         self._got_over -= old
 
     def rolls_back(self) -> None:
-        """The job is interrupted: until it runs again nothing that completes shows that the failure is over."""
+        """The job is interrupted: until it runs again, a complete checkpoint does not prove that the failure ended."""
         if self._last is not None:
             self._last = replace(self._last, moment_until_ms=None)
 
     def runs_again(self) -> None:
-        """The job was deployed: what fails now is a failure of its own, and what completes is progress."""
+        """The job was deployed: later failures count separately, and complete checkpoints are progress."""
         self._last = None
 
     def on_progress(self, now_ms: int) -> None:
-        """A checkpoint became complete. In the moment of an exception it was begun before, and shows nothing."""
+        """A checkpoint became complete. In the moment of an exception, it had begun before, and proves nothing."""
         self._slot_failures = 0
         last = self._last
         if last is None or last.kind in SLOT_FAILURES or not last.has_moment(now_ms):
@@ -119,7 +126,7 @@ class RestartBudget:
             self._got_over = len(self._user_failures_ms)
 
     def delay_ms(self) -> int:
-        """How long to wait before the recovery from the failure counted last."""
+        """Delay of the recovery from the failure counted last."""
         if self._in_a_row <= 1:
             return 0
         return int(min(self._config.backoff_first_ms * 2 ** min(self._in_a_row - 2, 30), self._config.backoff_max_ms))

@@ -1,9 +1,8 @@
-"""Who holds which slot: registrations, by incarnation.
+"""Registrations of slots, by incarnation.
 
-There are the slots that a deployment needs, and *spare* ones, which come and go, and which nobody waits for.
+A deployment needs a fixed number of slots. *Spare* slots come and go, and no deployment waits for them.
 
-Rules and invariants: the incarnations of a slot only rise; at most one holds it; what an older one does or suffers
-after that has no effect.
+Rules and invariants: the incarnations of a slot only rise; at most one holds it; events of an older one have no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from flinkplus.protocol.vocabulary.ids import invariant
 
 
 class SlotTable:
-    """The slots 0 .. ``slots`` - 1 of one job."""
+    """The slots 0 .. ``slots`` - 1 of one job, and its spare slots."""
 
     def __init__(self, slots: int) -> None:
         invariant(slots >= 1, "a job needs at least one slot", slots=slots)
@@ -22,23 +21,22 @@ class SlotTable:
         self._newest = dict.fromkeys(range(slots), 0)
 
     def __len__(self) -> int:
-        """The spare ones not counted."""
+        """Number of slots, without spare ones."""
         return self._slots
 
     def add(self, slot: int) -> None:
-        """There is a spare slot more."""
+        """Add a spare slot."""
         invariant(slot >= self._slots, "a spare slot has a number of its own", slot=slot)
         self._holders.setdefault(slot, None)
         self._newest.setdefault(slot, 0)
 
     def take_away(self, slot: int) -> None:
-        """A spare slot is none any more."""
-        invariant(slot >= self._slots, "only spare slots are taken away", slot=slot)
+        """Remove a spare slot."""
+        invariant(slot >= self._slots, "only spare slots are removed", slot=slot)
         self._holders.pop(slot, None)
         self._newest.pop(slot, None)
 
     def is_spare(self, slot: int) -> bool:
-        """Whether nobody waits for ``slot``."""
         return slot >= self._slots
 
     def holder(self, slot: int) -> int | None:
@@ -48,7 +46,7 @@ class SlotTable:
         return self._holders[slot]
 
     def register(self, slot: int, incarnation: int) -> bool:
-        """Give ``slot`` to ``incarnation``, whoever held it; false when it is not newer than all before."""
+        """Assign ``slot`` to ``incarnation``; false, with no effect, if that is not newer than all before."""
         self.holder(slot)
         if incarnation <= self._newest[slot]:
             return False
@@ -60,10 +58,10 @@ class SlotTable:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The spare ones not counted."""
+        """The slots without a process, spare ones not counted."""
         return tuple(slot for slot in range(self._slots) if self._holders[slot] is None)
 
     @property
     def held(self) -> bool:
-        """Whether any slot is held."""
+        """Whether any slot has a process."""
         return any(holder is not None for holder in self._holders.values())

@@ -1,4 +1,4 @@
-"""Loops of a job graph: which edges lead back, and when a loop has ended.
+"""Loops of a job graph: back edges, and the detection of a loop's end.
 
 Ring 0: pure.
 """

@@ -1,11 +1,11 @@
-"""The loops of a job graph: which edges lead back, and who is in which loop.
+"""The loops of a job graph: back edges, and the vertices of each loop.
 
-An edge is a *back edge* when a depth-first search finds that it leads to a vertex it is just coming from (Carbone et
-al., section 4.3). Without them the graph is acyclic. A vertex that a back edge leads to is the *head* of its loop: all
-that enters the loop, or comes round, is met there.
+An edge is a *back edge* when it leads to a vertex on the current path of a depth-first search (Carbone et al., section
+4.3). Without back edges the graph is acyclic. The vertex that a back edge leads to is the *head* of its loop: input
+from outside and records that have gone through the loop meet there.
 
-Rules: pure data, the same on every machine; the search begins at the ``roots`` in the order given, and follows edges by
-their numbers. Every loop has one head, so loops are not nested, and something from outside enters it there.
+Rules: pure data, the same on every machine. The search starts at the ``roots`` in the order given, and follows edges by
+their numbers. Every loop has one head, so loops are not nested, and its input from outside enters at the head.
 """
 
 from __future__ import annotations
@@ -15,39 +15,42 @@ from collections.abc import Iterable, Sequence
 from flinkplus.protocol.vocabulary.ids import invariant
 
 Edge = tuple[int, str, str]
-"""Its number, its producer and its consumer."""
+"""Number, producer and consumer of an edge."""
 
 
 class Cycles:
-    """Of one job. ``roots``: its vertices; heads of loops that are known come before what leads to them, inner ones
-    first. Raises ``InvariantViolation`` for loops that are nested, or that nothing enters at the head."""
+    """The loops of one job.
+
+    ``roots``: its vertices; known heads of loops come before the vertices that lead to them, inner ones first.
+    Raises ``InvariantViolation`` for loops that are nested, or without input from outside at the head.
+    """
 
     def __init__(self, edges: Iterable[Edge] = (), roots: Sequence[str] = ()) -> None:
         self._edges = sorted(edges)
         self.back_edges = frozenset(self._search(roots))
-        """The numbers of all back edges."""
+        """Numbers of all back edges."""
         consumers = {edge: consumer for edge, _, consumer in self._edges}
         self.loop_heads = tuple(sorted({consumers[edge] for edge in self.back_edges}))
-        """The vertices that back edges lead to, sorted."""
+        """Vertices that back edges lead to, sorted."""
         self._head_of: dict[str, str] = {}
         for head in self.loop_heads:
             for vertex in sorted(self._reach(head, forward=True) & self._reach(head, forward=False)):
                 other = self._head_of.setdefault(vertex, head)
                 invariant(other == head, "loops are nested", vertex=vertex, heads=(head, other))
             regular = [edge for edge, _, consumer in self._edges if consumer == head and edge not in self.back_edges]
-            invariant(bool(regular), "nothing enters a loop at its head", head=head)
+            invariant(bool(regular), "a loop has no input from outside at its head", head=head)
         self.inner_edges = frozenset(
             edge
             for edge, start, end in self._edges
             if start in self._head_of and self.head_of(start) == self.head_of(end)
         )
-        """The numbers of the edges whose both ends are in the same loop, back edges included."""
+        """Numbers of the edges with both ends in the same loop, back edges included."""
 
     def __bool__(self) -> bool:
         return bool(self.loop_heads)
 
     def head_of(self, vertex: str) -> str | None:
-        """The head of the loop that ``vertex`` is in, if it is in one."""
+        """The head of the loop that ``vertex`` is in, or ``None``."""
         return self._head_of.get(vertex)
 
     def _search(self, roots: Sequence[str]) -> list[int]:
@@ -55,7 +58,7 @@ class Cycles:
         for edge, producer, consumer in self._edges:
             following.setdefault(producer, []).append((edge, consumer))
         back: list[int] = []
-        on_path: dict[str, bool] = {}  # visited -> the search is still behind it
+        on_path: dict[str, bool] = {}  # visited -> whether it is on the current path
         for root in roots:
             if root in on_path:
                 continue
@@ -77,9 +80,9 @@ class Cycles:
         return back
 
     def _reach(self, first: str, forward: bool) -> set[str]:
-        """All that can be reached from a vertex along the edges, or against them; looked up, never iterated."""
+        """All vertices reachable along the edges, or against them; looked up, never iterated."""
         reached = [first]
-        for near in reached:  # grows while it is walked
+        for near in reached:  # grows during the loop
             for _, producer, consumer in self._edges:
                 start, end = (producer, consumer) if forward else (consumer, producer)
                 if start == near and end not in reached:
@@ -88,4 +91,4 @@ class Cycles:
 
 
 NO_CYCLES = Cycles()
-"""Of an acyclic job."""
+"""The loops of an acyclic job."""

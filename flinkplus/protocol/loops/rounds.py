@@ -1,23 +1,22 @@
-"""When a loop has ended: nothing comes from outside any more, and no record is in flight in it.
+"""When a loop has ended: all input from outside has ended, and no record is in flight in it.
 
-The head of a loop has one subtask for each slot. When all input from outside of one has ended, it sends a *round*
-through the loop, behind everything that it has sent so far; everybody in the loop hands a round on when it has come on
-all of its inputs that have not ended; and when it is back at the head on all back edges, the next one starts. A round
-says whether any subtask of the head took a record off a back edge during the round before.
+The head of a loop has one subtask for each slot. When all of a head subtask's input from outside has ended, it sends a
+*round* through the loop, after everything that it has sent so far. Every subtask of the loop forwards a round when it
+has arrived on all inputs that have not ended. When it is back at the head on all back edges, the head starts the next
+one. A round reports whether any head subtask took a record off a back edge during the previous round.
 
-Why this is exact. Channels keep their order, and everybody hands on a round behind what it made of all that came
-before it. So a round sweeps the loop: when number *n* is back at a subtask of the head, all that was in the loop before
-it has come out, or round. Suppose that round *n + 1* comes back and says that in round *n* no subtask of the head took
-a record off a back edge. All of them had started *n*, so nothing came from outside since; what was in the loop then was
-swept to the head by round *n*, and there was nothing; so nothing has been sent into the loop since. All subtasks of the
-head are told the same by the same round, since it has come together from all of them, and end the loop behind it.
-Conversely, a loop in which nothing moves ends after two rounds.
+Why this is exact. Channels keep their order, and a subtask forwards a round after the output of all that came before
+it. So a round sweeps the loop: when round *n* is back at a head subtask, all that was in the loop before it has left
+the loop, or has reached the head. Suppose that round *n + 1* comes back and reports that no head subtask took a record
+off a back edge in round *n*. All head subtasks had started round *n*, so no input has come from outside since. Whatever
+was in the loop then was swept to the head by round *n*, and that was nothing. So no record has been sent into the loop
+since. The same round reports the same to all head subtasks, since it combines all of them, and they end the loop after
+it. Conversely, a loop without moving records ends after two rounds.
 
-It is the double wave of Dijkstra's and Mattern's algorithms, with the order of channels in the place of counters.
-Rounds are messages: they have sequence numbers, belong to steps that are repeated, and are in snapshots like
-everything else.
+It is the double wave of Dijkstra's and Mattern's algorithms, with the order of channels instead of counters. Rounds are
+messages: they have sequence numbers, belong to steps that are repeated, and are in snapshots like all messages.
 
-Rules: pure; a round travels on edges inside of the loop only; input from outside of it ends before a round passes.
+Rules: pure; a round travels only on edges inside the loop; input from outside ends before a round passes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Any
 from flinkplus.protocol.vocabulary.ids import ChannelId, invariant
 
 Round = tuple[int, bool]
-"""Its number, from 1, and whether a record came round during the one before."""
+"""Number of a round, from 1, and whether a record went through the loop during the previous one."""
 
 
 def encoded(number: int, moved: bool) -> int:
@@ -41,10 +40,11 @@ def decoded(value: int) -> Round:
 
 
 class LoopRounds:
-    """Of one subtask in a loop.
+    """The rounds of one subtask in a loop.
 
-    ``channels``: the inputs that a round is awaited on: of the head, its back edges; of others, all. ``ended``: those
-    of them that have ended. ``saved``: what ``saved`` gave in a snapshot.
+    ``channels``: the inputs on which a round is awaited: back edges at the head, otherwise all.
+    ``ended``: those of ``channels`` that have ended.
+    ``saved``: what ``saved`` returned for a snapshot.
     """
 
     def __init__(
@@ -67,25 +67,27 @@ class LoopRounds:
 
     @property
     def started(self) -> bool:
-        """Whether the first round has been started, or handed on."""
+        """Whether the first round has been started, or forwarded."""
         return self._number > 0
 
     def start(self) -> Round:
-        """Of the head: all input from outside has ended."""
+        """Start the first round: at the head, when all input from outside has ended."""
         return self._next(True)
 
     def record_came_round(self) -> None:
-        """Of the head: a record was taken off a back edge."""
+        """At the head: a step took a record off a back edge."""
         self._moves = True
 
     def take(self, channel: ChannelId, value: int) -> Round | None:
-        """A round was taken off ``channel``. Returned when it is on all of them, as what came together; ``after`` says
-        how to go on. On some channels the next one may come before that."""
+        """A step took a round off ``channel``. Returns it, combined, when it has arrived on all channels.
+
+        ``after`` gives what to send then. On some channels, the next round may arrive before that.
+        """
         self._came[channel].append(decoded(value))
         return self._complete()
 
     def end(self, channel: ChannelId) -> Round | None:
-        """``channel`` has ended; as ``take``."""
+        """``channel`` has ended; returns like ``take``."""
         self._ended.add(channel)
         return self._complete()
 
@@ -99,7 +101,7 @@ class LoopRounds:
         expected = self._number if self._is_head else self._number + 1
         invariant(
             all(other == expected for other, _ in together),
-            "a round of a loop comes out of turn",
+            "a round of a loop arrived out of order",
             expected=expected,
             rounds=together,
         )
@@ -107,7 +109,7 @@ class LoopRounds:
         return number, any(moved for _, moved in together)
 
     def after(self, came: Round) -> Round | None:
-        """What is to be sent when ``came`` is on all inputs; ``None``: the loop has ended (heads only)."""
+        """The round to send when ``came`` has arrived on all inputs; ``None``: the loop has ended (heads only)."""
         _, moved = came
         if not self._is_head:
             return came

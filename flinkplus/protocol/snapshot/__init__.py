@@ -1,4 +1,4 @@
-"""What describes a snapshot outside of its subtask: its handle, and the manifest of a checkpoint.
+"""Descriptions of a snapshot outside its subtask: the handle, and the manifest of a checkpoint.
 
 Ring 0: pure. Process: driver and slots.
 """

@@ -20,10 +20,11 @@ FileKind = Literal["base", "delta"]
 
 @dataclass(frozen=True, slots=True)
 class StateFile(Document):
-    """Name, size and checksum of one immutable state file, which say which one it is: two are equal when these are.
+    """One immutable state file, identified by name, size and checksum.
 
-    ``entries`` counts tombstones, not the format entry. ``replaces``: of a base, the files, in their order, that hold
-    the same content together; in one that was read from JSON they have no kind and no entries.
+    ``entries``: counts tombstones, not the format entry.
+    ``replaces``: files that together hold the same content as a base, in order; read from JSON, they lack kind and
+    entries.
     """
 
     name: str
@@ -47,8 +48,7 @@ class StateFile(Document):
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> StateFile:
-        """The inverse of ``to_json``; ``CorruptState`` when a field is missing or of a wrong kind, or a name is none of
-        a state file."""
+        """The inverse of ``to_json``. Raises ``CorruptState`` for missing or wrong fields, and for unsafe names."""
         try:
             file = cls(
                 checked_name(document["name"], STATE_FILE_PARTS),
@@ -63,13 +63,13 @@ class StateFile(Document):
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptState(
-                f"a state file is described by {document!r:.200}, which describes none: {printable(error)}"
+                f"malformed description of a state file: {document!r:.200}: {printable(error)}"
             ) from error
         known = (file, *file.replaces)
         texts = [each.checksum for each in known]
         numbers = [file.entries, *(each.bytes for each in known)]
         if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
-            raise CorruptState(f"a state file is described by {document!r:.200}, which describes none")
+            raise CorruptState(f"malformed description of a state file: {document!r:.200}")
         if file.kind not in ("base", "delta"):
             raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r:.100}")
         return file
@@ -84,7 +84,7 @@ class StateFile(Document):
 
 
 def digest_of(chunks: Iterable[bytes]) -> tuple[int, str]:
-    """Bytes and blake2b checksum of a file given in pieces (hashlib lets other threads run meanwhile)."""
+    """Size in bytes and blake2b checksum of a file given in pieces (hashlib releases the GIL meanwhile)."""
     digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
     size = 0
     for chunk in chunks:
@@ -95,10 +95,11 @@ def digest_of(chunks: Iterable[bytes]) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedFile(Document):
-    """Output of one subtask, staged for ``checkpoint`` and not visible before that is complete.
+    """Output of one subtask, staged for ``checkpoint`` and invisible until that is complete.
 
-    ``name``: unique in the job. ``bytes``: its size, known when it is settled.
-    ``arrow``: the rows themselves (Arrow IPC, base64), of a sink that has no files.
+    ``name``: unique in the job.
+    ``bytes``: its size, known when it is settled.
+    ``arrow``: the rows themselves (Arrow IPC, base64), for a sink without files.
     """
 
     name: str

@@ -1,8 +1,7 @@
-"""The snapshot handle: all that a fresh process needs, together with the storage, to restore one subtask.
+"""The snapshot handle: with the durable storage, all that a new process needs to restore one subtask.
 
-Rules: a slot makes it, and the coordinator, the standbys and the manifest pass it on. ``from_json`` is its only reader
-and ``to_json`` its only writer. It is here, in ring 0, since everything from the steps of a subtask up to the
-coordinator reads it.
+Rules: a slot makes it; the coordinator, the standbys and the manifest pass it on. ``from_json`` is its only reader and
+``to_json`` its only writer. It is in ring 0 because all layers from a subtask's steps to the coordinator read it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ HANDLE_FORMAT = 1
 class OperatorPart(Document):
     """One operator's part of a snapshot.
 
-    ``own``: the operator's own counters. ``watermark_ms``: event time behind what it has emitted.
-    ``position``: where a source reads next, in a format of its own. ``state``: what the operator gave, JSON.
+    ``own``: the operator's own counters.
+    ``watermark_ms``: event time up to which it has emitted.
+    ``position``: where a source reads next, in its own format.
+    ``state``: the operator's state, JSON.
     ``staged``: a sink's output that is not known to be in a complete checkpoint.
     """
 
@@ -37,15 +38,21 @@ class OperatorPart(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorState(Document):
-    """What a subtask restores besides keyed state. Channels are written as text.
+    """What a subtask restores in addition to keyed state. Channels are written as text.
 
-    ``operators``: by name. ``inputs``, ``outputs``: channel -> next ``seq`` to take, to send.
-    ``aborted``: newer checkpoints that were given up already. ``ended``: it has reached the end of its input.
-    ``steps``: the number of the next step. ``clock_ms``: the time that steps have read last.
-    ``ended_channels``: inputs that have ended. ``watermarks``: input channel -> event time in milliseconds.
-    ``reached``: number of an ancestor -> its next step that is not known, where barriers run ahead.
-    ``rounds``: of the loop that it is in. ``in_flight``: input channel -> messages that belong to the snapshot, base64.
-    ``in_flight_bytes``: what these take here. ``drained``: the job was being drained.
+    ``operators``: by name.
+    ``inputs``, ``outputs``: channel -> next ``seq`` to take, to send.
+    ``aborted``: newer checkpoints that were already aborted.
+    ``ended``: it has reached the end of its input.
+    ``steps``: the number of the next step.
+    ``clock_ms``: the time that steps have read last.
+    ``ended_channels``: inputs that have ended.
+    ``watermarks``: input channel -> event time in milliseconds.
+    ``reached``: number of an ancestor -> its first unknown step, where barriers run ahead.
+    ``rounds``: of the loop that it is in.
+    ``in_flight``: input channel -> messages that belong to the snapshot, base64.
+    ``in_flight_bytes``: size of these in the handle.
+    ``drained``: the job was being drained.
     ``run``: the run of the job, and the rows that the runs before it had read of a paced source.
     """
 
@@ -68,7 +75,7 @@ class OperatorState(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedPart(Document):
-    """One named keyed state: its ``kind``, how many ``keys`` it has, and the ``dtype`` of its numbers."""
+    """One named keyed state: its ``kind``, number of ``keys``, and ``dtype`` of its numbers."""
 
     kind: str
     keys: int
@@ -79,10 +86,13 @@ class KeyedPart(Document):
 class SnapshotHandle(Document):
     """The snapshot of ``subtask`` at ``checkpoint``, taken by its incarnation of ``generation``.
 
-    ``files``: of the keyed state, in the order in which they are ingested. ``states``: its named parts.
-    ``bytes_new``: uploaded for this snapshot. ``bytes_total``: of all ``files``. ``keys``: of all ``states``.
-    ``begun_s``: when the state was copied, in seconds since the Unix epoch. ``alignment_ms``: from the first barrier to
-    the copy (to the last message in flight if it ``overtaken``). ``sync_ms``, ``async_ms``: copy, upload.
+    ``files``: of the keyed state, in the order in which they are ingested.
+    ``states``: the named parts of the keyed state.
+    ``bytes_new``, ``bytes_total``: uploaded for this snapshot; of all ``files``.
+    ``keys``: of all ``states``.
+    ``begun_s``: when the state was copied, in seconds since the Unix epoch.
+    ``alignment_ms``: from the first barrier to the copy (to the last message in flight if ``overtaken``).
+    ``sync_ms``, ``async_ms``: time of the copy, of the upload.
     ``overtaken``: barriers have overtaken messages.
     """
 
@@ -106,4 +116,4 @@ class SnapshotHandle(Document):
 
 
 START = SnapshotHandle(subtask="", generation=0, checkpoint=0, files=(), operator_state=OperatorState())
-"""Of the very start of a job, before any checkpoint."""
+"""The handle of a job's start, before any checkpoint."""

@@ -1,4 +1,4 @@
-"""The manifest: the durable description of a checkpoint. The checkpoint exists when its manifest does."""
+"""The manifest: the durable description of a checkpoint. A checkpoint exists if its manifest does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flinkplus.protocol.snapshot.files import StagedFile, StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 
 MANIFEST_FORMAT = 1
-"""Of the JSON; that of the line before it is in ``state.durable.seals``."""
+"""Format of the JSON; ``state.durable.seals`` has the format of the line before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommittedOutput(Document):
-    """What a checkpoint covers of one sink: ``files`` that were not committed yet, and all ``rows`` since the start."""
+    """The output of one sink in a checkpoint: ``files`` not yet committed, and all ``rows`` since the start."""
 
     files: tuple[StagedFile, ...]
     rows: int
@@ -25,8 +25,13 @@ class CommittedOutput(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Document):
-    """A complete checkpoint. ``final``: the last one of a job that has finished. ``time_s``: since the Unix epoch.
-    ``subtasks``: by name. ``commits``: by sink."""
+    """A complete checkpoint.
+
+    ``subtasks``: by name.
+    ``final``: whether it is the last one of a finished job.
+    ``time_s``: since the Unix epoch.
+    ``commits``: by sink.
+    """
 
     FORMAT: ClassVar[int] = MANIFEST_FORMAT
     REFUSED: ClassVar[type[Exception]] = CorruptCheckpoint
@@ -44,5 +49,5 @@ class Manifest(Document):
 
     @property
     def files(self) -> list[StateFile]:
-        """Every state file that it names, without repeats, in the order of subtasks."""
+        """All its state files, without repeats, in the order of subtasks."""
         return list({file.name: file for handle in self.subtasks.values() for file in handle.files}.values())

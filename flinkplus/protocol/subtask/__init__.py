@@ -1,4 +1,4 @@
-"""The steps of one subtask: which message it takes, what a step does, what a promoted successor repeats.
+"""The steps of one subtask: which messages it takes, what a step does, what a promoted successor repeats.
 
 Ring 0: pure.
 """

@@ -1,14 +1,14 @@
-"""Which of the messages that arrive a subtask takes: fencing, then the filter of message IDs, then the cursor.
+"""Decides which arriving messages a subtask accepts: fencing, then the filter of message IDs, then the cursor.
 
 Rules:
 
-- a message of an older generation of its producer is dropped before anything else is asked;
+- a message of an older generation of its producer is dropped before any other check;
 - the filter decides whether a message is new: an ID that it knows is a duplicate, any other ID is new;
-- a channel is ordered, so its cursor knows the same: all before the next expected number is old. The two keep their
-  knowledge apart, and must agree. Where they do not, one of them has lost or mixed up what this subtask had received;
-  which messages the state holds is not known then, so the error ends the subtask and takes the job back;
+- a channel is ordered, so its cursor knows the same: all before the next expected number is old. Filter and cursor
+  keep separate records and must agree. If they disagree, one of them has lost or confused what this subtask received.
+  Which messages the state holds is then unknown, so the error ends the subtask and rolls the job back;
 - a message ahead of the expected one (a gap) is dropped: its producer sends again from there;
-- a duplicate must have the digest that its ID had.
+- a duplicate must have the same digest as the first message with its ID.
 
 Without a filter (the job does not recover locally, or does not promise exactly-once) the cursor alone decides.
 """
@@ -29,7 +29,7 @@ DIGEST_MASK = (1 << 64) - 1
 
 
 def digests(of_records: Callable[[Message, Any], int]) -> Callable[[Message, Any], int]:
-    """The digest of a message and its payload, 64 bits; ``of_records`` gives that of a message of records."""
+    """Returns the digest function, 64 bits, of a message and its payload; ``of_records``: that of records messages."""
 
     def digest(message: Message, payload: Any) -> int:
         if message.kind is MessageKind.RECORDS:
@@ -41,9 +41,9 @@ def digests(of_records: Callable[[Message, Any], int]) -> Callable[[Message, Any
 
 
 class Admission:
-    """Judges the messages that arrive for one subtask.
+    """Accepts or drops the messages that arrive for one subtask.
 
-    ``seen``: its filter; ``None``: it has none.
+    ``seen``: its filter of message IDs; ``None``: the cursor alone decides.
     ``digest``: of a message and its payload, 64 bits.
     """
 
@@ -53,34 +53,34 @@ class Admission:
         self._digest = digest
 
     def begin(self, channel: ChannelId, first: int) -> None:
-        """A channel begins at ``first``: all messages before it are old."""
+        """Start a channel at ``first``: all messages before it are old."""
         if self._seen is not None:
             self._seen.begin(channel, first)
 
     def forget(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is complete: what it covers is not sent again."""
+        """A checkpoint is complete: forget the messages that it covers, which no producer sends again."""
         if self._seen is not None:
             self._seen.drop(checkpoint)
 
     def digests(self, channel: ChannelId) -> Sequence[tuple[int, Any]]:
-        """Of the messages that have arrived on ``channel``: runs, each with the number of its first."""
+        """Digests of the messages that have arrived on ``channel``: spans, each with the number of its first."""
         return () if self._seen is None else self._seen.spans(channel)
 
     @property
     def counts(self) -> Any:
-        """The filter's counters; ``None``: it has none."""
+        """The filter's counters; ``None`` without a filter."""
         return None if self._seen is None else self._seen.counts
 
     def close(self) -> None:
-        """Give the filter back."""
+        """Close the filter."""
         if self._seen is not None:
             self._seen.close()
 
     def admit(self, end: InputChannel, message: Message, payload: Any) -> Decision:
-        """Judge a message that arrived on ``end``; a new one is noted in the filter and counted by the cursor.
+        """Decide about a message that arrived on ``end``; the filter and the cursor record a new one.
 
         Raises ``PeerProtocolError`` as the cursor does, ``MessageIdConflict`` when filter and cursor disagree, and
-        ``NondeterministicOperator`` when a duplicate has another content.
+        ``NondeterministicOperator`` when a duplicate differs in content.
         """
         decision = end.cursor.accept(message.generation, message.seq)
         if self._seen is None or not isinstance(decision, Accept | Duplicate):

@@ -1,11 +1,11 @@
 """Channel state: the messages in flight that snapshots of one subtask hold.
 
-Two ways lead there. A *log* takes what a step takes from a channel whose barrier is still to come (loops). A *record*
-takes what waits in a channel, and what arrives there, until the barrier comes (barriers that overtake). The barrier
-machine decides which is open for which channel and snapshot.
+It is captured in two ways. A *log* captures what steps take from a channel until its barrier is taken (loops). A
+*record* captures what waits in a channel, and what arrives there, until the barrier (barriers that overtake). The
+barrier machine decides which is open for which channel and snapshot.
 
 Life cycle of a snapshot's channel state: opened, closed (its end on the channel is known), handed to the asynchronous
-part (``logs_of``), stored or released. What is held counts against the budget of the slot (``InFlightBudget``).
+part (``logs_of``), stored or released. Captured messages count against the slot's budget (``InFlightBudget``).
 """
 
 from __future__ import annotations
@@ -24,34 +24,33 @@ from flinkplus.protocol.vocabulary.in_flight import (
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 OpenLogs = dict[ChannelId, dict[CheckpointId, ChannelLogged]]
-"""Those that are not whole yet, of channels that have any."""
+"""Logs or records that are still open, for channels that have any."""
 
 
 class ChannelState:
     """The channel state of all open snapshots of one subtask.
 
-    ``logging``, ``recording``: whether any log, or record, is open; the steps ask before they call.
+    ``logging``, ``recording``: the open logs and records; the steps check that there are any before they call.
     """
 
     def __init__(self, budget: InFlightBudget) -> None:
         self._budget = budget
         self._of_snapshots: dict[CheckpointId, SnapshotLogs] = {}
         self._persisting: dict[CheckpointId, SnapshotLogs] = {}
-        """Of snapshots whose asynchronous part is under way."""
+        """Channel state of snapshots whose asynchronous part is running."""
         self.logging: OpenLogs = {}
         self.recording: OpenLogs = {}
 
     def open_log(self, checkpoint: CheckpointId, channel: ChannelId) -> None:
-        """The snapshot holds all that is taken from ``channel`` from now on."""
+        """Capture all that steps take from ``channel`` from now on."""
         self.logging.setdefault(channel, {})[checkpoint] = self._open(checkpoint, channel)
 
     def close_log(self, checkpoint: CheckpointId, end: InputChannel) -> None:
-        """It holds nothing further."""
+        """End the log: the snapshot captures no further messages of this channel."""
         _close(self.logging, checkpoint, end.channel, end.cursor.consumed)
 
     def open_record(self, checkpoint: CheckpointId, end: InputChannel) -> None:
-        """The snapshot holds all that waits in a channel, or arrives there, before the barrier of ``checkpoint``, and
-        the barrier itself."""
+        """Capture all that waits in a channel, or arrives there, up to the barrier of ``checkpoint``, inclusive."""
         record = self._open(checkpoint, end.channel)
         for message, payload in end.queue:
             record.add(message, payload)
@@ -61,7 +60,7 @@ class ChannelState:
         self.recording.setdefault(end.channel, {})[checkpoint] = record
 
     def close_record(self, checkpoint: CheckpointId, end: InputChannel) -> None:
-        """It holds nothing further."""
+        """End the record: the snapshot captures no further messages of this channel."""
         _close(self.recording, checkpoint, end.channel, end.cursor.expected)
 
     def _open(self, checkpoint: CheckpointId, channel: ChannelId) -> ChannelLogged:
@@ -80,7 +79,7 @@ class ChannelState:
             record.add(message, payload)
 
     def logs_of(self, checkpoint: CheckpointId) -> Logs:
-        """The channel state of a snapshot whose asynchronous part begins; to be called once."""
+        """The channel state of a snapshot whose asynchronous part begins; call it once."""
         logs = self._of_snapshots.pop(checkpoint, None)
         if logs is None:
             return {}
@@ -88,8 +87,10 @@ class ChannelState:
         return logs.channels
 
     def persisted(self, checkpoint: CheckpointId, handle: SnapshotHandle | None) -> str:
-        """The asynchronous part has ended, with a handle or (``None``) without. Returns why the snapshot holds too
-        much, empty when it does not."""
+        """The asynchronous part has ended; ``handle`` is ``None`` if it failed.
+
+        Returns why the channel state exceeds its budget; empty when it does not.
+        """
         logs = self._persisting.pop(checkpoint, None)
         if logs is None:
             return ""
@@ -99,13 +100,13 @@ class ChannelState:
         return logs.excess
 
     def release(self) -> None:
-        """The subtask is closed: give its share of the budget back."""
+        """The subtask is closed: return its share of the budget."""
         for logs in (*self._of_snapshots.values(), *self._persisting.values()):
             logs.release()
 
 
 def _close(logs: OpenLogs, checkpoint: CheckpointId, channel: ChannelId, end: int) -> None:
-    """All that was in flight on ``channel`` is there; ``end`` is the ``seq`` behind it."""
+    """All that was in flight on ``channel`` is captured; ``end`` is the ``seq`` after it."""
     logs[channel].pop(checkpoint).next = end
     if not logs[channel]:
         del logs[channel]

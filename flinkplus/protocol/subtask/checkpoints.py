@@ -1,7 +1,7 @@
 """Checkpoints of one subtask: carries out what its barrier machine decides, and gives the machine its events.
 
-Which algorithm is used is the machine's affair (``protocol.barriers``). All of them share what is here: where the
-channels stood at each snapshot, what the outputs may trim, how a snapshot becomes a handle.
+The machine is the algorithm (``protocol.barriers``). Common to all algorithms is what is here: the channels' cursors
+at each snapshot, what the outputs may trim, how a snapshot becomes a handle.
 
 Rules: one thread, that of the steps. Barriers and snapshots fall between two steps.
 """
@@ -31,14 +31,14 @@ from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCa
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 NO_TIME_MS = 0
-"""The machine has no deadlines: the coordinator times every checkpoint."""
+"""Barrier machines have no deadlines: the coordinator times every checkpoint."""
 
 
 class SubtaskCheckpoints:
     """The checkpoint side of one subtask.
 
-    ``saved``: the protocol's part of the snapshot that the subtask begins from.
-    ``gather``: the protocol's part of a snapshot.
+    ``saved``: the protocol's part of the snapshot that the subtask starts from.
+    ``gather``: returns the protocol's part of a new snapshot.
     ``keeps_outputs``: whether the outputs keep what they sent until a checkpoint covers it.
 
     ``unaligned``: the barrier machine, where barriers may overtake; otherwise ``None``.
@@ -75,8 +75,7 @@ class SubtaskCheckpoints:
         self.unaligned = self._machine if isinstance(self._machine, UnalignedBarriers) else None
 
     def saved(self, checkpoint: CheckpointId) -> OperatorState:
-        """The part of the snapshot of ``checkpoint``: where every channel stands, which later checkpoints are given
-        up."""
+        """This part of the snapshot of ``checkpoint``: cursors of every channel, later checkpoints that are aborted."""
         return OperatorState(
             inputs={**self._inputs.cursors(), **self._inputs_at.get(checkpoint, {})},
             outputs=self._cursors_behind_barrier(),
@@ -84,18 +83,18 @@ class SubtaskCheckpoints:
         )
 
     def _cursors_behind_barrier(self) -> dict[str, int]:
-        """Where the outputs stand when the barrier, which is sent next, is out."""
+        """Cursors of the outputs behind the barrier, which is appended next."""
         return {channel: seq + 1 for channel, seq in self._outputs.cursors().items()}
 
     def trim(self, version: CheckpointId) -> None:
-        """No subtask restarts from before ``version``: let go of what was sent before it."""
+        """No subtask restarts from before ``version``: drop what was sent before it."""
         cursors = self._cursors_at.get(version)
         if cursors is not None:
             self._outputs.trim(cursors)
         self._cursors_at = {number: found for number, found in self._cursors_at.items() if number >= version}
 
     def resume_after(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` and all before it have ended: do not wait for them."""
+        """``checkpoint`` and all before it have ended: stop waiting for them."""
         self._complete = max(self._complete, checkpoint)
         if self.halted is not None and self.halted <= checkpoint:
             self.halted = None
@@ -117,14 +116,14 @@ class SubtaskCheckpoints:
 
     def barrier_taken(self, end: InputChannel, checkpoint: CheckpointId) -> None:
         """A step took the barrier of ``checkpoint`` from a channel."""
-        if not self._incarnation.guarantee.aligns:  # whoever begins from this snapshot gets what follows sent again
+        if not self._incarnation.guarantee.aligns:  # after a restart from this snapshot, what follows is sent again
             self._inputs_at.setdefault(checkpoint, {}).setdefault(str(end.channel), end.cursor.consumed)
         self.handle(events.BarrierArrived(end.channel, checkpoint))
 
     # --- barriers that overtake
 
     def overtake(self, checkpoint: CheckpointId) -> None:
-        """The barriers of ``checkpoint`` must not wait: neither those that are sent already, nor others."""
+        """The barriers of ``checkpoint`` must not wait, whether they are sent already or not."""
         if self.unaligned is not None:
             self.carry_out(self.unaligned.step(NO_TIME_MS, events.OvertakingOrdered(checkpoint)))
             if self._outputs.epoch >= checkpoint:
@@ -138,12 +137,12 @@ class SubtaskCheckpoints:
             self.carry_out(machine.step(NO_TIME_MS, events.BarrierSighted(message.channel, message.epoch)))
 
     def decide_overtaking(self, checkpoint: CheckpointId) -> list[effects.BarrierEffect]:
-        """As ``decide``: the barrier of ``checkpoint`` overtakes now."""
+        """Like ``decide``, for the event that the barrier of ``checkpoint`` overtakes now."""
         assert self.unaligned is not None
         return self.unaligned.step(NO_TIME_MS, events.BarrierOvertook(checkpoint))
 
     def can_hold(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> bool:
-        """Whether a snapshot may hold what the barrier of ``checkpoint`` would overtake, as far as it can be known."""
+        """Whether a snapshot may hold what the barrier of ``checkpoint`` would overtake; an estimate."""
         room = self._incarnation.in_flight.room
         for channel in machine.overtaken_by(checkpoint):
             size_bytes, in_snapshot = self._inputs.channels[channel].waiting_before(checkpoint, room)
@@ -155,15 +154,15 @@ class SubtaskCheckpoints:
     # --- the barrier machine
 
     def decide(self, event: events.BarrierEvent) -> list[effects.BarrierEffect]:
-        """What follows from ``event``; to be carried out with ``carry_out`` when the step has begun."""
+        """The effects of ``event``; the caller passes them to ``carry_out`` when the step has begun."""
         return self._machine.step(NO_TIME_MS, event)
 
     def handle(self, event: events.BarrierEvent) -> None:
-        """Carry out what follows from ``event``."""
+        """Carry out the effects of ``event``."""
         self.carry_out(self._machine.step(NO_TIME_MS, event))
 
     def carry_out(self, found: Sequence[effects.BarrierEffect]) -> None:
-        """Carry out the machine's effects, in this order."""
+        """Carry out effects of the machine, in this order."""
         for effect in found:
             self._apply(effect)
 
@@ -217,10 +216,11 @@ class SubtaskCheckpoints:
 def add_logs(
     logs: Logs, saved: OperatorState, pack: Callable[[Message, Any], Any], size_of: Callable[[Any], int]
 ) -> OperatorState:
-    """``saved`` (made when the state was copied) with the messages that were in flight then, and the bytes that they
-    take there: ``in_flight_bytes``. In any thread.
+    """``saved`` (made when the state was copied) with the messages that were in flight then, and their packed size in
+    bytes (``in_flight_bytes``). In any thread.
 
-    ``pack``: a message and its payload as JSON. ``size_of``: the bytes of a packed one.
+    ``pack``: a message and its payload as JSON.
+    ``size_of``: the bytes of a packed message.
     """
     if not logs:
         return saved
@@ -234,7 +234,7 @@ def add_logs(
 
 
 def _machine(incarnation: Incarnation, channels: tuple[ChannelId, ...], saved: OperatorState) -> BarrierMachine:
-    """The barrier machine of the job's checkpoint mode and of the subtask's place in the graph."""
+    """The barrier machine for the job's checkpoint mode and the subtask's place in the graph."""
     subtask, version, aligns = incarnation.subtask, incarnation.checkpoint, incarnation.guarantee.aligns
     aborted = [CheckpointId(number) for number in saved.aborted]
     back = incarnation.back_edges(channels)

@@ -1,10 +1,10 @@
 """How a subtask's steps began, and what it knows of the steps of its ancestors.
 
-Where recovery is local, a subtask with outputs logs how each step began (``determinants``), and sends on how the steps
-of its ancestors began that its own depend on. Its receivers keep both until a checkpoint covers them: a successor
-repeats what any of them knows of.
+Where recovery is local, a subtask with outputs logs how each step began (``determinants``). It also passes on how
+those steps of its ancestors began that its own steps depend on. Its receivers keep both until a checkpoint covers
+them: a successor repeats every step that any of them knows of.
 
-Where nothing is repeated (at most once), a source logs how many rows it has read instead (``determinants.progress``).
+Where steps are not repeated (at most once), a source logs how many rows it has read (``determinants.progress``).
 
 Rules: one thread, that of the steps.
 """
@@ -31,14 +31,14 @@ from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 class StepHistory:
     """The steps of one subtask and of its ancestors.
 
-    ``saved``: the protocol's part of the snapshot that it begins from.
+    ``saved``: the protocol's part of the snapshot that the subtask starts from.
     ``local``: whether other subtasks keep running when one fails.
-    ``logged``: ``False`` in an ablation only: no step is logged, although failover counts on it.
+    ``logged``: ``False`` in an ablation only: no step is logged, although failover depends on it.
 
-    ``steps``: the log of its own; ``None``: its steps are not logged.
-    ``ancestors``: what it sends on of others; ``None``: nothing.
-    ``known``: what it keeps of others; ``None``: nothing.
-    ``step_number``: of the step under way; a repeated step has the number that it had.
+    ``steps``: the log of its own steps; ``None``: its steps are not logged.
+    ``ancestors``: determinants of ancestors that it passes on; ``None``: it passes on none.
+    ``known``: determinants of other subtasks that it keeps; ``None``: it keeps none.
+    ``step_number``: of the current step; a repeated step has its original number.
     ``begun``: how many steps have begun in this incarnation.
     """
 
@@ -59,7 +59,7 @@ class StepHistory:
         shares = local and guarantee is not Guarantee.AT_LEAST_ONCE
         sends = shares and has_outputs
         self.logs = sends and (guarantee.repeats or is_source)
-        """Whether a successor repeats its steps, or passes over its rows."""
+        """Whether a successor repeats its steps, or skips its rows."""
         self._progress = ProgressLog(first) if self.logs and not guarantee.repeats else None
         self.steps = StepLog(first) if self.logs and guarantee.repeats else self._progress
         self._passes_on = frozenset(incarnation.lineage.passed_on(self._id.vertex))
@@ -74,13 +74,16 @@ class StepHistory:
         if not logged:
             self.steps = self.ancestors = None
         self._to_pass_on: dict[tuple[ChannelId, int], tuple[Span, tuple[AncestorSpan, ...]]] = {}
-        """Of messages that have arrived and are not taken: what they carry, decoded."""
+        """Decoded determinants of messages that have arrived and are not taken yet."""
         self._unlogged = 0 if self.steps is not None else first
         self.step_number = self.begun = 0
 
     def _reached_at(self, saved: OperatorState) -> dict[int, int]:
-        """How far the ancestors' steps were known at the version that the subtask begins from. It matters only where
-        barriers run ahead: there, the spans of an ancestor need not begin at the same step on all channels."""
+        """The next step of each ancestor that was unknown at the version that the subtask starts from.
+
+        It matters only where barriers run ahead: there, an ancestor's spans may begin at different steps on different
+        channels.
+        """
         return {int(number): step for number, step in saved.reached.items()}
 
     @property
@@ -89,13 +92,13 @@ class StepHistory:
         return self.steps.next_step if self.steps is not None else self._unlogged
 
     def saved_of_ancestors(self) -> dict[str, int]:
-        """How far ancestors are known, for a snapshot."""
+        """The next unknown step of each ancestor, for a snapshot."""
         if not self._runs_ahead or not isinstance(self.ancestors, AncestorLog):
             return {}
         return {str(number): step for number, step in self.ancestors.reached.items()}
 
     def begin(self, choice: Choice, *values: int) -> None:
-        """A step begins in this way: one determinant for each of ``values``."""
+        """Start a step: log one determinant for each of ``values``."""
         self.begun += 1
         if self.steps is not None:
             self.step_number = self.steps.next_step
@@ -106,18 +109,18 @@ class StepHistory:
 
     @property
     def rows_read(self) -> int:
-        """Rows that a source has read by now, in a job that repeats nothing."""
+        """Rows that a source has read so far, in a job that does not repeat steps."""
         invariant(self._progress is not None, "this subtask does not count its rows", subtask=self._id)
         assert self._progress is not None
         return self._progress.rows
 
     def has_read(self, rows: int) -> None:
-        """To be called in ``read_rows``, before anything is made of the ``rows`` that were read."""
+        """``read_rows`` calls it before any output is made from the ``rows`` that were read."""
         if self._progress is not None:
             self._progress.rows += rows
 
     def learn(self, producer: SubtaskId, message: Message) -> None:
-        """A new message has arrived: keep what it says of steps."""
+        """A new message has arrived: keep its determinants."""
         if self.known is None or not message.determinants:
             return
         spoken = decode_spans(message.determinants)
@@ -126,13 +129,13 @@ class StepHistory:
         (first, determinants), others = spoken
         spans = [(producer, first, determinants)]
         spans += [(self._lineage.subtask(number), at, theirs) for number, at, theirs in others]
-        for subtask, at, theirs in spans:  # its own as well: what others are to repeat may depend on what came round
+        for subtask, at, theirs in spans:  # its own too, back from a loop: what others repeat may depend on them
             self.known.learn(subtask, at, theirs)
             if message.kind is MessageKind.BARRIER:
                 self.known.barrier(message.epoch, subtask, at + len(theirs))
 
     def pass_on(self, producer: SubtaskId, message: Message) -> None:
-        """A step takes a message: all that depends on it from now on depends on the steps that came with it."""
+        """A step takes a message: all later output depends on the steps whose determinants came with it."""
         if self.ancestors is None or not message.determinants:
             return
         known = (message.channel, message.seq)

@@ -1,6 +1,6 @@
-"""Who a subtask is in one generation, and what it gets when it takes over from an earlier incarnation of itself.
+"""The identity of a subtask in one generation, and what a promoted standby receives from its predecessor's survivors.
 
-Rules: pure data. A promotion is what the survivors have answered, put together; nothing in it changes any more.
+Rules: pure data. A promotion combines the survivors' answers; it does not change afterwards.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 
 @dataclass
 class Promotion:
-    """What a standby gets when it becomes active.
+    """What a standby receives when it becomes active.
 
-    ``received``: channel -> next ``seq`` that its consumer expected when the survivors answered. Those of consumers
-    that have died since are among them, and count.
+    ``received``: channel -> next ``seq`` that its consumer expected when the survivors answered. Answers of consumers
+    that have died since are included, and count.
     ``determinants``: of the steps to repeat.
     ``ancestors``: what the survivors know of the subtasks that these steps may depend on.
-    ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: what is at or beyond it
-    is new.
+    ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: from there on,
+    messages are new.
     ``resuming``: subtasks that are promoted as well.
     ``state``: what the standby holds, opaque.
     ``had``: channel -> digests, by ``seq``, of what its consumer had received; ``None``: nothing is compared.
-    ``inputs``: channel -> next ``seq`` to be taken, where that is not what the version says.
-    ``pass_over``: rows that a source is to read and not to send.
+    ``inputs``: channel -> next ``seq`` to take, where it differs from the version's.
+    ``pass_over``: rows that a source must read without sending them.
     """
 
     received: dict[str, int]
@@ -52,10 +52,10 @@ class Incarnation:
 
     ``slots``, ``generations``: of all subtasks of the job.
     ``lineage``, ``guarantee``, ``cycles``: of the job.
-    ``checkpoint``: the version that it begins from.
+    ``checkpoint``: the version that it starts from.
     ``stands_still``: it waits behind each barrier until the checkpoint has ended.
     ``unaligned``: barriers may overtake.
-    ``in_flight``: the budget of its slot.
+    ``in_flight``: the slot's budget for channel state.
     """
 
     subtask: SubtaskId
@@ -74,7 +74,7 @@ class Incarnation:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a subtask may send its barrier before it has taken all that comes before the barriers it had."""
+        """Whether a subtask may send its barrier before it has taken all that precedes the barriers it received."""
         return self.unaligned or bool(self.cycles)
 
     def slot_of(self, subtask: SubtaskId) -> int | None:
@@ -87,7 +87,7 @@ class Incarnation:
         return tuple(channel for channel in channels if channel.edge in self.cycles.back_edges)
 
     def peers(self, edge: int, consumers: Sequence[SubtaskId]) -> list[Peer]:
-        """The consumers of one exchange, as the output channels take them."""
+        """The consumers of one exchange, for ``OutputChannels.add_channels``."""
         return [self.peer(consumer, ChannelId(edge, self.subtask.index, consumer.index)) for consumer in consumers]
 
     def peer(self, consumer: SubtaskId, channel: ChannelId) -> Peer:

@@ -1,7 +1,7 @@
-"""The loop that a subtask is in: when it sends rounds on, and when the loop ends.
+"""A subtask's part in a loop: when it forwards rounds, and when the loop ends.
 
-What a round is, and why it shows that a loop has ended, is in ``protocol.loops.rounds``; which edges lead back, in
-``protocol.loops.cycles``.
+``protocol.loops.rounds`` explains what a round is, and why it proves that a loop has ended; ``protocol.loops.cycles``
+finds the edges that lead back.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, invariant
 
 
 class LoopSide:
-    """The part of a loop that one of its subtasks plays.
+    """The loop protocol of one subtask.
 
-    ``saved``: the protocol's part of the snapshot that the subtask begins from.
+    ``saved``: the protocol's part of the snapshot that the subtask starts from.
     ``ended``: whether the subtask has ended.
     ``end``: ends it, when all its input has ended.
 
-    ``back_edges``: its input channels that lead back, at the head of the loop; looked up, never iterated.
+    ``back_edges``: at the head of the loop, its input channels that lead back; looked up, never iterated.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LoopSide:
         return self._send_on(self._rounds.take(channel, value))
 
     def one_ended(self, channel: ChannelId) -> Iterator[None]:
-        """An input has ended, and others have not. The head starts the rounds when it was the last one from outside."""
+        """An input has ended, and others have not. When the last input from outside ends, the head starts rounds."""
         if not self.is_head:
             return self._send_on(self._rounds.end(channel))
         outside = [end for end in self._inputs.channels.values() if end.channel not in self.back_edges]
@@ -81,7 +81,7 @@ class LoopSide:
         return self._send(self._rounds.start())
 
     def _send_on(self, came: Round | None) -> Iterator[None]:
-        """``came``: a round that has come on all inputs."""
+        """Forward ``came``, a round that has arrived on all inputs."""
         if came is None or self._ended():
             return iter(())
         following = self._rounds.after(came)

@@ -1,4 +1,4 @@
-"""What the steps of a subtask are made of. A driver makes the parts and passes them in."""
+"""The parts that a subtask's steps are composed of. The runtime or the simulator makes them and passes them in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SubtaskParts:
     """The parts of one subtask.
 
     ``local``: whether other subtasks keep running when one fails.
-    ``inputs``: without channels yet; the steps add them.
+    ``inputs``: without channels; the steps add them.
     ``outputs``: with the channels to all consumers.
     """
 

@@ -1,13 +1,13 @@
-"""What a promoted subtask repeats, and the time of day that each step has.
+"""What a promoted subtask repeats, and the time of day of each step.
 
-A successor repeats the steps that any survivor knows of, in the same order. Orders that arrive meanwhile wait until it
-has finished. A source of a job that repeats nothing (at most once) reads the rows again whose effects were seen, and
-sends nothing of them.
+A successor repeats the steps that any survivor knows of, in the same order. Orders that arrive meanwhile wait until
+replay ends. In a job that does not repeat steps (at most once), a source reads the rows again whose effects were seen,
+and sends none of them.
 
-The clock is read once in a step; what it said is a determinant of the step, and is repeated with it.
+A step reads the clock once; the time is a determinant of the step, and is repeated with it.
 
-Rules: one thread, that of the steps. When nothing is left to repeat, every message that a consumer had received must
-have been made again (``take_finished`` is then true, once; ``OutputChannels.check_remade`` does the check).
+Rules: one thread, that of the steps. When replay ends, every message that a consumer had received must have been
+regenerated (``take_finished`` is then true, once; ``OutputChannels.check_remade`` does the check).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 
 PASSED_OVER_ROWS = 16_384
-"""Rows that one step passes over, at most."""
+"""Maximum number of rows that one step skips."""
 
 
 class Replay:
-    """What is still to be repeated of one subtask.
+    """The steps that one subtask still has to repeat.
 
     ``logs``: whether its steps are logged.
 
     ``determinants``: of the steps to repeat, the next one first.
     ``deferred``: orders that wait for the end of the replay, or of a step.
-    ``rows_to_skip``: rows that a source is to read and not to send.
+    ``rows_to_skip``: rows that a source must still read without sending them.
     """
 
     def __init__(self, promotion: Promotion | None, logs: bool) -> None:
@@ -48,7 +48,7 @@ class Replay:
         self.deferred: list[Callable[[], None]] = []
         self.rows_to_skip = 0 if promotion is None else promotion.pass_over
         self.unchecked = promotion is not None and logs
-        """Whether the check at the end of the replay is still to be done."""
+        """Whether the check at the end of the replay is still due."""
 
     @property
     def active(self) -> bool:
@@ -56,8 +56,9 @@ class Replay:
         return bool(self.determinants) or self.rows_to_skip > 0
 
     def next_bundle(self, channels: int) -> Sequence[InputPart]:
-        """What the next step takes, of a subtask with so many input ``channels``; empty when it takes no messages.
+        """The bundle of the next step; empty when that step takes no messages.
 
+        ``channels``: the number of the subtask's input channels.
         Raises ``NondeterministicOperator`` when the determinants end within the bundle.
         """
         if not self._bundle and self.determinants and self.determinants[0] & CHOICE_MASK == Choice.INPUT:
@@ -68,11 +69,11 @@ class Replay:
                 self._bundle.append(InputPart.of(value, channels))
                 if not self._bundle[-1].more:
                     return self._bundle
-            raise NondeterministicOperator("the determinants of a bundle of messages are not whole")
+            raise NondeterministicOperator("the determinants of a bundle of messages are incomplete")
         return self._bundle
 
     def take_bundle(self) -> Sequence[InputPart]:
-        """The step of ``next_bundle`` begins: its determinants are used up."""
+        """The step of ``next_bundle`` begins: remove its determinants."""
         bundle, self._bundle = self._bundle, []
         for _ in bundle:
             self.determinants.popleft()
@@ -86,26 +87,26 @@ class Replay:
         return True
 
     def carry_out_deferred(self) -> None:
-        """Carry out the orders that waited."""
+        """Carry out the deferred orders."""
         orders, self.deferred = self.deferred, []
         for order in orders:
             order()
 
     def rows_to_skip_now(self) -> int:
-        """How many rows the next step reads and does not send."""
+        """How many rows the next step reads without sending them."""
         return min(self.rows_to_skip, PASSED_OVER_ROWS)
 
     def skipped(self, rows: int, more: bool) -> None:
-        """A step read ``rows`` and did not send them; ``more``: the source has further ones."""
+        """A step read ``rows`` without sending them; ``more``: whether the source has further rows."""
         self.rows_to_skip = max(0, self.rows_to_skip - rows) if more else 0
 
 
 class StepTime:
-    """The time of day of each step: read once, logged, and the same when the step is repeated. It never goes back,
-    not on another machine either.
+    """The time of day of each step: read once, logged, and the same when the step is repeated. It never goes back, even
+    when the subtask moves to another machine.
 
-    ``wall_ms``: the time of day, in milliseconds since the Unix epoch.
-    ``ms``: where the clock of the version stood.
+    ``wall_ms``: returns the time of day, in milliseconds since the Unix epoch.
+    ``ms``: the step clock of the version that the subtask starts from.
     """
 
     def __init__(
@@ -120,13 +121,13 @@ class StepTime:
 
     @property
     def ms(self) -> int:
-        """What the clock said last."""
+        """The last time that a step read."""
         return self._clock.ms
 
     def now_ms(self) -> int:
-        """The time of day of the step under way.
+        """The time of day of the current step.
 
-        Raises ``NondeterministicOperator`` when a repeated step asks for it and did not before.
+        Raises ``NondeterministicOperator`` when a repeated step reads it, and the original step did not.
         """
         if self._read_in != self._history.begun:
             self._read_in = self._history.begun

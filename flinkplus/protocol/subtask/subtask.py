@@ -1,22 +1,22 @@
-"""The steps of one subtask: which message, range, trigger or repeated choice comes next, and what follows from it.
+"""The steps of one subtask: which message, range, trigger or repeated choice is next, and what the step does.
 
-A *step* takes one bundle of messages (or one source range, or one checkpoint trigger) to its end. It is a generator, so
-that it can wait half-way for room in an output log without holding up the slot. Barriers and snapshots fall between
-steps.
-A *bundle* is the records that wait on all input channels, up to a limit (``InputGate.next``), and goes through the work
-as one batch: the cost of a step does not grow with the number of messages that its rows came in. A bundle of watermarks
-likewise raises event time once. Of any other kind a step takes one message. A bundle never reaches across a message of
-another kind on its channel. Which messages a bundle took is the step's determinant.
+A *step* processes one bundle of messages (or one source range, or one checkpoint trigger) to its end. It is a
+generator, so it can wait in the middle for room in an output log without blocking the slot. Barriers and snapshots
+fall between steps.
+A *bundle* is the records that wait on all input channels, up to a limit (``InputGate.next``). The work processes it as
+one batch: the cost of a step does not grow with the number of messages that its rows came in. A bundle of watermarks
+likewise raises event time once. A step takes only one message of any other kind. A bundle never extends past a message
+of another kind on its channel. The messages that a bundle took are the step's determinant.
 
-The parts, each with a state of its own: ``history`` (how steps began), ``replay`` (what is to be repeated), ``time``
-(the clock of each step), ``checkpoints`` (barriers and snapshots), ``loop`` (rounds), ``admission`` (which messages
-are new). The work itself, the snapshots' content and the ways to the coordinator are ports (``work``).
+The parts, each with its own state: ``history`` (how steps began), ``replay`` (the steps to repeat), ``time`` (the
+clock of each step), ``checkpoints`` (barriers and snapshots), ``loop`` (rounds), ``admission`` (which messages are
+new). The work, the contents of snapshots and the connections to the coordinator are ports (``work``).
 
-The slot's loop calls ``run`` while ``runnable``. Everything is a call: a list of effects for each message would cost
-more than the message.
+The slot's loop calls ``run`` while ``runnable``. The steps call their ports directly: a list of effects for each
+message would cost more than the message.
 
-Rules: one thread. An exception anywhere in a step is the subtask's failure. Nothing of an older generation of a
-producer, no duplicate and no message behind a gap reaches the work.
+Rules: one thread. An exception anywhere in a step is the subtask's failure. The work never gets a message of an older
+generation of its producer, a duplicate, or a message after a gap.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 class SubtaskSteps:
     """The protocol of one active subtask of one generation.
 
-    ``saved``: what ``saved`` gave at the version that it begins from.
-    ``producers``: every input channel, with the subtask at its other end.
+    ``saved``: what ``saved`` returned at the version that the subtask starts from.
+    ``producers``: every input channel, with its producer.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SubtaskSteps:
     # --- orders
 
     def start(self) -> None:
-        """Begin to run. A source that had ended reports so again."""
+        """Start running. A source that had ended reports that again."""
         self._running = True
         self._check_repetition()
         self._reports.reached("start")
@@ -146,7 +146,7 @@ class SubtaskSteps:
             self._report_end()
 
     def stop(self) -> Iterator[None] | None:
-        """Run no further. Returns the step that rests half-way, to be closed."""
+        """Stop running. Returns the unfinished step, which the caller closes."""
         self._running = False
         step, self._step = self._step, None
         return step
@@ -156,19 +156,19 @@ class SubtaskSteps:
             self._reports.exhausted()
 
     def trigger(self, checkpoint: CheckpointId) -> None:
-        """A source is to snapshot and send a barrier, between two steps."""
+        """Have a source take a snapshot and send a barrier, between two steps."""
         if self.replay.active:
             self.replay.deferred.append(lambda: self.trigger(checkpoint))
         else:
             self._triggers.append(checkpoint)
 
     def drain(self) -> None:
-        """A source is to read no more, and to end as if it had read everything."""
+        """Have a source stop reading, and end as if it had read everything."""
         self.draining = True
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is given up. That is a step of its own, and waits for one that rests half-way: otherwise what
-        the rest of that one sends would depend on when the order came."""
+        """A checkpoint is aborted. That is a step of its own, and waits for an unfinished step: otherwise, what the
+        rest of that step sends would depend on when the order came."""
         if self.replay.active or self._step is not None:
             self.replay.deferred.append(lambda: self.abort(checkpoint))
             return
@@ -190,7 +190,7 @@ class SubtaskSteps:
     # --- messages
 
     def receive(self, message: Message, payload: Any) -> None:
-        """A message arrived for one of the input channels. Duplicates, gaps and fenced ones have no effect."""
+        """A message arrived on one of the input channels. Duplicates, gaps and fenced messages have no effect."""
         end = self.inputs.channels.get(message.channel)
         if end is None:
             raise PeerProtocolError(f"{self.id} has no input channel {message.channel}")
@@ -201,7 +201,7 @@ class SubtaskSteps:
                 if self._unaligned is not None:
                     self.checkpoints.arrived(self._unaligned, message, payload)
             case Duplicate():
-                # Sent again over a new stream: the credit that would have said so was lost with the old one.
+                # Sent again over a new stream: the credit that would have prevented it was lost with the old one.
                 self.inputs.grant_anew(end)
             case Stale():
                 self.inputs.stale += 1
@@ -209,7 +209,7 @@ class SubtaskSteps:
     # --- when a step can run
 
     def runnable(self, now: float) -> bool:
-        """Whether ``run`` would get anywhere; ``now`` in seconds."""
+        """Whether ``run`` would make progress; ``now`` in seconds."""
         return self._running and self._can_proceed() and self.deadline(now) <= now
 
     @property
@@ -219,7 +219,7 @@ class SubtaskSteps:
 
     @property
     def overdue(self) -> bool:
-        """Whether a barrier is to overtake before the next step."""
+        """Whether a barrier must overtake before the next step."""
         machine = self._unaligned
         if machine is None or self.replay.active:
             return False
@@ -254,8 +254,8 @@ class SubtaskSteps:
     def deadline(self, now: float) -> float:
         """When the next step may begin; ``now`` when it need not wait.
 
-        A paced source waits for rows to arrive. Another subtask may let a small bundle grow
-        (``SubtaskWork.bundle_at``). That decides when a step begins, never what is repeated.
+        A paced source waits for rows. Any other subtask may let a small bundle grow (``SubtaskWork.bundle_at``). This
+        affects only when a step begins, never what is repeated.
         """
         if self._step is not None or self.replay.active or self.replay.deferred:
             return now
@@ -273,7 +273,7 @@ class SubtaskSteps:
     # --- steps
 
     def run(self) -> None:
-        """Continue the current step, or begin the next one; returns at its end or when an output has no more room."""
+        """Continue the current step, or begin the next one; returns at its end or when an output has no room."""
         if self._unaligned is not None and self.overdue:
             self._let_overtake(self._unaligned)
             return
@@ -296,7 +296,7 @@ class SubtaskSteps:
                 self._work.step_done(taken)
 
     def _check_repetition(self) -> None:
-        """Between two steps: new steps could hide that something was not made again."""
+        """At the end of replay, check that all was regenerated; between two steps, as new steps could hide a gap."""
         if self.replay.take_finished():
             self.outputs.check_remade()
 
@@ -321,7 +321,7 @@ class SubtaskSteps:
         return self._take(bundle) if bundle else None
 
     def _repeat(self, choice: Choice, value: int) -> Iterator[None] | None:
-        """A step that its predecessor began in the same way."""
+        """Repeat a step of the predecessor."""
         match choice:
             case Choice.READ | Choice.END:
                 return self._read(choice, value)
@@ -351,8 +351,8 @@ class SubtaskSteps:
         self.checkpoints.carry_out(found)
 
     def _let_overtake(self, machine: UnalignedBarriers) -> None:
-        """A barrier must not wait for room: a step that rests runs to its end, and the state is copied. A step that
-        makes more than may be overtaken rests again, until enough is sent for it to continue."""
+        """Finish the current step without waiting for room, then copy the state. A step that produces more than a
+        barrier may overtake pauses again, until enough is sent for it to continue."""
         with self.outputs.endless(MAX_OVERTAKEN_BYTES):
             self._proceed()
         if self._step is not None:
@@ -362,12 +362,12 @@ class SubtaskSteps:
             if self._triggers and machine.may_overtake(self._triggers[0]):
                 self._begin_checkpoint(self._triggers.popleft())
             elif machine.due is not None and self.checkpoints.can_hold(machine, machine.due):
-                self._begin_overtaking(machine.due)  # asked anew: the step may have filled the slot's budget
+                self._begin_overtaking(machine.due)  # checked again: the step may have filled the slot's budget
 
     # --- taking messages
 
     def _take(self, bundle: Bundle) -> Iterator[None] | None:
-        """A step takes messages of one kind; of records or watermarks there may be several."""
+        """Start a step that takes messages of one kind: several for records or watermarks, otherwise one."""
         channels = len(self._by_position)
         last = len(bundle) - 1
         parts = [InputPart(self._position[end.channel], count, at < last) for at, (end, count) in enumerate(bundle)]
@@ -379,7 +379,7 @@ class SubtaskSteps:
             self.history.pass_on(end.producer, message)
             if self._channel_state.logging:
                 self._channel_state.taken(end.channel, message, payload)
-            # On a channel that has ended it is sent again, under another number: it was all here before.
+            # Messages on a channel that has ended were received before; they are sent again with other numbers.
             if not end.ended or message.kind is MessageKind.BARRIER:
                 taken.append((message, payload))
         return self._process(taken) if taken else iter(())
@@ -413,9 +413,9 @@ class SubtaskSteps:
         return self._advanced(max((mark_ms for mark_ms in risen if mark_ms is not None), default=None))
 
     def _take_end(self, end: InputChannel) -> Iterator[None]:
-        end.ended = True
+        self.inputs.end(end)
         if self.ended:
-            return iter(())  # of a loop, which ended here
+            return iter(())  # from a back edge: the loop ended at this subtask
         if all(e.ended for e in self.inputs.channels.values()):
             return self._end()
         advanced = self._advanced(self._watermarks.end(end.channel))
@@ -444,7 +444,7 @@ class SubtaskSteps:
         yield from self._end()
 
     def _pass_over(self) -> Iterator[None]:
-        """Rows whose effects were seen: read, and not sent."""
+        """Read rows whose effects were seen, without sending them."""
         before = self.history.rows_read
         self.outputs.silent = True
         try:
@@ -468,8 +468,11 @@ class SubtaskSteps:
     def fence_inputs(
         self, failed: Mapping[SubtaskId, int], generation: Generation
     ) -> Iterator[tuple[ChannelId, SubtaskId, int]]:
-        """The producers among ``failed`` (-> slot of the new head) get ``generation``: take nothing older. Yields their
-        channels with the next ``seq`` expected, and grants their successors credit from there."""
+        """Accept only ``generation`` from the producers in ``failed``, and grant their successors credit.
+
+        ``failed``: failed subtask -> slot of the new head.
+        Yields each of their channels, its producer, and the next ``seq`` expected, where the credit starts.
+        """
         for channel, end in self.inputs.channels.items():
             if end.producer not in failed:
                 continue
@@ -478,11 +481,13 @@ class SubtaskSteps:
             self.inputs.grant_anew(end)
 
     def fence_output(self, channel: ChannelId, generation: Generation) -> int:
-        """The consumer of ``channel`` has failed: close it until one of ``generation`` opens it. Returns the next
-        ``seq`` that was not sent."""
+        """The consumer of ``channel`` has failed: close it until a consumer of ``generation`` opens it.
+
+        Returns the next ``seq`` that was not sent.
+        """
         end = self.outputs.channels[channel]
         sent = end.log.sent
         end.fence(generation)
-        if self.ended and not self._guarantee.replays:  # the message that said so is not sent again: send another
+        if self.ended and not self._guarantee.replays:  # the first end of input is not sent again: append another
             self.outputs.tell_end(end)
         return sent

@@ -1,9 +1,9 @@
-"""The ports of a subtask's steps: the work itself, its snapshots, and the ways to the coordinator.
+"""The ports of a subtask's steps: the work itself, its snapshots, and its reports to the coordinator.
 
-The runtime gives real ones (``runtime.slot.subtasks``), the simulator its own.
+The runtime implements them in ``runtime.slot.subtasks``; the simulator has its own implementations.
 
-Rules: called by the steps (``flinkplus.protocol.subtask.subtask``), in their thread. A method that returns an iterator
-does its part of the work up to the next message that needs room, and continues when there is room.
+Rules: the steps (``flinkplus.protocol.subtask.subtask``) call them in their thread. An iterator that a method returns
+stops before each message that needs room in an output log, and continues when there is room.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SeenMessages(Protocol):
         """All messages before ``first`` are old."""
 
     def add(self, epoch: int, channel: ChannelId, seq: int, digest: int, /) -> int | None:
-        """``None``: the message is new, and is noted. Otherwise it is a duplicate, and this is its digest; below 0: it
-        is so old that its digest is forgotten."""
+        """Add a message. Returns ``None`` if it is new; otherwise the digest that it had, below 0 if the message is so
+        old that its digest is forgotten."""
 
     def spans(self, channel: ChannelId, /) -> Sequence[tuple[int, Any]]: ...
 
@@ -39,51 +39,52 @@ class SeenMessages(Protocol):
 
 
 class SubtaskWork(Protocol):
-    """What a subtask does with its input."""
+    """The work of a subtask: what it does with its input."""
 
     def push(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         """Process messages of records, at least one, in this order, as if they were one."""
 
     def bundle_at(self, since: float) -> float:
-        """When a small bundle may be taken whose first message waits since ``since``, in seconds."""
+        """When a small bundle may be taken whose first message has waited since ``since``; both in seconds."""
 
     def rows_to_read(self) -> int:
-        """How many rows a source may read now; the step logs it, so that a replay reads as many."""
+        """How many rows a source may read now; the step logs the number, so that a replay reads as many."""
 
     def read_rows(self, rows: int) -> Generator[None, None, bool]:
-        """Read and process up to ``rows``; returns ``False`` when nothing is left to read. Calls
-        ``StepHistory.has_read``."""
+        """Read and process up to ``rows`` rows, and call ``StepHistory.has_read``; returns ``False`` at the end of the
+        source."""
 
     def ready_at(self, now: float) -> float:
-        """When a source may read next, in seconds; ``now`` when it need not wait."""
+        """When a source may read next, in seconds; ``now`` if it need not wait."""
 
     def advance(self, watermark_ms: int) -> Iterator[None]:
-        """Event time has reached ``watermark_ms`` on all inputs: fire what is due, and send the watermark on."""
+        """Event time has reached ``watermark_ms`` on all inputs: fire what is due, and forward the watermark."""
 
     def flush(self) -> Iterator[None]:
-        """All input has ended, and event time with it: put out what is held back."""
+        """All input and event time have ended: emit what is still held back."""
 
     def step_done(self, taken: Bundle) -> None:
         """A step has ended, and the messages that it took are consumed."""
 
     def ended(self) -> None:
-        """The end of input is sent, or was before this incarnation began."""
+        """The end of input has been sent, by this incarnation or before it began."""
 
 
 class SnapshotPort(Protocol):
-    """How a subtask's state becomes a snapshot, and where its answers go."""
+    """Takes snapshots of a subtask's state, and sends acknowledgements and declines."""
 
     def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
-        """The synchronous part. ``protocol_part``: gives what the protocol keeps in the snapshot."""
+        """The synchronous part. ``protocol_part``: returns the protocol's part of the snapshot."""
 
     def persist(self, checkpoint: CheckpointId, logs: Logs) -> SnapshotHandle | None:
-        """Begin the asynchronous part, with the channel state of the snapshot (see ``checkpoints.add_logs``).
+        """Start the asynchronous part, with the snapshot's channel state (see ``checkpoints.add_logs``).
 
-        Returns the handle if that was all. Otherwise ``SubtaskCheckpoints.persisted`` has to be called at its end.
+        Returns the handle if that finished at once. Otherwise, the port calls ``SubtaskCheckpoints.persisted`` at the
+        end.
         """
 
     def discard(self, checkpoint: CheckpointId) -> None:
-        """The snapshot is of no use any more."""
+        """The snapshot is not needed any more."""
 
     def complete(self, checkpoint: CheckpointId) -> None:
         """A checkpoint is complete."""
@@ -95,11 +96,11 @@ class SnapshotPort(Protocol):
         """Report to the coordinator that this subtask cannot take the snapshot."""
 
     def unpack(self, packed: Any) -> tuple[Message, Any]:
-        """A message that a snapshot holds (see ``checkpoints.add_logs``), and its payload."""
+        """Decode a message of channel state (see ``checkpoints.add_logs``), with its payload."""
 
 
 class SubtaskReports(Protocol):
-    """What a subtask reports while it runs."""
+    """Reports of a running subtask."""
 
     def exhausted(self) -> None:
         """Report to the coordinator that this source, or head of a loop, has ended."""

@@ -1,4 +1,4 @@
-"""What every machine shares: identifiers, messages, events, effects, limits, ancestry of subtasks.
+"""Types common to all machines: identifiers, messages, events, effects, limits, ancestry of subtasks.
 
 Ring 0: pure.
 """

@@ -1,6 +1,6 @@
-"""The limits of the machines, checked when they are given.
+"""The limits of the machines, checked when the configuration is made.
 
-Rules: every wait, retry and queue of the core has its limit here, by name; times are whole milliseconds.
+Rules: every wait, retry and queue of the core has a named limit here; times are whole milliseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from flinkplus.errors import ConfigurationError
 
 
 def earliest_ms(*times_ms: int | None) -> int | None:
-    """The first of these times; ``None`` stands for never."""
+    """The earliest of these times; ``None`` means never."""
     found = None
     for time_ms in times_ms:
         if time_ms is not None and (found is None or time_ms < found):
@@ -28,38 +28,38 @@ def _check_at_least(config: object, names: tuple[str, ...], least: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """When checkpoints begin, and how long and how often anything about them is tried."""
+    """When checkpoints begin, and the timeouts and retries of their parts."""
 
     interval_ms: int | None = 1_000
-    """From one periodic trigger to the next; None: none but requested ones and the last one."""
+    """From one periodic trigger to the next; None: only requested checkpoints and the last one."""
     timeout_ms: int = 60_000
     """From the trigger until every subtask has acknowledged."""
     aligned_timeout_ms: int | None = None
     """From the trigger until barriers overtake what they wait for (0: at once); None: never."""
     min_pause_ms: int = 0
-    """From the end of one checkpoint to the next periodic trigger, and to the next attempt at a last one."""
+    """Minimum from the end of one checkpoint to the next periodic trigger, or the next attempt at a last one."""
     max_concurrent: int = 1
-    """Pending checkpoints beyond which no other is triggered (but the last one)."""
+    """Maximum number of pending checkpoints, not counting the last one."""
     retained: int = 3
-    """Complete checkpoints that are kept."""
+    """Number of complete checkpoints that are kept."""
     max_uncommitted: int = 8
-    """Complete checkpoints with uncommitted output beyond which no other is triggered (but the last one)."""
+    """Maximum number of complete checkpoints with uncommitted output; only the last one is triggered beyond it."""
     commit_attempts: int = 5
     commit_retry_ms: int = 200
     """From a failed commit to its next attempt."""
     storage_timeout_ms: int = 120_000
-    """Timeout for storing one manifest; after it the manifest is abandoned. A commit that takes longer is reported, and
-    does not end a job that runs."""
+    """Timeout for storing one manifest, after which it is abandoned. A commit that takes longer is reported, and does
+    not end a running job."""
     sweep_every: int = 8
     """Complete checkpoints from one removal of unused state files to the next."""
     final_attempts: int = 10
-    """Last checkpoints that may fail, one after the other, in one generation."""
+    """Maximum number of consecutive failures of the last checkpoint in one generation."""
     final_retry_ms: int = 500
-    """From a failed last checkpoint to the next attempt at one: a short outage must not use them up."""
+    """From a failed last checkpoint to the next attempt, so that a short outage does not use up all attempts."""
     in_flight_slot_bytes: int = 64 << 20
-    """Of messages that were in flight, in the snapshots of one index, which a deployment brings into one slot."""
+    """Maximum channel state in the snapshots of one subtask index, which a deployment puts on one slot."""
     in_flight_job_bytes: int = 256 << 20
-    """Of them, in all snapshots of a checkpoint."""
+    """Maximum channel state in all snapshots of a checkpoint."""
 
     def __post_init__(self) -> None:
         _check_at_least(self, tuple(field.name for field in fields(self)), 0)
@@ -69,34 +69,34 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryConfig:
-    """How often, how soon and how long recovery is tried before the job fails."""
+    """How often recovery is tried before the job fails, and its delays and timeouts."""
 
     max_restarts: int = 3
-    """Failures of user code (and of last checkpoints) that count at a time; one more ends the job."""
+    """Maximum number of failures of user code (and of last checkpoints) in ``restart_window_ms``; one more ends the
+    job."""
     restart_window_ms: int | None = 600_000
-    """For so long each counts, and until a checkpoint has become complete after it; None: for good."""
+    """How long a failure counts at least; it also counts until a later checkpoint is complete. None: forever."""
     max_slot_losses: int = 10
-    """Slots lost or evicted without a complete checkpoint in between; one more ends the job."""
+    """Maximum number of slots lost or evicted without a complete checkpoint in between; one more ends the job."""
     same_moment_ms: int = 1_000
-    """From the begin of a recovery beside the stream (and the delay that a rollback would have): what was running then
+    """From the start of a local recovery (plus the delay that a rollback would have): a subtask that was running then
     and fails within this time is part of that recovery."""
     max_start_failures: int = 2
-    """Failed starts of one slot, one after the other, before the job has begun; one more ends it."""
+    """Maximum number of consecutive failed starts of one slot before the job has begun; one more ends the job."""
     slot_timeout_ms: int = 60_000
-    """For all slots to register at the start."""
+    """Timeout for all slots to register at the start."""
     restart_slot_timeout_ms: int = 60_000
-    """For all slots to be registered again in a recovery."""
+    """Timeout for all slots to register again in a recovery."""
     deploy_timeout_ms: int = 120_000
-    """For all slots to restore; those that have not are evicted."""
+    """Timeout for all slots to restore; late slots are evicted."""
     backoff_first_ms: int = 500
-    """Delay of the second recovery in a row without a complete checkpoint in between (the first has none)."""
+    """Delay of the second consecutive recovery without a complete checkpoint in between (the first has none)."""
     backoff_max_ms: int = 30_000
-    """The delay doubles up to this."""
+    """Maximum of the delay, which doubles each time."""
     quiesce_timeout_ms: int = 300_000
-    """In a rollback, or at the end of the job, for manifests and commits in flight to end; and for output to be
-    retracted."""
+    """In a rollback or at the end of the job: timeout for manifests and commits in flight, and to retract output."""
     stop_timeout_ms: int = 10_000
-    """For slots to stop at the end."""
+    """Timeout for slots to stop at the end."""
 
     def __post_init__(self) -> None:
         _check_at_least(self, tuple(field.name for field in fields(self)), 0)

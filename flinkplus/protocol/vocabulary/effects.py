@@ -1,8 +1,8 @@
-"""What each machine of the core orders: effects, carried out by its driver.
+"""Effects: what each machine of the core orders, and its driver carries out.
 
-Rules: frozen data; a list of effects is carried out in its order; none waits for the completion of another one of the
-same list. A failed effect comes back as an event. An effect that only has another machine take an event is that event.
-``generation`` stands in whatever goes to subtasks: those of another generation ignore it.
+Rules: frozen data. A list of effects is carried out in its order; none waits for the completion of another of the same
+list. A failed effect comes back as an event. An effect that only passes an event to another machine is that event.
+Effects that go to subtasks have a ``generation``: subtasks of another generation ignore them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
 
 @dataclass(frozen=True, slots=True)
 class BlockChannel:
-    """Take no further message off ``channel``."""
+    """Take no further message from ``channel``."""
 
     channel: ChannelId
 
@@ -39,16 +39,18 @@ class UnblockChannel:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """The synchronous part: freeze the subtask's state as it is now. If it fails: ``SnapshotFailed``, and the
-    ``PersistSnapshot`` of the same list is left out."""
+    """The synchronous part: copy the subtask's state now. If it fails: ``SnapshotFailed``, and the ``PersistSnapshot``
+    of the same list is skipped."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBarrier:
-    """Append the barrier of ``checkpoint`` to every output channel. ``overtakes``: room or not, and it is sent at once
-    with all that waits before it, credit or not."""
+    """Append the barrier of ``checkpoint`` to every output channel.
+
+    ``overtakes``: append it without room, and send it and all that waits before it at once, without credit.
+    """
 
     checkpoint: CheckpointId
     overtakes: bool = False
@@ -76,15 +78,15 @@ class DeclineCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class DiscardSnapshot:
-    """The snapshot was persisted for a checkpoint that is no more: forget its handle. Its files may be named by a later
-    snapshot of the same subtask; garbage collection against the manifests decides."""
+    """The snapshot was persisted for an aborted checkpoint: drop its handle. Later snapshots of the subtask may name
+    its files; garbage collection against the manifests decides."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class LogChannel:
-    """From here on, what is taken off ``channel`` belongs to the snapshot of ``checkpoint``, until ``CloseLog``."""
+    """Messages taken from ``channel`` belong to the snapshot of ``checkpoint`` from now on, until ``CloseLog``."""
 
     checkpoint: CheckpointId
     channel: ChannelId
@@ -92,7 +94,7 @@ class LogChannel:
 
 @dataclass(frozen=True, slots=True)
 class CloseLog:
-    """What was taken off ``channel`` last is the last that belongs to the snapshot of ``checkpoint``."""
+    """The message last taken from ``channel`` is the last of the snapshot of ``checkpoint``."""
 
     checkpoint: CheckpointId
     channel: ChannelId
@@ -100,8 +102,8 @@ class CloseLog:
 
 @dataclass(frozen=True, slots=True)
 class RecordChannel:
-    """From the oldest message of ``channel`` that is not taken yet to the barrier of ``checkpoint``, here or still to
-    come, all belongs to the snapshot."""
+    """All messages of ``channel`` that are not taken yet, up to the barrier of ``checkpoint``, belong to its snapshot,
+    whether they have arrived or not."""
 
     checkpoint: CheckpointId
     channel: ChannelId
@@ -109,7 +111,7 @@ class RecordChannel:
 
 @dataclass(frozen=True, slots=True)
 class CloseRecord:
-    """What came on ``channel`` last is the last that belongs to the snapshot of ``checkpoint``."""
+    """The message that last arrived on ``channel`` is the last of the snapshot of ``checkpoint``."""
 
     checkpoint: CheckpointId
     channel: ChannelId
@@ -155,12 +157,12 @@ class CheckpointStats:
     acknowledged: int
     subtasks: int
     cause: AbortCause | None = None
-    """Of an aborted one."""
+    """Set for an aborted checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerCheckpoint:
-    """Tell the source subtasks to begin ``checkpoint``; again, when some of them were replaced since."""
+    """Trigger ``checkpoint`` at these source subtasks; repeated when some of them were replaced."""
 
     checkpoint: CheckpointId
     sources: tuple[SubtaskId, ...]
@@ -170,7 +172,7 @@ class TriggerCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class OvertakeCheckpoint:
-    """Tell all subtasks of ``generation``, those without barriers too: barriers of ``checkpoint`` wait for nothing."""
+    """Order all subtasks of ``generation``, with or without a barrier: barriers of ``checkpoint`` may overtake."""
 
     checkpoint: CheckpointId
     generation: Generation
@@ -178,7 +180,7 @@ class OvertakeCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AbortCheckpoint:
-    """Tell all subtasks of ``generation`` that ``checkpoint`` is given up."""
+    """Notify all subtasks of ``generation`` that ``checkpoint`` is aborted."""
 
     checkpoint: CheckpointId
     reason: str
@@ -198,7 +200,7 @@ class StoreManifest:
 
 @dataclass(frozen=True, slots=True)
 class CompleteCheckpoint:
-    """``checkpoint`` is complete: tell the subtasks of ``generation``, and feed ``CheckpointCompleted`` to the job."""
+    """``checkpoint`` is complete: notify the subtasks of ``generation``; pass ``CheckpointCompleted`` to the job."""
 
     checkpoint: CheckpointId
     generation: Generation
@@ -206,9 +208,11 @@ class CompleteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CommitOutput:
-    """Make visible what ``checkpoint`` covers: ``OutputCommitted`` or ``CommitFailed``. Idempotent. A job that dies may
-    leave several complete checkpoints uncommitted (none of them is dropped): whoever resumes it commits all that are
-    kept, in order, up to the one it restores."""
+    """Make the output of ``checkpoint`` visible: ``OutputCommitted`` or ``CommitFailed``. Idempotent.
+
+    A job that dies may leave several complete checkpoints uncommitted, and drops none of them. The next run commits all
+    of them in order, up to the one that it restores.
+    """
 
     checkpoint: CheckpointId
     final: bool
@@ -216,7 +220,7 @@ class CommitOutput:
 
 @dataclass(frozen=True, slots=True)
 class DropCheckpoint:
-    """Remove ``checkpoint`` (its manifest, and what only it names); no matter if there is nothing of it."""
+    """Remove ``checkpoint``: its manifest, and what only it names; has no effect if it does not exist."""
 
     checkpoint: CheckpointId
 
@@ -228,7 +232,7 @@ class RecordCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReportCommitDelay:
-    """The commit of ``checkpoint`` has been in flight for ``waited_ms``: log it. Sent again after the same time."""
+    """Log that the commit of ``checkpoint`` has been in flight for ``waited_ms``; repeated at intervals."""
 
     checkpoint: CheckpointId
     waited_ms: int
@@ -236,8 +240,10 @@ class ReportCommitDelay:
 
 @dataclass(frozen=True, slots=True)
 class SweepState:
-    """Remove state files that no checkpoint can name any more: ``complete`` is the newest complete checkpoint,
-    ``triggered`` the newest that was triggered. No answer."""
+    """Remove state files that no checkpoint can name any more; has no answer.
+
+    ``complete``, ``triggered``: the newest checkpoint that is complete, and that was triggered.
+    """
 
     complete: CheckpointId
     triggered: CheckpointId
@@ -280,12 +286,12 @@ class JobState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InterruptCheckpoints:
-    """Feed ``JobInterrupted`` to ``CheckpointCoordinator``."""
+    """Pass ``JobInterrupted`` to ``CheckpointCoordinator``."""
 
 
 @dataclass(frozen=True, slots=True)
 class HaltSubtasks:
-    """Tell the slots to stop the subtasks of ``generation`` and to keep their processes. No answer is waited for: a
+    """Order the slots to stop the subtasks of ``generation`` and keep their processes. It has no answer: a
     ``DeploySubtasks`` implies it."""
 
     generation: Generation
@@ -293,9 +299,11 @@ class HaltSubtasks:
 
 @dataclass(frozen=True, slots=True)
 class RetractOutputAfter:
-    """The job goes back further than its newest complete checkpoint. First drop what is newer (feed
-    ``CheckpointsAbandoned(checkpoint)`` to ``CheckpointCoordinator`` and carry out its effects), then retract the
-    output committed after ``checkpoint`` (None: all output): ``OutputRetracted`` or ``RetractionFailed``."""
+    """The job goes back further than its newest complete checkpoint: ``OutputRetracted`` or ``RetractionFailed``.
+
+    First pass ``CheckpointsAbandoned(checkpoint)`` to ``CheckpointCoordinator`` and carry out its effects, which drop
+    newer checkpoints. Then retract the output committed after ``checkpoint`` (None: all output).
+    """
 
     checkpoint: CheckpointId | None
     reason: str
@@ -303,8 +311,8 @@ class RetractOutputAfter:
 
 @dataclass(frozen=True, slots=True)
 class DeploySubtasks:
-    """Reset every slot to ``generation``: drop older subtasks, create, restore (None: initial state) and wire the
-    assigned ones, start nothing. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
+    """Reset every slot to ``generation``: drop older subtasks; create, restore (None: initial state) and connect the
+    assigned ones, without starting them. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
     ``CheckpointRestoreFailed``."""
 
     generation: Generation
@@ -315,15 +323,17 @@ class DeploySubtasks:
 
 @dataclass(frozen=True, slots=True)
 class StartSubtasks:
-    """Tell all slots to start ``generation``, and feed ``SubtasksStarted`` to ``CheckpointCoordinator``."""
+    """Order all slots to start ``generation``, and pass ``SubtasksStarted`` to ``CheckpointCoordinator``."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class EvictSlot:
-    """The process of ``slot`` does not answer, or is given up: end it by any means, so that another one starts.
-    ``incarnation``: only that process; None: the present one. For local failover it counts as lost already."""
+    """The process of ``slot`` does not answer, or is evicted: end it by any means, so that another one starts.
+
+    ``incarnation``: only that process; None: the present one. Local failover counts it as lost already.
+    """
 
     slot: int
     incarnation: int | None
@@ -332,12 +342,12 @@ class EvictSlot:
 
 @dataclass(frozen=True, slots=True)
 class StopSlots:
-    """Tell all registered slots to end (again, when another one registered meanwhile): each answers ``SlotStopped``."""
+    """Order all registered slots to end; repeated when another one registers. Each answers ``SlotStopped``."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """The job is over; ``failure``, ``reason`` and ``error`` (opaque, of the ``SubtaskFailed``) say why it failed."""
+    """The job has ended; ``failure``, ``reason`` and ``error`` (opaque, from ``SubtaskFailed``) say why it failed."""
 
     state: JobState
     error: object
@@ -347,7 +357,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class RecordRollbackPhase:
-    """Recovery number ``recovery`` (1, 2, ...) entered ``phase``; ``subtasks`` are those that failed."""
+    """Recovery number ``recovery`` (1, 2, ...) entered ``phase``; ``subtasks``: those that failed."""
 
     recovery: int
     phase: Phase

@@ -1,6 +1,6 @@
-"""What can happen to each machine of the core: events, in the past tense.
+"""Events of each machine of the core, in the past tense.
 
-Rules: frozen data; a completion carries what tells a late, doubled or old one apart (checkpoint, generation,
+Rules: frozen data; a completion carries what identifies a late, repeated or old one (checkpoint, generation,
 incarnation). ``handle`` and ``error`` are opaque: the core passes them on and never looks inside.
 """
 
@@ -16,7 +16,7 @@ from flinkplus.protocol.vocabulary.phases import FailureKind
 
 @dataclass(frozen=True, slots=True)
 class TimeAdvanced:
-    """A deadline may have passed; nothing else happened. For every machine with deadlines."""
+    """A deadline may have passed. For every machine with deadlines."""
 
 
 # ---------------------------------------------------------------------------------------------------- alignment
@@ -24,7 +24,7 @@ class TimeAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class BarrierArrived:
-    """The barrier of ``checkpoint`` is the next message of ``channel``, and has been taken off it."""
+    """The subtask took the barrier of ``checkpoint`` from ``channel``."""
 
     channel: ChannelId
     checkpoint: CheckpointId
@@ -32,21 +32,21 @@ class BarrierArrived:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTriggered:
-    """The coordinator told this source subtask to begin ``checkpoint`` (the barrier on the channel *Nil*)."""
+    """The coordinator triggered ``checkpoint`` at this source subtask (the barrier on the channel *Nil*)."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAborted:
-    """The coordinator gave ``checkpoint`` up."""
+    """The coordinator aborted ``checkpoint``."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPersisted:
-    """The asynchronous part of this subtask's snapshot ended well; ``handle`` is what restores it."""
+    """The asynchronous part of this subtask's snapshot succeeded; ``handle`` restores it."""
 
     checkpoint: CheckpointId
     handle: object
@@ -66,7 +66,7 @@ BarrierEvent: TypeAlias = BarrierArrived | CheckpointTriggered | CheckpointAbort
 
 @dataclass(frozen=True, slots=True)
 class BarrierSighted:
-    """The barrier of ``checkpoint`` has come in on ``channel``, and waits there behind what came before it."""
+    """The barrier of ``checkpoint`` has arrived on ``channel``, and waits there."""
 
     channel: ChannelId
     checkpoint: CheckpointId
@@ -74,14 +74,14 @@ class BarrierSighted:
 
 @dataclass(frozen=True, slots=True)
 class OvertakingOrdered:
-    """The coordinator said that barriers of ``checkpoint`` shall wait for nothing."""
+    """The coordinator ordered that barriers of ``checkpoint`` may overtake."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierOvertook:
-    """Between two steps, the subtask has turned to the barrier of ``checkpoint`` before all else."""
+    """Between two steps, the subtask has let the barrier of ``checkpoint`` overtake all that waits."""
 
     checkpoint: CheckpointId
 
@@ -93,7 +93,7 @@ OvertakingEvent: TypeAlias = BarrierSighted | OvertakingOrdered | BarrierOvertoo
 
 @dataclass(frozen=True, slots=True)
 class SubtasksStarted:
-    """All subtasks of ``generation`` were told to start. ``loop_heads``: the subtasks at the heads of loops."""
+    """All subtasks of ``generation`` were ordered to start. ``loop_heads``: the subtasks at the heads of loops."""
 
     subtasks: tuple[SubtaskId, ...]
     sources: tuple[SubtaskId, ...]
@@ -103,30 +103,29 @@ class SubtasksStarted:
 
 @dataclass(frozen=True, slots=True)
 class JobInterrupted:
-    """A rollback or the end of the job began: the running generation will acknowledge nothing any more."""
+    """A rollback or the end of the job began: the running generation acknowledges no further checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuiesceRequested:
-    """The job waits until no manifest and no commit is in flight; ``CommitsQuiesced`` answers."""
+    """The job waits for manifests and commits in flight; ``CommitsQuiesced`` answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """A user wants a checkpoint now."""
+    """A user requests a checkpoint now."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsAbandoned:
-    """The job goes back to the state of checkpoint ``after`` (None: the very start); all newer ones are void."""
+    """The job goes back to the state of checkpoint ``after`` (None: the start); all newer ones are void."""
 
     after: CheckpointId | None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceExhausted:
-    """A source subtask of ``generation``, or one of the head of a loop, has emitted its last record and its
-    end-of-input."""
+    """A source subtask of ``generation``, or one at the head of a loop, has sent its end of input."""
 
     subtask: SubtaskId
     generation: Generation
@@ -134,7 +133,7 @@ class SourceExhausted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAcknowledged:
-    """``in_flight_bytes``: what messages that were in flight take in ``handle``."""
+    """``in_flight_bytes``: size of the channel state in ``handle``."""
 
     checkpoint: CheckpointId
     subtask: SubtaskId
@@ -165,7 +164,7 @@ class ManifestFailed:
 
 @dataclass(frozen=True, slots=True)
 class OutputCommitted:
-    """Everything that ``checkpoint`` covers is visible in every sink."""
+    """All output of ``checkpoint`` is visible in every sink."""
 
     checkpoint: CheckpointId
 
@@ -178,10 +177,12 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True)
 class SubtasksReplaced:
-    """Local failover: each of these subtasks goes on from its ``version`` (a checkpoint's number; 0: the very start) in
-    another incarnation. What it said of newer checkpoints is void. ``afresh``: what it sends is not what it sent
-    before: whoever has snapshotted since at a barrier of its predecessor's is at another point than it will be, so
-    that the checkpoints that wait for it are void."""
+    """Local failover: each of these subtasks resumes from its version (a checkpoint's number; 0: the start) in another
+    incarnation. Its answers about newer checkpoints are void.
+
+    ``afresh``: they do not send the same messages again. A subtask that has taken a snapshot at a predecessor's barrier
+    does not match the successor's snapshot, so the checkpoints that wait for them are void.
+    """
 
     subtasks: tuple[tuple[SubtaskId, CheckpointId], ...]
     afresh: bool = False
@@ -209,7 +210,7 @@ CheckpointingEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SlotRegistered:
-    """A process took the place of ``slot``; ``incarnation`` counts the registrations of that slot, upwards."""
+    """A process registered as ``slot``; ``incarnation`` rises with each registration of that slot."""
 
     slot: int
     incarnation: int
@@ -217,7 +218,7 @@ class SlotRegistered:
 
 @dataclass(frozen=True, slots=True)
 class SlotStartFailed:
-    """A process of a slot has ended before it could register; ``error`` is passed through to ``EndJob``."""
+    """A process of a slot ended before it registered; ``error`` is passed on to ``EndJob``."""
 
     slot: int
     reason: str
@@ -226,7 +227,7 @@ class SlotStartFailed:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """The process of ``slot`` is gone, or nothing that it sends is taken any more."""
+    """The process of ``slot`` is gone, or its messages are not accepted any more."""
 
     slot: int
     incarnation: int
@@ -235,7 +236,7 @@ class SlotLost:
 
 @dataclass(frozen=True, slots=True)
 class SlotLeft:
-    """As ``SlotLost``, but a running job goes on: local failover sees to the subtasks that were there."""
+    """Like ``SlotLost``, but a running job keeps running: local failover recovers the subtasks that were there."""
 
     slot: int
     incarnation: int
@@ -244,9 +245,13 @@ class SlotLeft:
 
 @dataclass(frozen=True, slots=True)
 class FailureTakenOn:
-    """Local failover takes a failure of the running job on: it costs what a rollback would cost, and may be one too
-    many. ``kind``: "exception" or "slot". ``generation``: the newest generation of what failed. ``under_way``: whether
-    another failover was not over. A subtask's exception is taken on before local failover falls back because of it."""
+    """Local failover handles a failure of the running job. It costs as much as a rollback, and may exceed the budget. A
+    subtask's exception is reported here even if local failover then falls back because of it.
+
+    ``kind``: "exception" or "slot".
+    ``generation``: the newest generation of what failed.
+    ``under_way``: whether another failover has not ended.
+    """
 
     kind: FailureKind
     generation: Generation
@@ -257,8 +262,10 @@ class FailureTakenOn:
 
 @dataclass(frozen=True, slots=True)
 class FailoverFellBack:
-    """Local failover of ``subtasks`` cannot be proved safe, or did not come about: roll back. ``counted``: a
-    ``FailureTakenOn`` was spent on this failure already."""
+    """Local failover of ``subtasks`` cannot be proved safe, or did not succeed: roll back.
+
+    ``counted``: whether a ``FailureTakenOn`` has reported this failure already.
+    """
 
     kind: FailureKind
     subtasks: tuple[SubtaskId, ...]
@@ -269,7 +276,7 @@ class FailoverFellBack:
 
 @dataclass(frozen=True, slots=True)
 class InputBlamed:
-    """The same input has ended two processes (``crashes``): further recoveries would end in the same way."""
+    """The same input has ended two processes (``crashes``): further recoveries would end the same way."""
 
     reason: str
     error: object
@@ -284,7 +291,7 @@ class GenerationsUsed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDeployed:
-    """Every subtask of ``generation`` on ``slot`` is restored, wired and ready to start."""
+    """Every subtask of ``generation`` on ``slot`` is restored, connected and ready to start."""
 
     generation: Generation
     slot: int
@@ -292,29 +299,32 @@ class SlotDeployed:
 
 @dataclass(frozen=True, slots=True)
 class SlotStopped:
-    """``slot`` has ended all it did and left on purpose."""
+    """The process of ``slot`` has ended as ordered."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpareAdded:
-    """There is a spare slot more, which may register. (With a number that no slot has had.)"""
+    """The job has a further spare slot, which may register; its number is new."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpareRemoved:
-    """Spare slot ``slot`` is no slot of the job any more; its process is gone."""
+    """Spare slot ``slot`` has left the job; its process is gone."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskFailed:
-    """A subtask threw; its slot lives. ``error`` is what the user should see if this ends the job. ``deterministic``:
-    not because what it does, or receives, contradicts what its predecessor did or received."""
+    """A subtask raised an exception; its slot lives.
+
+    ``error``: what the user should see if this ends the job.
+    ``deterministic``: ``False`` if its steps, or its input, contradict those of its predecessor.
+    """
 
     subtask: SubtaskId
     generation: Generation
@@ -325,7 +335,7 @@ class SubtaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRestoreFailed:
-    """``checkpoint`` cannot be restored, now or later: it is corrupt (not: the storage is away for a moment)."""
+    """``checkpoint`` is corrupt and can never be restored; a temporary storage failure does not count."""
 
     generation: Generation
     checkpoint: CheckpointId
@@ -341,26 +351,26 @@ class CheckpointCompleted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDropped:
-    """Retention removed ``checkpoint``: it is no fallback any more."""
+    """Retention removed ``checkpoint``: the job cannot fall back to it any more."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class CommitsQuiesced:
-    """Answer to ``QuiesceRequested``: no manifest and no commit is in flight, and none can begin."""
+    """Answer to ``QuiesceRequested``: all manifests and commits have ended, and none can begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRetracted:
-    """Answer to ``RetractOutputAfter(checkpoint)``: done."""
+    """Answer to ``RetractOutputAfter(checkpoint)``: success."""
 
     checkpoint: CheckpointId | None
 
 
 @dataclass(frozen=True, slots=True)
 class RetractionFailed:
-    """Answer to ``RetractOutputAfter(checkpoint)``: it could not be done."""
+    """Answer to ``RetractOutputAfter(checkpoint)``: failure."""
 
     checkpoint: CheckpointId | None
     reason: str
@@ -375,8 +385,8 @@ class FinalCommitted:
 
 @dataclass(frozen=True, slots=True)
 class FinalAbandoned:
-    """The sources of ``generation`` are exhausted, but ``final_attempts`` last checkpoints failed, last
-    ``checkpoint``."""
+    """The sources of ``generation`` are exhausted, but ``final_attempts`` last checkpoints failed, ``checkpoint``
+    being the newest."""
 
     checkpoint: CheckpointId
     generation: Generation
@@ -385,8 +395,8 @@ class FinalAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class CommitAbandoned:
-    """The manifest or the output of ``checkpoint`` was refused for good, or it is not known whether it is stored.
-    Nothing more is triggered, stored or committed."""
+    """The manifest or the output of ``checkpoint`` was refused for good, or it is unknown whether it is stored. No
+    further checkpoint is triggered, stored or committed."""
 
     checkpoint: CheckpointId
     reason: str
@@ -394,7 +404,7 @@ class CommitAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """A user wants the job to end."""
+    """A user cancels the job."""
 
 
 JobEvent: TypeAlias = (

@@ -1,14 +1,14 @@
-"""What a job promises about each input row, and what of the protocol it needs for that.
+"""What a job guarantees for each input row, and which parts of the protocol it needs for that.
 
-- *Exactly once*: its effect is in the committed output once. A failed subtask goes on from a version and repeats what
-  it has done since, step by step; barriers are aligned.
-- *At least once*: once or more. A failed subtask gets the input since its version again, and does what it will with
-  it: there are no determinants, no filter, and no channel is ever blocked by a barrier.
-- *At most once*: once or not at all. Nothing is kept to be sent again: what a failed subtask had received since its
-  version is lost. A source passes over the rows that somebody has seen an effect of (``progress``).
+- *Exactly once*: its effect is in the committed output once. A failed subtask resumes from a version and repeats its
+  later steps exactly; barriers are aligned.
+- *At least once*: once or more. A failed subtask receives the input since its version again, and processes it in any
+  order: without determinants or a filter, and no barrier ever blocks a channel.
+- *At most once*: once or not at all. Producers keep nothing to send again: what a failed subtask had received since its
+  version is lost. A source skips the rows of which any subtask has seen an effect (``progress``).
 
-With the weaker two, numbers on a channel are not the same again after a failover: a promoted producer goes on behind
-what its consumer has received, a promoted consumer where its producer is
+With the weaker two, messages on a channel get other numbers after a failover. A promoted producer continues after what
+its consumer has received; a promoted consumer continues at its producer's present number
 (``flinkplus.runtime.coordinator.promotion.promotions``).
 """
 
@@ -18,7 +18,7 @@ from enum import Enum
 
 
 class Guarantee(Enum):
-    """By the names that users know."""
+    """The guarantees, by the names in the options."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -36,5 +36,5 @@ class Guarantee(Enum):
 
     @property
     def aligns(self) -> bool:
-        """Whether a barrier blocks its channel until all have come."""
+        """Whether a barrier blocks its channel until all have arrived."""
         return self is not Guarantee.AT_LEAST_ONCE

@@ -1,8 +1,8 @@
-"""Names and numbers that every machine shares, and the check of our own invariants.
+"""Identifiers common to all machines, and the check of internal invariants.
 
-Rules: numbers that must not be mixed up have a type of their own; identities are frozen and ordered, so that whatever
-is derived from them comes out in the same order on every machine. They are named tuples since every message is looked
-up by them, and those are hashed and compared without a line of Python.
+Rules: numbers that must not be confused have their own types. Identifiers are frozen and ordered, so that results
+derived from them have the same order on every machine. They are named tuples because each message is looked up by
+them, and tuples are hashed and compared without running Python code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CheckpointId = NewType("CheckpointId", int)
 """Number of a checkpoint: 1, 2, ...; never used twice in a job, not even after a rollback or a resume."""
 
 Generation = NewType("Generation", int)
-"""Fencing number of a subtask: 1, 2, ...; raised when it is deployed or promoted, carried by every message; messages
+"""Fencing number of a subtask: 1, 2, ...; raised at each deployment or promotion. Every message carries it; messages
 with a lower one are refused."""
 
 Seq = NewType("Seq", int)
@@ -26,7 +26,7 @@ class SubtaskId(NamedTuple):
     """One parallel instance of a vertex, written ``count+out[1]``."""
 
     vertex: str
-    index: int  # type: ignore[assignment]  # instead of the search of tuples
+    index: int  # type: ignore[assignment]  # hides ``tuple.index``
 
     def __str__(self) -> str:
         return f"{self.vertex}[{self.index}]"
@@ -44,10 +44,7 @@ class ChannelId(NamedTuple):
 
 
 def invariant(condition: bool, message: str, **context: object) -> None:
-    """Raise ``InvariantViolation`` with ``message`` and ``context`` unless ``condition`` holds.
-
-    A plain ``assert`` would be dropped by ``python -O``; these checks are always on.
-    """
+    """Raise ``InvariantViolation`` with ``message`` and ``context`` unless ``condition``; not off in ``python -O``."""
     if not condition:
         details = ", ".join(f"{name}={value}" for name, value in context.items())
         raise InvariantViolation(f"{message} ({details})" if details else message)

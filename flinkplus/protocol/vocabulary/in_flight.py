@@ -1,18 +1,18 @@
-"""What was in flight at a snapshot, and how much of that snapshots may hold.
+"""Channel state: the messages in flight at a snapshot, and the limits of their size.
 
-Messages in flight that belong to a snapshot (those of back edges, or, where barriers overtake, of all inputs) are held
-in memory from the copy of the state until the snapshot is stored. They are a part of its handle, and travel with it: to
-the coordinator, down the chain, back to the slot that begins from it. So their size is limited, by a budget:
+Messages in flight that belong to a snapshot (of back edges, or, where barriers overtake, of all inputs) are held in
+memory from the copy of the state until the snapshot is stored. They are part of its handle, and travel with it: to the
+coordinator, down the chain, and to a slot that restores it. So their size has limits:
 
-- of *one channel* (``MAX_LOGGED_BYTES``) and of *one snapshot* of a subtask: else it is declined;
-- of *a slot*: what its snapshots hold, all that are not stored yet. Else the one that needs more is declined. And what
-  the snapshots of one checkpoint hold that a deployment brings into one slot: else the coordinator declines it;
-- of *a job*: what the snapshots of one checkpoint hold, since the coordinator has them all. Else it declines it.
+- *one channel* (``MAX_LOGGED_BYTES``) and *one snapshot* of a subtask: above them, the subtask declines;
+- *one slot*: all its snapshots that are not stored yet. The subtask that exceeds the limit declines. The snapshots of
+  one checkpoint that a deployment puts on one slot have a limit too, which the coordinator checks;
+- *the job*: all snapshots of one checkpoint, since the coordinator holds them; it checks that limit.
 
-Who can see that it would need more does not begin to overtake before less is left (``InFlightBudget.room``).
+A subtask whose estimate exceeds the room left does not let a barrier overtake yet (``InFlightBudget.room``).
 
-Rules: sizes are those in a handle, once they are known (``checkpoints.add_logs``); before that, estimates.
-Of what is too large nothing is kept, and what is declined for it says so (``AbortCause.OVER_BUDGET``).
+Rules: sizes are those in a handle once they are known (``checkpoints.add_logs``), estimates before. Channel state above
+a limit is dropped entirely, and the decline gives that cause (``AbortCause.OVER_BUDGET``).
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from flinkplus.protocol.vocabulary.ids import ChannelId
 from flinkplus.protocol.vocabulary.messages import Message
 
 MAX_LOGGED_BYTES = 16 << 20
-"""Of what is in flight on one channel, as it is on the wire."""
+"""Maximum in-flight bytes captured per channel, in wire encoding."""
 MAX_OVERTAKEN_BYTES = MAX_LOGGED_BYTES // 2
-"""On one channel, in the queue of the consumer, and as much again in the log of the producer. A barrier waits until no
-more is left."""
+"""Maximum that a barrier overtakes on one channel in the consumer's queue, and again in the producer's log; while more
+is left, the barrier waits."""
 MESSAGE_OVERHEAD_BYTES = 64
-"""Of a message beside its payload and what it tells of steps."""
+"""Bytes of a message in addition to its payload and determinants."""
 SUBTASK_SHARE = 2
-"""A snapshot may have half of what a slot may."""
+"""A slot's limit divided by that of one snapshot."""
 JOB_SLOTS = 4
-"""A job may have as much as so many slots."""
+"""The job's limit divided by that of a slot."""
 
 
 class AbortCause(Enum):
-    """Why a checkpoint was given up, as far as it matters what follows."""
+    """Why a checkpoint was aborted, as far as later decisions depend on it."""
 
     OTHER = "other"
     OVER_BUDGET = "over budget"
-    """More was in flight than a checkpoint may hold."""
+    """More messages were in flight than a checkpoint may hold."""
 
 
 @dataclass(slots=True)
 class InFlightBudget:
-    """Of one slot: how much its snapshots may hold in all, in bytes, and how much they do. ``slots``: of the job."""
+    """The budget of one slot: maximum and present size of its channel state. ``slots``: number of slots of the job."""
 
     slot_bytes: int = 64 << 20
     held_bytes: int = 0
@@ -56,30 +56,29 @@ class InFlightBudget:
 
     @property
     def snapshot_bytes(self) -> int:
-        """The most of one snapshot."""
+        """Maximum size of one snapshot's channel state."""
         return self.slot_bytes // SUBTASK_SHARE
 
     @property
     def room(self) -> int:
-        """How much one more snapshot may hold so that it is not declined; nor would be the checkpoint, if all slots of
-        the job held as much as this one."""
+        """How many bytes one more snapshot may hold without a decline, even if all slots of the job held as many."""
         share = min(self.slot_bytes, JOB_SLOTS * self.slot_bytes // self.slots)
         return min(self.snapshot_bytes, share - self.held_bytes)
 
 
 def as_text(size_bytes: int) -> int:
-    """What so many bytes take in a handle."""
+    """Size in a handle of ``size_bytes`` bytes."""
     return size_bytes * 4 // 3
 
 
 def cost_of(message: Message) -> int:
-    """About what a message takes in a handle, in bytes."""
+    """Estimated size in bytes of a message in a handle."""
     return as_text(message.size + len(message.determinants) + MESSAGE_OVERHEAD_BYTES)
 
 
 @dataclass(slots=True)
 class ChannelLogged:
-    """What was in flight on a channel at a snapshot. ``next``: the ``seq`` behind it, when it is all there."""
+    """The messages in flight on one channel at a snapshot. ``next``: the ``seq`` after them, once all are there."""
 
     channel: ChannelId
     snapshot: SnapshotLogs
@@ -98,7 +97,7 @@ Logs = Mapping[ChannelId, ChannelLogged]
 
 
 class SnapshotLogs:
-    """What was in flight at one snapshot, on all its channels. ``excess``: why nothing of it is kept, if that is so."""
+    """The channel state of one snapshot. ``excess``: why it was dropped; empty if it was not."""
 
     def __init__(self, budget: InFlightBudget) -> None:
         self._budget = budget
@@ -107,12 +106,12 @@ class SnapshotLogs:
         self.excess = ""
 
     def open(self, channel: ChannelId) -> ChannelLogged:
-        """A log of ``channel``, empty."""
+        """A new, empty log of ``channel``."""
         log = self.channels[channel] = ChannelLogged(channel, self)
         return log
 
     def takes(self, log: ChannelLogged, size_bytes: int) -> bool:
-        """Whether there is room for so much more in ``log``; if not, all that is there is let go."""
+        """Whether there is room for ``size_bytes`` more in ``log``; if not, all channel state is dropped."""
         if self.excess:
             return False
         budget = self._budget
@@ -120,18 +119,18 @@ class SnapshotLogs:
         budget.held_bytes += size_bytes
         if log.size_bytes > as_text(MAX_LOGGED_BYTES):
             most = as_text(MAX_LOGGED_BYTES)
-            why = f"{log.size_bytes:,} bytes were in flight on {log.channel}, and {most:,} are the most"
+            why = f"{log.size_bytes:,} bytes were in flight on {log.channel}, and the maximum is {most:,}"
         elif self.held_bytes > budget.snapshot_bytes:
             why = _too_many(self.held_bytes, budget)
         elif budget.held_bytes > budget.slot_bytes:
-            why = f"{budget.held_bytes:,} bytes were in flight to its slot, and {budget.slot_bytes:,} are the most"
+            why = f"{budget.held_bytes:,} bytes were in flight to its slot, and the maximum is {budget.slot_bytes:,}"
         else:
             return True
         self._let_go(why)
         return False
 
     def stored(self, size_bytes: int) -> None:
-        """It takes ``size_bytes`` in the handle."""
+        """The channel state takes ``size_bytes`` in the handle."""
         if not self.excess and size_bytes > self._budget.snapshot_bytes:
             self._let_go(_too_many(size_bytes, self._budget))
 
@@ -142,10 +141,10 @@ class SnapshotLogs:
         self.release()
 
     def release(self) -> None:
-        """It holds nothing any more."""
+        """Return its bytes to the budget."""
         self._budget.held_bytes -= self.held_bytes
         self.held_bytes = 0
 
 
 def _too_many(size_bytes: int, budget: InFlightBudget) -> str:
-    return f"{size_bytes:,} bytes were in flight to it, and {budget.snapshot_bytes:,} are the most"
+    return f"{size_bytes:,} bytes were in flight to it, and the maximum is {budget.snapshot_bytes:,}"

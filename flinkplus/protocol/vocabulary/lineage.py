@@ -1,12 +1,11 @@
-"""Who is an ancestor of whom, and whose determinants a subtask's messages carry.
+"""The ancestors of each subtask, and whose determinants its messages carry.
 
 With sharing depth *n*, a message carries its sender's own determinants and those of the sender's ancestors that are
-less than *n* channels away from it; without a limit, those of all. So at depth 1 a receiver is told of its direct
-producers only.
+less than *n* channels away from it; without a limit, those of all ancestors. So at depth 1, a receiver gets only those
+of its direct producers.
 
-Rules: pure data. Every edge links all subtasks of its producer vertex to all of its consumer vertex, so that distances
-are those of vertices; where several paths lead from one to the other, the shortest counts. A subtask has a number, the
-same in every slot, by which messages name it.
+Rules: pure data. Every edge links all subtasks of its producer vertex to all of its consumer vertex, so distances are
+those of vertices; the shortest path counts. A subtask has a number, the same in every slot, that messages use for it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ MAX_VERTICES = 256
 
 
 class Lineage:
-    """Of one job: ``vertices`` in an order that is the same everywhere, ``edges`` as (producer, consumer) vertices.
+    """The ancestors in one job.
 
+    ``vertices``: in an order that is the same everywhere.
+    ``edges``: (producer, consumer) vertices.
     ``depth``: the sharing depth, at least 1; ``None``: no limit.
     """
 
@@ -45,11 +46,10 @@ class Lineage:
         }
 
     def _ancestors_of(self, vertex: str) -> dict[str, int]:
-        """Ancestors by their distance, the vertex itself among them when it is on a loop. (Breadth first: what is
-        found first is nearest.)"""
+        """Ancestor -> distance, including the vertex itself when it is on a loop; breadth first, so the nearest."""
         found: dict[str, int] = {}
         reached = [(vertex, 0)]
-        for near, away in reached:  # grows while it is walked
+        for near, away in reached:  # grows during the loop
             for producer in self._producers[near]:
                 if producer not in found:
                     found[producer] = away + 1
@@ -57,24 +57,24 @@ class Lineage:
         return found
 
     def distance(self, ancestor: str, vertex: str) -> int | None:
-        """Channels on the shortest path from one vertex to another; ``None`` when there is no path."""
+        """Channels on the shortest path from one vertex to another; ``None`` without a path."""
         return self._distances[vertex].get(ancestor)
 
     def passed_on(self, vertex: str) -> tuple[str, ...]:
-        """The ancestors whose determinants the messages of ``vertex`` carry beside its own; sorted."""
+        """The ancestors whose determinants the messages of ``vertex`` carry in addition to its own; sorted."""
         return self._passed_on[vertex]
 
     def asked_of(self, failed: Iterable[SubtaskId]) -> frozenset[str]:
-        """The ancestors, as vertices, that the successors of ``failed`` must be told of: see ``KnownSteps``."""
+        """The ancestors, as vertices, whose determinants the successors of ``failed`` need: see ``KnownSteps``."""
         return frozenset(a for vertex in {subtask.vertex for subtask in failed} for a in self._passed_on[vertex])
 
     def number(self, subtask: SubtaskId) -> int:
-        """By which messages name a subtask."""
+        """The number by which messages name ``subtask``."""
         return self._positions[subtask.vertex] << _INDEX_BITS | subtask.index
 
     def subtask(self, number: int) -> SubtaskId:
-        """The inverse of ``number``. Raises ``PeerProtocolError`` for a vertex that there is not."""
+        """The inverse of ``number``. Raises ``PeerProtocolError`` for an unknown vertex."""
         at, index = number >> _INDEX_BITS, number & (1 << _INDEX_BITS) - 1
         if at >= len(self._vertices):
-            raise PeerProtocolError(f"determinants of a subtask of vertex {at}; there are {len(self._vertices)}")
+            raise PeerProtocolError(f"determinants of a subtask of vertex {at}; the job has {len(self._vertices)}")
         return SubtaskId(self._vertices[at], index)

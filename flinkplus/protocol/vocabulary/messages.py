@@ -1,7 +1,7 @@
-"""What travels on a channel.
+"""Messages of a channel.
 
-Rules: the core sees kind, channel, generation, sequence number, epoch, size and determinants; ``records``, and what
-goes beside a message as its payload, are opaque.
+Rules: the core reads kind, channel, generation, sequence number, epoch, size and determinants; ``records``, and the
+payload that accompanies a message, are opaque.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 
 
 class MessageKind(IntEnum):
-    """What a message is. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA
-    is between members of a chain: its channel is empty and its payload belongs to ``chain_backup``. WATERMARK: no row
-    before its time comes behind it. ROUND: see ``rounds``; what came together on several channels is one round."""
+    """Kind of a message. CREDIT travels against the stream: its ``seq`` is the consumer's ``consumed`` cursor. REPLICA
+    is sent between members of a chain: its channel is empty, its payload belongs to ``chain_backup``. WATERMARK: no row
+    before its time follows it. ROUND: see ``loops.rounds``."""
 
     RECORDS = 1
     BARRIER = 2
@@ -27,12 +27,14 @@ class MessageKind(IntEnum):
 
 
 class Message(NamedTuple):
-    """One message. ``epoch`` of a BARRIER is the checkpoint it starts. ``records`` is set for RECORDS only.
+    """One message.
 
-    ``size``: of the payload in bytes: as sent, or as held in memory when it never leaves the slot.
-    ``determinants``: those of the sender's that this receiver has not been sent before.
-    ``watermark_ms``: event time, of a WATERMARK only; of a ROUND, which one it is (``rounds.encoded``).
-    ``rows``: of RECORDS: how many.
+    ``epoch``: of a BARRIER, the checkpoint that it starts.
+    ``records``: set for RECORDS only.
+    ``size``: of the payload in bytes: as sent, or as held in memory when it stays on the slot.
+    ``determinants``: those of the sender that this receiver has not been sent before.
+    ``watermark_ms``: event time of a WATERMARK; encoded number of a ROUND (``rounds.encoded``).
+    ``rows``: number of rows, of RECORDS.
     """
 
     kind: MessageKind

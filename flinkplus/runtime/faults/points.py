@@ -24,6 +24,7 @@ kills the subtask's slot: ``manifest`` (before it is written), ``commit`` (befor
 against (``slot.subtasks.ablation``). After a failover the job may then be *wrong*:
 
 - ``determinants``: subtasks neither log nor send determinants, so a promoted standby makes its own choices;
+- ``bundles``: a repeated step takes the messages that wait, and not those that its predecessor took;
 - ``digests``: repeated messages are not compared with the original ones;
 - ``filter``: message IDs are recorded, but the cursor alone decides which messages are new;
 - ``cursor``: the filter alone decides which messages are new; gaps are not detected;
@@ -55,8 +56,9 @@ STANDBY_POINTS = ("staged", "promotion", "promoted")
 COORDINATOR_POINTS = ("manifest", "commit", "committed")
 POINTS = SUBTASK_POINTS + STANDBY_POINTS + COORDINATOR_POINTS
 WITHOUT = "without:"
-DETERMINANTS, DIGESTS, FILTER, CURSOR, SUPPRESSION = PARTS = (
+DETERMINANTS, BUNDLES, DIGESTS, FILTER, CURSOR, SUPPRESSION = PARTS = (
     "determinants",
+    "bundles",
     "digests",
     "filter",
     "cursor",

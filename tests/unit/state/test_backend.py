@@ -170,18 +170,30 @@ def test_folder_names_are_distinct_and_fit() -> None:
 
 
 def test_a_base_straight_from_memory_when_most_keys_changed(open_state) -> None:
-    state = open_state()
+    state = open_state(policy=BasePolicy(full_deltas=2))
     keys = many(1_000)
     add(state, *keys)
     snapshot(state, 1)
     add(state, *keys[:400])
     assert [file.kind for file in snapshot(state, 2).files] == ["base", "delta"]
     add(state, *keys[:500])
-    handle = snapshot(state, 3)
+    assert [file.kind for file in snapshot(state, 3).files] == ["base", "delta", "delta"], "too early for a base"
+    add(state, *keys[:500])
+    handle = snapshot(state, 4)
     assert [(file.kind, file.entries) for file in handle.files] == [("base", 1_000)]
     second = open_state(generation=2)
     second.restore(handle)
-    assert read(second, keys[0], keys[450], keys[999]) == [3, 2, 1]
+    assert read(second, keys[0], keys[450], keys[999]) == [4, 3, 1]
+
+
+def test_a_version_of_most_keys_is_a_base_when_the_deltas_are_as_large(open_state) -> None:
+    state = open_state(policy=BasePolicy(full_bytes=1))
+    keys = many(1_000)
+    kinds = []
+    for checkpoint in range(1, 5):
+        add(state, *keys)
+        kinds.append([file.kind for file in snapshot(state, checkpoint).files])
+    assert kinds == [["base"], ["base", "delta"], ["base"], ["base", "delta"]]
 
 
 def test_a_base_from_rocksdb_when_deltas_pile_up(open_state, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 from flinkplus.runtime.transport.auth.tls import context
 from flinkplus.runtime.transport.factory import control_link, data_plane
+from flinkplus.runtime.transport.wire.message_format import Message, decode_frame, encode
 from flinkplus.runtime.transport.wire.ports import (
     ControlArrived,
     ControlLost,
@@ -87,7 +88,6 @@ from flinkplus.runtime.transport.wire.ports import (
     PeerBroken,
     PeerConnected,
 )
-from flinkplus.runtime.transport.wire.wire import Message, decode_frame, encode
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
 from upstream_cache.retention import Retention

@@ -24,7 +24,7 @@ from flinkplus.errors import described
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.slot.control.ports import StandbyReady
-from flinkplus.runtime.transport.wire.wire import Message, MessageKind, encode
+from flinkplus.runtime.transport.wire.message_format import Message, MessageKind, encode
 from flinkplus.state.durable.state_files import StateFiles
 
 log = logging.getLogger("flinkplus.slot")

@@ -8,7 +8,7 @@ what else would find the damage stays, unless it is left out as well.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,11 @@ from flinkplus.protocol.channels.channel import (
     InputCursor,
     Window,
 )
-from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.channels.inputs import InputChannel, InputGate
+from flinkplus.protocol.determinants.determinants import InputPart
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.replay import Replay
 from flinkplus.protocol.subtask.work import SeenMessages
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message
@@ -107,6 +109,34 @@ class PartialAdmission(Admission):
         if is_new is not isinstance(decision, Accept):
             raise self._conflict(message, is_new)
         return decision
+
+
+class UnboundReplay(Replay):
+    """Repeats as many steps as are known, with a choice of messages of its own. All else that is logged is repeated as
+    it was.
+
+    ``inputs``: the subtask's, which choose as for a new step.
+    """
+
+    def __init__(self, promotion: Promotion | None, logs: bool, inputs: InputGate) -> None:
+        super().__init__(promotion, logs)
+        self._inputs = inputs
+        self._chosen: list[InputPart] = []
+
+    @override
+    def next_bundle(self, channels: int) -> Sequence[InputPart]:
+        """Until messages wait, what the predecessor took."""
+        logged = super().next_bundle(channels)
+        if logged and not self._chosen:
+            position = {channel: at for at, channel in enumerate(sorted(self._inputs.channels))}
+            self._chosen = [InputPart(position[end.channel], count, more=False) for end, count in self._inputs.next()]
+        return self._chosen or logged
+
+    @override
+    def take_bundle(self) -> Sequence[InputPart]:
+        logged = super().take_bundle()
+        chosen, self._chosen = self._chosen, []
+        return chosen or logged
 
 
 def without(omitted: Collection[str], promotion: Promotion | None) -> Promotion | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.runtime.transport.wire.wire import Message, decode_frame, encode, encode_canonical
+from flinkplus.runtime.transport.wire.message_format import Message, decode_frame, encode, encode_canonical
 
 Entry = tuple[Message, Any]
 """A message with its encoded payload (``None`` when it has none, or holds records that were never encoded)."""

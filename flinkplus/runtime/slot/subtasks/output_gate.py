@@ -22,7 +22,7 @@ from flinkplus.protocol.channels.output_logs import Entry
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, OutputChannel, OutputChannels, Peer
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation
-from flinkplus.runtime.transport.wire.wire import Message, encode, encode_canonical, encode_records
+from flinkplus.runtime.transport.wire.message_format import Message, encode, encode_canonical, encode_records
 from upstream_cache.log import OutputLog
 from upstream_cache.retention import Retention
 

@@ -1,17 +1,16 @@
-"""When a subtask begins a step, and how much a source reads: batches of a useful size, few steps where each is dear.
+"""When a subtask begins a step, and how many rows a source reads: few steps where each step is expensive.
 
-A steady rate means *arrival*: record k is there at ``anchor + k / rate``, as if something outside produced it. A
-source that went back to a checkpoint finds everything that has arrived since, and reads it as fast as it can.
+A steady rate means *arrival*: row k arrives at ``anchor + k / rate``, as if an outside system produced it. After a
+rollback, a source finds all rows that have arrived since, and reads them as fast as it can.
 
-Where little arrives at a time, steps begin at *ticks*: a paced source reads what has arrived since its last tick, other
-subtasks take what waits (a bundle that is large enough does not wait for the tick). So the number of steps does not
-grow with the number of messages. Ticks are those of one clock for all slots of a host. Each exchange makes them half of
-``flush_interval`` later: what was sent at the tick before is there by then, and rows pass all exchanges in one wave.
-The interval between two waves is half of ``flush_interval`` for each stage. A slot that has little to do makes its
-ticks more frequent, up to none at all.
+In a busy slot, small batches move in *waves*. A paced source reads at ticks of a clock that all slots of a host share.
+Every other subtask takes a small bundle as soon as each of its input channels has a message of the wave
+(``InputGate.may_wait``), or at a tick of its own, one hop after that of the stage before. So the number of steps
+depends on the interval between waves and not on the number of messages. The interval follows the load of the slot, up
+to ``flush_interval`` for each stage of the job. In an idle slot nothing waits.
 
-Rules: no clock of its own; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate counts the
-rows that leave one chosen operator (a source, or the operator under ``throttle``), so that "words per second" means
+Rules: this module reads no clock; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate
+counts the rows that leave one chosen operator (a source, or the operator under ``throttle``): "words per second" means
 words although the source reads lines. Ticks decide when a step begins, never what it takes when it is repeated.
 """
 
@@ -25,20 +24,23 @@ from flinkplus.graph import JobGraph, Vertex
 FIRST_READ_ROWS = 1024
 TICK_TOLERANCE = 1e-6
 SMOOTHING = 0.3
-BUSY_SHARE, IDLE_SHARE = 0.08, 0.04
-"""Of a core that a slot uses: above the one its ticks become less frequent, below the other more."""
-LEVELS = 5
-"""An interval is halved so often at most; one level below, nothing waits."""
+BUSY_SHARE, IDLE_SHARE = 0.06, 0.03
+"""Share of a core that a slot uses. Above the first the interval between waves grows, below the second it shrinks."""
+LEVELS = 10
+"""The interval grows by the square root of 2 with each level. At level 0 nothing waits."""
 LOOK_S = 0.05
 HURRY_S = 0.2
+MAX_HOP_S = 0.01
+"""Maximum interval between the ticks of two stages."""
 
 
 class SlotLoad:
-    """How busy a slot is, and so by how much the intervals between ticks are shortened.
+    """How busy a slot is, and the interval between waves that follows from it.
 
-    ``cpu_s``: processor time of the slot's process so far, in seconds.
-
-    ``scale``: what intervals are multiplied by: 0, or a power of 2 up to 1.
+    ``cpu_s``: returns the processor time that the slot's process has used, in seconds.
+    ``scale``: share of the maximum interval, 0 (nothing waits) to 1; 0 at the beginning of a failover.
+    ``read_scale``: the same for reads of sources, also at the beginning of a failover: the processors are for the
+    subtasks that replay, and many small reads would take them away.
     """
 
     def __init__(self, cpu_s: Callable[[], float]) -> None:
@@ -47,15 +49,15 @@ class SlotLoad:
         self._share = 0.0
         self._level = 0
         self._hurries_until = -math.inf
-        self.scale = 0.0
+        self.scale = self.read_scale = 0.0
 
     def hurry(self, now: float) -> None:
-        """A failover has begun: for a moment nothing waits for a tick."""
+        """A failover has begun: for ``HURRY_S`` seconds no bundle waits for a tick."""
         self._hurries_until = now + HURRY_S
         self.scale = 0.0
 
     def look(self, now: float) -> None:
-        """To be called often; ``now`` in seconds."""
+        """Measure the load, at most every ``LOOK_S`` seconds; ``now`` in seconds."""
         if self._looked_at is None:
             self._looked_at = now, self._cpu_s()
             return
@@ -66,34 +68,35 @@ class SlotLoad:
         self._looked_at = now, cpu_s
         self._share = _smooth(self._share, (cpu_s - used_s) / (now - then))
         if self._share > BUSY_SHARE:
-            self._level = min(self._level + 1, LEVELS + 1)
+            self._level = min(self._level + 1, LEVELS)
         elif self._share < IDLE_SHARE:
             self._level = max(self._level - 1, 0)
+        self.read_scale = 2.0 ** ((self._level - LEVELS) / 2) if self._level else 0.0
         if now >= self._hurries_until:
-            self.scale = 2.0 ** (self._level - LEVELS - 1) if self._level else 0.0
+            self.scale = self.read_scale
 
 
 class Ticks:
     """When a subtask takes a small bundle, or a paced source reads.
 
-    ``interval_s``: twice what lies between the ticks of two stages, in a busy slot.
-    ``stage``: where the subtask's vertex stands among the stages of the job (``stage_of``).
-    ``least``: maximum by which the interval is shortened; 0: all of it.
+    ``scale``: returns the share of the maximum interval that applies now (``SlotLoad``); 0: no ticks.
+    ``interval_s``: maximum interval between two waves, for each stage of the job.
+    ``stage``: the stage of the subtask's vertex, and the number of stages (``stage_of``).
     """
 
-    def __init__(self, load: SlotLoad, interval_s: float, stage: tuple[int, int], least: float = 0.0) -> None:
-        self._load = load
-        at, self._stages = stage
-        self._apart_s = interval_s / 2
-        self._phase = at / self._stages
-        self._least = least
+    def __init__(self, scale: Callable[[], float], interval_s: float, stage: tuple[int, int]) -> None:
+        self._scale = scale
+        self._stage, stages = stage
+        self._interval_s = interval_s * stages
+        self._hop_s = min(MAX_HOP_S, interval_s)
 
     def at(self, since: float) -> float:
         """The first tick at ``since`` or later."""
-        interval_s = self._apart_s * self._stages * max(self._load.scale, self._least)
-        if not interval_s:
+        scale = self._scale()
+        if not scale:
             return since
-        offset = self._phase * interval_s
+        interval_s = self._interval_s * scale
+        offset = self._stage * self._hop_s * scale
         return offset + math.ceil((since - offset) / interval_s - TICK_TOLERANCE) * interval_s
 
 

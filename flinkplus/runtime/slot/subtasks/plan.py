@@ -16,7 +16,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.runtime.base.step_note import StepNote
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
-from flinkplus.runtime.transport.wire.wire import Message
+from flinkplus.runtime.transport.wire.message_format import Message
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.store import Aside
 from upstream_cache.retention import Retention

@@ -25,7 +25,7 @@ from flinkplus.protocol.vocabulary.in_flight import AbortCause, Logs
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
-from flinkplus.runtime.transport.wire.wire import Message, decode_frame, encode, encode_records
+from flinkplus.runtime.transport.wire.message_format import Message, decode_frame, encode, encode_records
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.versions import PendingSnapshot
 

@@ -27,8 +27,8 @@ from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.runtime.base.step_note import OPERATOR, SUBTASK, Numbers, no_note
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, left_out
-from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
+from flinkplus.runtime.faults.points import BUNDLES, CURSOR, DETERMINANTS, DIGESTS, FILTER, left_out
+from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
 from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
@@ -36,10 +36,10 @@ from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, stage_of
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.slot.subtasks.work import CatchUp, OperatorWork, StepRandom
-from flinkplus.runtime.transport.wire.wire import digest_of
+from flinkplus.runtime.transport.wire.message_format import digest_of
 from flinkplus.state.backend import SubtaskState
 
-SHORTEST_BETWEEN_READS = 0.125
+MIN_READ_SCALE = 0.125
 """Of ``flush_interval``: a paced source does not read each row by itself."""
 REPLAY_SLICE_S = 0.002
 DIGEST = digests(digest_of)
@@ -77,7 +77,10 @@ class Subtask:
             plan.promotion = without(omitted, plan.promotion)
         is_source, has_outputs = plan.vertex.is_source, bool(plan.vertex.outputs)
         history = StepHistory(plan, saved, is_source, has_outputs, options.local, DETERMINANTS not in omitted)
+        self.inputs = self._make_inputs(omitted)
         replay = Replay(plan.promotion, history.logs)
+        if BUNDLES in omitted:
+            replay = UnboundReplay(plan.promotion, history.logs, self.inputs)
         clock = StepTime(self.id, history, replay, _wall_ms, saved.clock_ms)
         self.admission = self._make_admission(omitted)
         self._closing.callback(self.admission.close)
@@ -94,13 +97,6 @@ class Subtask:
         self._run, self._rows_before_run = saved.run
         self.work = self._make_work(history, replay)
         self._snapshots = SubtaskSnapshots(plan, ports, self.operators, self.state, replay, self._saved_of_run)
-        self.inputs = InputGate(
-            options.channel_window,
-            lambda end, consumed: ports.grant(self.generation, end, consumed),
-            UncheckedCursor if CURSOR in omitted else InputCursor,
-            plan.unaligned,
-            options.bundle_rows,
-        )
         parts = SubtaskParts(
             is_source=is_source,
             has_outputs=has_outputs,
@@ -117,6 +113,16 @@ class Subtask:
         )
         self.steps = SubtaskSteps(plan, saved, parts, list(plan.graph.inputs_of(self.id, options.parallelism)))
         self._closing.callback(self.steps.checkpoints.channel_state.release)
+
+    def _make_inputs(self, omitted: frozenset[str]) -> InputGate:
+        plan, ports, options = self.plan, self._ports, self.plan.options
+        return InputGate(
+            options.channel_window,
+            lambda end, consumed: ports.grant(self.generation, end, consumed),
+            UncheckedCursor if CURSOR in omitted else InputCursor,
+            plan.unaligned,
+            options.bundle_rows,
+        )
 
     def _make_admission(self, omitted: frozenset[str]) -> Admission:
         plan = self.plan
@@ -176,9 +182,9 @@ class Subtask:
         rate = members[counted].node.rate
         self._rate = None if rate is None else rate / options.parallelism
         stage, load = stage_of(plan.graph, plan.vertex), self._ports.load
-        reads = Ticks(load, options.flush_interval, stage, SHORTEST_BETWEEN_READS)
+        reads = Ticks(lambda: max(load.read_scale, MIN_READ_SCALE), options.flush_interval, stage)
         pacer = Pacer(self._rate, options.batch_rows, reads.at)
-        ticks = Ticks(load, options.flush_interval, stage)
+        ticks = Ticks(lambda: load.scale, options.flush_interval, stage)
         catch_up = CatchUp(plan.promotion, plan.mark, plan.vertex.is_source, replay, self._report_progress)
         return OperatorWork(
             self.id, self.operators, self.state, history, catch_up, pacer, ticks, counted, trace, self._note

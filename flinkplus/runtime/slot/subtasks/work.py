@@ -25,7 +25,7 @@ from flinkplus.runtime.base.step_note import EDGE, PRODUCER, SEQ, Numbers
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
 from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks
-from flinkplus.runtime.transport.wire.wire import Message, decode_records
+from flinkplus.runtime.transport.wire.message_format import Message, decode_records
 from flinkplus.state.backend import SubtaskState
 
 

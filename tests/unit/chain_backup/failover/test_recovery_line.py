@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain_backup.failover.recovery_line import NoLine, VersionCursors, components, provable, recovery_line
+from chain_backup.failover.recovery_line import NoLine, VersionCursors, components, recovery_line, unprovable
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.determinants.determinants import AncestorLog, decode_spans, encode_span
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
@@ -179,40 +179,40 @@ def test_no_usable_version_is_newer_and_the_chosen_one_is_usable(data: st.DataOb
     assert isinstance(line, NoLine) if expected is None else line == expected
 
 
-# -------------------------------------------------------------------------------------------------------- provable
+# ------------------------------------------------------------------------------------------------------ unprovable
 
 
 def test_at_depth_1_a_slot_of_two_stages_is_provable_and_one_of_three_is_not() -> None:
-    assert provable([L0, C0], TOPOLOGY, 1) is None
-    assert provable([L0, L1, C0, C1], TOPOLOGY, 1) is None
-    assert provable([A0, B0, K0], CHAIN, 1) == (
+    assert unprovable([L0, C0], TOPOLOGY, 1) is None
+    assert unprovable([L0, L1, C0, C1], TOPOLOGY, 1) is None
+    assert unprovable([A0, B0, K0], CHAIN, 1) == (
         "b[0] alone knew in which order a[0] had worked (sharing_depth is 1), and it failed with it; local failover "
         "cannot repeat what it had sent on"
     )
-    assert provable([A0, B0, K0], CHAIN, 2) is None
+    assert unprovable([A0, B0, K0], CHAIN, 2) is None
 
 
 def test_what_is_not_linked_is_provable() -> None:
     for subtask in CHAIN.subtasks:
-        assert provable([subtask], CHAIN, 1) is None
-    assert provable([A0, A1], CHAIN, 1) is None
-    assert provable([A0, K0, K1], CHAIN, 1) is None
-    assert provable([B0, K1], CHAIN, 1) is None
-    assert provable([A1, B0], CHAIN, 1) is not None
+        assert unprovable([subtask], CHAIN, 1) is None
+    assert unprovable([A0, A1], CHAIN, 1) is None
+    assert unprovable([A0, K0, K1], CHAIN, 1) is None
+    assert unprovable([B0, K1], CHAIN, 1) is None
+    assert unprovable([A1, B0], CHAIN, 1) is not None
 
 
 def test_what_nobody_who_lives_has_seen_need_not_be_known() -> None:
-    assert provable([A0, B0, K0], CHAIN, 1) is not None
-    assert provable([A0, B0, K0, K1], CHAIN, 1) is None
+    assert unprovable([A0, B0, K0], CHAIN, 1) is not None
+    assert unprovable([A0, B0, K0, K1], CHAIN, 1) is None
 
 
 def test_at_depth_1_a_consumer_that_forgot_what_its_predecessor_knew_counts_as_lost() -> None:
-    why = provable([A0], CHAIN, 1, [B1])
+    why = unprovable([A0], CHAIN, 1, [B1])
     assert why is not None and "still repeating" in why
-    assert provable([A0, K0, K1], CHAIN, 1, [B1]) is not None, "what it is to repeat binds it"
-    assert provable([A0], CHAIN, 2, [B1]) is None, "it was told at its promotion"
-    assert provable([B0], CHAIN, 1, [A0, B1, K0]) is None, "the last stage has sent on nothing"
-    assert provable([L0], TOPOLOGY, 1, [C0, C1]) is None
+    assert unprovable([A0, K0, K1], CHAIN, 1, [B1]) is not None, "what it is to repeat binds it"
+    assert unprovable([A0], CHAIN, 2, [B1]) is None, "it was told at its promotion"
+    assert unprovable([B0], CHAIN, 1, [A0, B1, K0]) is None, "the last stage has sent on nothing"
+    assert unprovable([L0], TOPOLOGY, 1, [C0, C1]) is None
 
 
 def test_a_shorter_path_does_not_help_where_a_longer_one_was_not_told() -> None:
@@ -221,8 +221,8 @@ def test_a_shorter_path_does_not_help_where_a_longer_one_was_not_told() -> None:
         ("a", "b", "c", "d"), 1, ((0, "a", "b"), (1, "b", "c"), (2, "c", "d"), (3, "a", "d"), (4, "a", "c"))
     )
     a, b, c = (SubtaskId(vertex, 0) for vertex in "abc")
-    assert provable([a, c], skips, 1) is not None
-    assert provable([a, b, c], skips, 2) is None, "b and c are both next to a, and pass on what they know of it"
+    assert unprovable([a, c], skips, 1) is not None
+    assert unprovable([a, b, c], skips, 2) is None, "b and c are both next to a, and pass on what they know of it"
 
 
 graphs = st.lists(
@@ -265,5 +265,5 @@ def test_provable_means_that_somebody_alive_knows_along_every_path(
                 return False
         return True
 
-    assert (provable(failed, topology, depth) is None) == all(covered(s, s, AncestorLog()) for s in failed)
-    assert provable(failed, topology, None) is None
+    assert (unprovable(failed, topology, depth) is None) == all(covered(s, s, AncestorLog()) for s in failed)
+    assert unprovable(failed, topology, None) is None

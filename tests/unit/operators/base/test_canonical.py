@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from flinkplus.operators.base.canonical import canonical
 from flinkplus.operators.base.columns import MAX_DECODED_BYTES, SMALL_ROWS, first_seen, plain
-from flinkplus.runtime.transport.wire.wire import decode_records, encode_records
+from flinkplus.runtime.transport.wire.message_format import decode_records, encode_records
 from tests.examples import examples
 from tests.unit.operators.arrays import TEXTS, built, columns_of, dtypes, text, value_of
 

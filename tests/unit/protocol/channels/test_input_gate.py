@@ -27,6 +27,10 @@ def put(gate: InputGate, channel: ChannelId, kind: MessageKind, *, seq: int = 0,
     gate.put(gate.channels[channel], message, None)
 
 
+def may_wait(gate: InputGate) -> bool:
+    return gate.may_wait
+
+
 def taken(gate: InputGate) -> list[tuple[int, MessageKind]]:
     """One step: producer and kind of each message that it takes."""
     return [(message.channel.producer, message.kind) for _, message, _ in gate.take(gate.next())]
@@ -117,19 +121,40 @@ def test_what_is_put_back_comes_first_and_moves_no_cursor() -> None:
 
 
 def test_a_small_bundle_may_wait_unless_something_urgent_waits_with_it_or_a_producer_soon_has_to() -> None:
-    assert gate_of(one=[RECORDS, MARK], two=[RECORDS], bundle_rows=100).may_wait
-    assert not gate_of(one=[RECORDS] * 5, bundle_rows=100).may_wait
-    assert not gate_of(one=[RECORDS, BARRIER], bundle_rows=100).may_wait
-    assert gate_of(one=[RECORDS], window=4).may_wait
-    assert not gate_of(one=[RECORDS] * 2, window=4).may_wait
+    assert gate_of(one=[RECORDS, MARK], two=[], bundle_rows=100).may_wait
+    assert not gate_of(one=[RECORDS] * 5, two=[], bundle_rows=100).may_wait
+    assert not gate_of(one=[RECORDS, BARRIER], two=[], bundle_rows=100).may_wait
+    assert gate_of(one=[RECORDS], two=[], window=4).may_wait
+    assert not gate_of(one=[RECORDS] * 2, two=[], window=4).may_wait
     gate = gate_of(one=[RECORDS] * 2, two=[RECORDS], window=4)
     taken(gate)
     assert gate.may_wait
 
 
+def test_a_bundle_waits_for_a_channel_that_is_empty_and_for_none_that_has_ended() -> None:
+    gate = gate_of(one=[], two=[], bundle_rows=100)
+    put(gate, ONE, RECORDS)
+    assert may_wait(gate)
+    put(gate, TWO, RECORDS)
+    assert not may_wait(gate), "each channel has something"
+    assert taken(gate) == [(0, RECORDS), (1, RECORDS)]
+    put(gate, TWO, MARK)
+    put(gate, TWO, RECORDS)
+    assert may_wait(gate)
+    gate.end(gate.channels[ONE])
+    assert not may_wait(gate)
+    while gate.next():
+        taken(gate)
+    put(gate, ONE, RECORDS)
+    assert may_wait(gate), "what is sent again on a channel that has ended does not count"
+    gate.end(gate.channels[TWO])
+    assert not may_wait(gate)
+
+
 def test_half_a_window_of_bytes_does_not_wait() -> None:
     gate = InputGate(Window(1_000, 100), lambda end, consumed: None, bundle_rows=1_000)
-    gate.add(ONE, SubtaskId("source", 0), None, Generation(1), 0, ended=False)
+    for channel in (ONE, TWO):
+        gate.add(channel, SubtaskId("source", channel.producer), None, Generation(1), 0, ended=False)
     put(gate, ONE, RECORDS, size=49)
     assert gate.may_wait
     put(gate, ONE, RECORDS, size=1)

@@ -624,7 +624,7 @@ def test_a_checkpoint_that_waits_for_a_subtask_which_begins_afresh_is_void() -> 
     history.time(100)
     history.at(110, ack(C1, K0))
     assert without_records(history.at(120, SubtasksReplaced(((K0, START),), afresh=True))) == [
-        AbortCheckpoint(C1, f"{K0} began afresh", G1)
+        AbortCheckpoint(C1, f"{K0} restarted without replay", G1)
     ]
     assert history.at(130, *acks(C1)) == []
 
@@ -641,7 +641,7 @@ def test_a_last_checkpoint_that_is_void_is_tried_again() -> None:
     history = started(interval_ms=None)
     history.at(50, *exhausted())
     abort, again = without_records(history.at(60, SubtasksReplaced(((K0, START),), afresh=True)))
-    assert abort == AbortCheckpoint(C1, f"{K0} began afresh", G1)
+    assert abort == AbortCheckpoint(C1, f"{K0} restarted without replay", G1)
     assert isinstance(again, TriggerCheckpoint) and again.final
 
 
@@ -790,7 +790,7 @@ def test_a_checkpoint_that_would_bring_too_much_into_one_slot_is_given_up() -> N
     history.time(100)
     assert history.at(110, held(S0, 60), held(S1, 90)) == []
     effects = history.at(120, held(K0, 41))
-    why = "101 bytes were in flight to subtasks 0, and 100 are the most"
+    why = "101 bytes were in flight to subtasks 0, and the maximum is 100"
     assert effects[0] == AbortCheckpoint(C1, why, G1) and recorded(effects) == [(AbortCause.OVER_BUDGET, why)]
     assert history.machine.pending == ()
 
@@ -800,7 +800,7 @@ def test_a_checkpoint_that_holds_too_much_in_all_is_given_up() -> None:
     history.time(100)
     assert history.at(110, held(S0, 60), held(S1, 60)) == []
     assert kinds(history.at(111, held(S1, 60))) == [], "it has said so before"
-    why = "160 bytes were in flight in the job, and 150 are the most"
+    why = "160 bytes were in flight in the job, and the maximum is 150"
     assert recorded(history.at(120, held(K0, 40))) == [(AbortCause.OVER_BUDGET, why)]
 
 

@@ -383,7 +383,7 @@ def test_no_last_checkpoint_is_a_failure_like_another() -> None:
     history = running()
     effects = history.at(40, FinalAbandoned(ONE, G1, "declined"))
     assert without_phases(effects) == [HaltSubtasks(G1), *INTERRUPTED]
-    assert effects[0] == phase(1, "detect", "checkpoint", (), "no last checkpoint comes about: declined")
+    assert effects[0] == phase(1, "detect", "checkpoint", (), "no last checkpoint became complete: declined")
 
 
 # ----------------------------------------------------------------------------------------------- limits and backoff
@@ -523,7 +523,7 @@ def test_numbers_of_abandoned_checkpoints_do_not_confuse_later_ones() -> None:
 
 def test_starting_with_an_older_checkpoint_retracts_what_came_after_it() -> None:
     history = History(restore_from=ONE, available=(ONE, TWO))
-    assert history.at(10, BOTH[0]) == [RetractOutputAfter(ONE, "the job begins with checkpoint 1")]
+    assert history.at(10, BOTH[0]) == [RetractOutputAfter(ONE, "the job starts from checkpoint 1")]
     assert history.at(20, BOTH[1]) == []
     assert history.at(30, OutputRetracted(ONE)) == [DeploySubtasks(G1, ONE, ASSIGNMENT)]
 
@@ -591,7 +591,7 @@ def test_a_rollback_waits_for_what_is_being_written_so_long_and_no_longer() -> N
     assert history.machine.next_deadline_ms() == 20_030
     assert history.time(20_029) == []
     assert history.time(20_030) == [StopSlots()], "it waits no second time"
-    why = "output not committed: what was being written did not end within 20000 ms; resume the job"
+    why = "output not committed: manifests or commits did not end within 20000 ms; resume the job"
     assert history.at(20_040, SlotStopped(0), SlotStopped(1)) == [EndJob(JobState.FAILED, None, why, "commit")]
 
 
@@ -611,7 +611,7 @@ def test_an_end_behind_a_rollback_waits_as_long_as_that_would_have() -> None:
     history.at(30, failed(G1))
     assert history.at(15_000, CancelRequested(), SlotStopped(0), SlotStopped(1)) == [StopSlots()]
     assert history.time(20_029) == []
-    why = "cancelled; output not committed: what was being written did not end within 20000 ms; resume the job"
+    why = "cancelled; output not committed: manifests or commits did not end within 20000 ms; resume the job"
     assert history.time(20_030) == [EndJob(JobState.CANCELLED, None, why, "commit")]
 
 

@@ -36,7 +36,7 @@ def test_a_snapshot_may_have_half_of_what_its_slot_may_and_keeps_nothing_beyond(
     assert (held(logs), logs.excess, budget.held_bytes) == ([2, 2], "", 4 * COST)
     first.add(message(1), None)
     assert (held(logs), budget.held_bytes) == ([0, 0], 0)
-    assert logs.excess.endswith(f"bytes were in flight to it, and {4 * COST:,} are the most")
+    assert logs.excess.endswith(f"bytes were in flight to it, and the maximum is {4 * COST:,}")
     second.add(message(1), None)
     assert (held(logs), budget.held_bytes) == ([0, 0], 0), "nothing more is kept, however small"
     assert min(first.size_bytes, second.size_bytes) > 2 * COST, "it still tells how much there was"
@@ -50,7 +50,7 @@ def test_snapshots_of_a_slot_share_what_there_is_and_give_it_back() -> None:
         log.add(message(1_000), None)
         log.add(message(1_000), None)
     three.open(FIRST).add(message(0), None)
-    assert three.excess.endswith(f"bytes were in flight to its slot, and {4 * COST:,} are the most")
+    assert three.excess.endswith(f"bytes were in flight to its slot, and the maximum is {4 * COST:,}")
     assert (held(one), held(two), held(three), budget.held_bytes) == ([2], [2], [0], 4 * COST)
     one.release()
     one.release()

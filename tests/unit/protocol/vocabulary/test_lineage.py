@@ -45,7 +45,7 @@ def test_a_subtask_has_a_number(vertex, index):
 
 
 def test_a_number_of_nobody_and_a_depth_of_nothing_are_refused():
-    with pytest.raises(PeerProtocolError, match="there are 4"):
+    with pytest.raises(PeerProtocolError, match="the job has 4"):
         Lineage(CHAIN, STEPS).subtask(4 << 16)
     with pytest.raises(InvariantViolation):
         Lineage(CHAIN, STEPS, 0)

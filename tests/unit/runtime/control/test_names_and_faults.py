@@ -169,7 +169,7 @@ def test_parts_of_the_protocol_that_a_job_does_without() -> None:
     assert left_out(texts) == {"filter"} and left_out(()) == left_out(("end:count[1]",)) == frozenset()
     Faults(texts, first_generation=1).reach("end", 1, "count[0]")  # they strike nobody
     with pytest.raises(
-        ConfigurationError, match="can be left out are: determinants, digests, filter, cursor, suppression"
+        ConfigurationError, match="can be left out are: determinants, bundles, digests, filter, cursor, suppression"
     ):
         Faults(("without:brakes",), first_generation=1)
 

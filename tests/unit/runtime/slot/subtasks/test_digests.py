@@ -17,7 +17,7 @@ from flinkplus.protocol.vocabulary.messages import Message
 from flinkplus.runtime.slot.subtasks import output_gate as gates
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate, Peer
-from flinkplus.runtime.transport.wire.wire import decode_frame, decode_records, digest_of
+from flinkplus.runtime.transport.wire.message_format import decode_frame, decode_records, digest_of
 from tests.examples import examples
 from tests.unit.operators.arrays import built, columns_of, dtypes, text
 

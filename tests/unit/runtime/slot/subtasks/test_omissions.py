@@ -9,12 +9,13 @@ import pytest
 from dedup.filter import MessageFilter
 from flinkplus.errors import InvariantViolation, MessageIdConflict, NondeterministicOperator
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor, Window
-from flinkplus.protocol.channels.inputs import InputChannel
+from flinkplus.protocol.channels.inputs import InputChannel, InputGate
+from flinkplus.protocol.determinants.determinants import Choice, InputPart, pack
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION
-from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UncheckedCursor, without
+from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from tests.memory_store import MemoryStore
 
 CHANNEL, NOW = ChannelId(0, 0, 0), Generation(2)
@@ -103,3 +104,26 @@ def test_a_promotion_without_a_part_knows_all_the_rest() -> None:
     assert without([SUPPRESSION], promotion) == Promotion({}, (3, 11), {}, {"0:0>1": 9}, frozenset(), None, had)
     assert without([DETERMINANTS, FILTER, CURSOR], promotion) == promotion
     assert without([SUPPRESSION], None) is None
+
+
+def test_without_bundles_a_step_is_repeated_with_what_waits_and_all_else_as_it_was() -> None:
+    gate = InputGate(Window(100), lambda end, consumed: None, bundle_rows=100)
+    channels = [ChannelId(0, producer, 0) for producer in range(3)]
+    for channel in channels:
+        gate.add(channel, SubtaskId("a", channel.producer), 1, NOW, 0, False)
+    one, two, last = (InputPart(0, 1, more=True), InputPart(2, 1, more=False), InputPart(1, 1, more=False))
+    taken = [pack(Choice.INPUT, part.value(3)) for part in (one, two, last)]
+    told = Promotion({}, (*taken[:2], pack(Choice.ABORT, 7), taken[2]), {}, {}, frozenset(), None, {})
+    replay = UnboundReplay(told, True, gate)
+    assert replay.next_bundle(3) == [one, two], "nothing waits"
+    for position, seq in ((1, 0), (2, 0), (2, 1)):
+        message = Message(MessageKind.RECORDS, channels[position], NOW, Seq(seq), CheckpointId(0), rows=1)
+        gate.put(gate.channels[channels[position]], message, None)
+    chosen = replay.next_bundle(3)
+    assert sorted((part.position, part.messages) for part in chosen) == [(1, 1), (2, 2)]
+    assert replay.take_bundle() == chosen
+    assert not replay.next_bundle(3), "an abort is not chosen"
+    replay.determinants.popleft()
+    assert replay.active and len(replay.next_bundle(3)) == 2
+    replay.take_bundle()
+    assert not replay.active

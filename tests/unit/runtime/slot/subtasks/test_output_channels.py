@@ -12,7 +12,7 @@ from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.slot.subtasks.output_gate import OutputChannel, OutputGate, Peer
-from flinkplus.runtime.transport.wire.wire import Message
+from flinkplus.runtime.transport.wire.message_format import Message
 from upstream_cache.log import OutputLog
 from upstream_cache.retention import Retention
 
@@ -134,7 +134,7 @@ def test_what_nobody_can_tell_the_content_of_is_not_made_again() -> None:
     assert (end.had, end.had_to) == ({3: 8, 4: 9}, 5)
     end.expect(5, 5, {})
     assert end.had == {}
-    with pytest.raises(InvariantViolation, match="not known of all messages"):
+    with pytest.raises(InvariantViolation, match="a digest is missing for a message"):
         end.expect(3, 6, {3: 8, 5: 10})
 
 

@@ -13,6 +13,7 @@ from flinkplus.runtime.slot.subtasks.pacing import (
     IDLE_SHARE,
     LEVELS,
     LOOK_S,
+    MAX_HOP_S,
     Pacer,
     SlotLoad,
     Ticks,
@@ -105,7 +106,7 @@ def test_an_idle_slot_has_no_ticks_and_a_busy_one_comes_to_whole_intervals_in_st
     slot = Busy()
     assert slot.load.scale == 0.0 and slot.works(0.0, 20) == 0.0
     scales = [slot.works(1.0, 1) for _ in range(LEVELS + 3)]
-    assert scales == [2.0**-level for level in range(LEVELS, -1, -1)] + [1.0, 1.0]
+    assert scales == [2.0 ** ((level - LEVELS) / 2) for level in range(1, LEVELS + 1)] + [1.0, 1.0, 1.0]
 
 
 def test_between_the_two_shares_nothing_changes() -> None:
@@ -130,35 +131,35 @@ def test_looks_that_follow_closely_count_once() -> None:
     assert slot.load.scale == 0.0
 
 
-def test_during_a_failover_nothing_waits_and_then_it_is_as_before() -> None:
+def test_during_a_failover_no_bundle_waits_and_then_it_is_as_before() -> None:
     slot = Busy()
     slot.works(1.0, 50)
     slot.load.hurry(slot.now)
     hurried = round(HURRY_S / LOOK_S)
     assert slot.load.scale == 0.0 and slot.works(1.0, hurried - 1) == 0.0
+    assert slot.load.read_scale == 1.0, "sources leave the processors to those who replay"
     assert slot.works(1.0, 2) == 1.0
 
 
 # --- ticks
 
 
-def ticks_of(scale: float, stage: tuple[int, int], least: float = 0.0) -> Ticks:
-    load = SlotLoad(lambda: 0.0)
-    load.scale = scale
-    return Ticks(load, 0.2, stage, least)
+def ticks_of(scale: float, stage: tuple[int, int]) -> Ticks:
+    return Ticks(lambda: scale, 0.2, stage)
 
 
-def test_the_ticks_of_a_stage_lie_half_an_interval_behind_those_of_the_one_before() -> None:
+def test_the_ticks_of_a_stage_lie_one_hop_behind_those_of_the_stage_before() -> None:
     stages = [ticks_of(1.0, (at, 3)) for at in range(3)]
-    assert [ticks.at(9.0) for ticks in stages] == pytest.approx([9.0, 9.1, 9.2])
-    assert [ticks.at(9.01) for ticks in stages] == pytest.approx([9.3, 9.1, 9.2]), "a wave is over, the next begins"
+    assert [ticks.at(9.0) for ticks in stages] == pytest.approx([9.0, 9.0 + MAX_HOP_S, 9.0 + 2 * MAX_HOP_S])
+    assert [ticks.at(9.005) for ticks in stages] == pytest.approx([9.6, 9.01, 9.02]), "a wave is over, the next begins"
+    assert ticks_of(0.5, (2, 3)).at(9.0) == pytest.approx(9.0 + MAX_HOP_S), "hops are shorter in shorter waves"
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.125])
 @pytest.mark.parametrize("stage", [(0, 1), (0, 2), (1, 2), (3, 4)])
 def test_a_tick_is_the_first_at_the_time_or_later(scale: float, stage: tuple[int, int]) -> None:
     ticks = ticks_of(scale, stage)
-    interval_s = 0.1 * stage[1] * scale
+    interval_s = 0.2 * stage[1] * scale
     since = 1_234.0
     found = set()
     for _ in range(200):
@@ -171,10 +172,8 @@ def test_a_tick_is_the_first_at_the_time_or_later(scale: float, stage: tuple[int
     assert all(distance / interval_s == pytest.approx(round(distance / interval_s), abs=1e-3) for distance in distances)
 
 
-def test_where_the_slot_is_idle_only_reads_of_a_paced_source_have_ticks() -> None:
+def test_where_the_slot_is_idle_nothing_waits() -> None:
     assert ticks_of(0.0, (1, 2)).at(5.0123) == 5.0123
-    read = ticks_of(0.0, (0, 1), least=0.125)
-    assert read.at(5.0001) == pytest.approx(5.0125), "an eighth of half of the interval"
 
 
 def graph_of(names: list[str], edges: dict[int, tuple[str, str]]) -> Any:

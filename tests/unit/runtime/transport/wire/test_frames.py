@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.runtime.transport.wire import wire
+from flinkplus.runtime.transport.wire import message_format
 from flinkplus.runtime.transport.wire.frames import JOINED_BYTES, LENGTH, FrameQueue, FrameReader
+from flinkplus.runtime.transport.wire.message_format import HEADER_BYTES, Message, MessageKind, decode_frame, encode
 from flinkplus.runtime.transport.wire.ports import FrameArrived, PeerAttached, PeerConnected
-from flinkplus.runtime.transport.wire.wire import HEADER_BYTES, Message, MessageKind, decode_frame, encode
 from tests.unit.runtime.transport.test_control_planes import Cluster
 
 CHANNEL = ChannelId(1, 0, 1)
@@ -91,7 +91,7 @@ def test_a_frame_over_the_limit_is_refused_before_memory_is_taken_for_it() -> No
 
 
 def test_a_message_that_fits_into_no_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", HEADER_BYTES + 110)
+    monkeypatch.setattr(message_format, "MAX_FRAME_BYTES", HEADER_BYTES + 110)
     encode(message(0, 100, 10)[0], b"p" * 100)
     with pytest.raises(PeerProtocolError, match=rf"a message of {HEADER_BYTES + 111} bytes on 1:0->1 is over"):
         encode(message(0, 100, 11)[0], b"p" * 100)

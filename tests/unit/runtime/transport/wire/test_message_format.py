@@ -18,7 +18,7 @@ from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
-from flinkplus.runtime.transport.wire.wire import (
+from flinkplus.runtime.transport.wire.message_format import (
     HEADER_BYTES,
     Message,
     MessageKind,
