@@ -37,7 +37,7 @@ from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.config import options_from
 from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, PARTS, SUPPRESSION, WITHOUT
-from flinkplus.runtime.job.local_masters import local_master
+from flinkplus.runtime.job.homes import local_master
 
 PATIENCE_S = 40.0
 """For a job, beyond the time that its input takes."""

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.coordinator.commands.moves import check_count
-from flinkplus.runtime.coordinator.membership.requests import PlannedMove
+from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 from flinkplus.runtime.faults.points import check_point
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.running import RunningJob

@@ -27,8 +27,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, FlinkPlusError, JavaError, JobFailed, described, first_line
+from flinkplus.runtime.job.homes import local_master
 from flinkplus.runtime.job.launcher import LOCAL_CLUSTER, LOOPBACK, check_slots
-from flinkplus.runtime.job.local_masters import local_master
 
 JAVA_MINIMUM = 17
 JAVA_TIMEOUT_S = 30

@@ -11,7 +11,7 @@ import pytest
 
 from flinkplus.errors import CheckpointDirectoryError, ConfigurationError
 from flinkplus.local_files import NoRegularFile, open_regular
-from flinkplus.runtime.job.claim import LOCK_FILE, Claim
+from flinkplus.runtime.job.directory import LOCK_FILE, Claim
 from flinkplus.runtime.operations.access_file import read_access
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.state.durable.ownership import JOB_FILE

@@ -27,10 +27,9 @@ from flinkplus.protocol.vocabulary.messages import Message
 from flinkplus.runtime.base.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, SEQ, SUBTASK, LastWords
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.coordinator import Coordinator
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch, RegistryReported
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Dispatch, RegistryReported
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
-from flinkplus.runtime.coordinator.membership.requests import PlannedMove
+from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore
 from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN

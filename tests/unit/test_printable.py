@@ -33,7 +33,7 @@ from flinkplus.printable import escaped, printable
 from flinkplus.runtime.base import logs
 from flinkplus.runtime.base.step_note import FIELDS, NUMBERS, parse
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.job.claim import LOCK_FILE, Claim
+from flinkplus.runtime.job.directory import LOCK_FILE, Claim
 from flinkplus.runtime.operations import access_file as access
 from flinkplus.runtime.operations.commands import decode_reply
 from flinkplus.sinks.file_committer import FileCommitter

@@ -26,6 +26,7 @@ from flinkplus.runtime.base.logs import speak_as
 from flinkplus.runtime.base.step_note import LastWords
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Asked, InboxEvent, RegistryReported
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.host.priority import Preference
 from flinkplus.runtime.liveness.lifeline import LifelineCut
@@ -86,7 +87,6 @@ class Coordinator:
         self._dispatch.send_all(control.Drain(deployment.generation))
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the coordinator's thread."""
         self._thread.join(timeout_s)
 
     @property
@@ -170,15 +170,9 @@ class Coordinator:
                     self.figures.malformed_reports += 1
                     log.warning("dropped a malformed message on connection %d: %s", connection, error)
             case ControlLost(connection, reason, time_s):
-                self._dispatch.event_s = time_s
-                process = self._processes.on(connection)
-                if process is not None:
-                    self._presence.lose(process, reason)
+                self._lose(self._processes.on(connection), reason, time_s)
             case LifelineCut(name, time_s):
-                self._dispatch.event_s = time_s
-                process = self._processes.with_lifeline(name)
-                if process is not None:
-                    self._presence.lose(process, "its process ended")
+                self._lose(self._processes.with_lifeline(name), "its process ended", time_s)
             case RegistryReported(reported):
                 self._presence.registry_reported(reported)
             case LastWords():
@@ -187,6 +181,11 @@ class Coordinator:
                 action()
             case _:
                 assert_never(event)
+
+    def _lose(self, process: SlotProcess | None, reason: str, time_s: float) -> None:
+        self._dispatch.event_s = time_s
+        if process is not None:
+            self._presence.lose(process, reason)
 
 
 def _is_failure(event: InboxEvent) -> bool:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
@@ -127,7 +126,6 @@ class JobView:
         return tuple(found)
 
     def chain_states(self) -> tuple[ChainStatus, ...]:
-        """Every chain."""
         found = []
         for subtask, generation, newest, held in self._holdings():
             members = tuple(
@@ -179,7 +177,6 @@ class JobView:
         return {} if failover is None else {str(subtask): list(slots) for subtask, slots in failover.chains.items()}
 
     def pids(self) -> dict[int, int]:
-        """Registered slot -> its PID."""
         return {process.slot: process.pid for process in self._dispatch.processes.all()}
 
     def placement(self) -> dict[str, str]:
@@ -189,7 +186,6 @@ class JobView:
 
     @property
     def assignment(self) -> dict[SubtaskId, int]:
-        """Subtask -> slot."""
         return dict(self._deployment.assignment)
 
     @property

@@ -21,8 +21,7 @@ from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.commands.moves import add_move_commands
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
@@ -33,9 +32,8 @@ from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
-from flinkplus.runtime.coordinator.membership.moves import Moves
+from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
-from flinkplus.runtime.coordinator.membership.requests import MoveRequests
 from flinkplus.runtime.coordinator.membership.spares import SpareJobs, Spares
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions, matched
@@ -141,7 +139,9 @@ class Parts:
             spares = Spares(
                 dispatch, machines, failover, self.deployment, self.joining, calls, requests, jobs, timeout_s
             )
-        return spares, Moves(calls, machines, requests, spares)
+        if spares is None:
+            return None, Moves(calls, machines, requests)
+        return spares, Moves(calls, machines, requests, spares.scale, spares.take)
 
     def _make_failover(self) -> FailoverDriver | None:
         machines, options, phases, triggers = self.machines, self.options, self.phases, self.triggers

@@ -12,7 +12,7 @@ from typing import Any
 
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.coordinator.coordinator import Coordinator
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
 from flinkplus.runtime.coordinator.dispatch.listeners import Listeners
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore

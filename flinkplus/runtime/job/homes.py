@@ -9,7 +9,9 @@ slots start: hosts in turn, and the executors of a host in turn. Spark starts a 
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import re
 import threading
 from itertools import zip_longest
 from typing import Any, NewType
@@ -19,13 +21,22 @@ from pyspark import RDD, SparkContext
 from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
 
 from flinkplus.errors import first_line
-from flinkplus.runtime.job.local_masters import local_master
 
 READY_POLL_S = 0.05
+LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*([0-9]+)\s*)?\])?$")
 Home = NewType("Home", str)
 """An executor, as Spark's scheduler writes it: ``executor_HOST_ID``."""
 
 log = logging.getLogger("flinkplus.launcher")
+
+
+def local_master(master: str | None) -> int | None:
+    """The number of threads of a ``local`` master; ``None`` for any other master."""
+    match = LOCAL_MASTER.match(master or "")
+    if match is None:
+        return None
+    threads = match[1]
+    return (os.cpu_count() or 1) if threads == "*" else int(threads or 1)
 
 
 def homes_of(context: SparkContext, stopping: threading.Event) -> list[Home]:

@@ -28,8 +28,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, InsufficientSlots, described
 from flinkplus.printable import printable
-from flinkplus.runtime.job.homes import Home, at_home, homes_of
-from flinkplus.runtime.job.local_masters import local_master
+from flinkplus.runtime.job.homes import Home, at_home, homes_of, local_master
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.slot.process.start import start_slot
 

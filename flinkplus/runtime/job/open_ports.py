@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from flinkplus.runtime.job.local_masters import local_master
+from flinkplus.runtime.job.homes import local_master
 
 ADVICE = (
     "before the session is created, set SPARK_LOCAL_IP=127.0.0.1 in the environment, or spark.ui.enabled=false with "

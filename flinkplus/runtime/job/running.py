@@ -27,7 +27,7 @@ from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.runtime.base.logs import about, install, wanted
 from flinkplus.runtime.coordinator.commands.operations import StatusCommand
 from flinkplus.runtime.coordinator.coordinator import Coordinator
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
 from flinkplus.runtime.coordinator.dispatch.listeners import Addresses, Listeners
 from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.drivers.commits import Commits
@@ -188,7 +188,6 @@ class RunningJob:
 
     @property
     def running_s(self) -> float | None:
-        """See ``JobView.running_s``."""
         return self.coordinator.view.running_s()
 
     def _status(self) -> Status:

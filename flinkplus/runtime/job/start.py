@@ -1,7 +1,7 @@
 """From a fused graph to a running job: ``start_job`` from a program, ``resume_job`` from a checkpoint directory.
 
 Rules: everything that can be checked is checked before anything runs. When a step fails, earlier steps are undone. Only
-one driver may run a job: checkpoints and output stay untouched until that is settled (``claim``, ``registry``).
+one driver may run a job: checkpoints and output stay untouched until that is settled (``directory``, ``registry``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flinkplus.errors import CheckpointDirectoryError, ConfigurationError
 from flinkplus.graph import JobGraph
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.base.logs import wanted
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
 from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult

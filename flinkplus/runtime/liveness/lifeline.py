@@ -18,7 +18,6 @@ import logging
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -86,7 +85,6 @@ class Lifelines:
             connection.close()
 
     def close(self) -> None:
-        """Close the port and all lifelines."""
         self._listener.close()
         for connection in self._held.values():
             connection.close()
@@ -112,7 +110,10 @@ class Lifeline:
         def hold() -> None:
             try:
                 _unshare_files(end)
-                connection = _connect(address, credentials, name, tls)
+                connecting = Connecting(credentials.secret, PROTOCOL, name, COORDINATOR)
+                connection = dial(address, connecting, tls, CONNECT_TIMEOUT_S)
+                with contextlib.suppress(OSError):
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             except BaseException as error:  # reported by ``open``
                 found.append(error)
                 done.set()
@@ -141,7 +142,6 @@ class Lifeline:
         return not found
 
     def close(self) -> None:
-        """Close the lifeline."""
         keep, self._keep = self._keep, None
         if keep is not None:
             os.close(keep)  # the thread reads the end of the pipe
@@ -158,11 +158,3 @@ def _unshare_files(kept: int) -> None:
     highest = max(int(name) for name in os.listdir(f"/proc/self/task/{threading.get_native_id()}/fd"))
     os.closerange(0, kept)
     os.closerange(kept + 1, highest + 1)
-
-
-def _connect(address: str, credentials: Credentials, name: str, tls: ssl.SSLContext | None) -> socket.socket:
-    connecting = Connecting(credentials.secret, PROTOCOL, name, COORDINATOR)
-    connection = dial(address, connecting, tls, CONNECT_TIMEOUT_S)
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return connection

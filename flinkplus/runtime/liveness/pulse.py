@@ -221,7 +221,6 @@ class Pulses:
         self.rule.forget(name)
 
     def close(self) -> None:
-        """Close the port."""
         self._inbox.forget(self._socket)
         self._socket.close()
 
@@ -278,7 +277,6 @@ class Pulse:
                 self._process.stdin.flush()
 
     def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -115,13 +115,11 @@ class Commands:
 
 
 def encode_request(request: Any) -> bytes:
-    """A request as JSON bytes."""
     body = {f.name: getattr(request, f.name) for f in dataclasses.fields(request)}
     return json.dumps({"v": FORMAT_VERSION, "request": type(request).__name__, "body": body}).encode()
 
 
 def encode_reply(outcome: Body | FlinkPlusError) -> bytes:
-    """A reply as JSON bytes."""
     content = {"error": str(outcome)} if isinstance(outcome, FlinkPlusError) else {"body": outcome}
     return json.dumps({"v": FORMAT_VERSION, **content}).encode()
 

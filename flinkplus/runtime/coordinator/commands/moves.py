@@ -12,8 +12,7 @@ from flinkplus.config import MOST_SPARES, Options
 from flinkplus.errors import CommandRefused, ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
 from flinkplus.graph import JobGraph
 from flinkplus.runtime.control.names import find_subtask
-from flinkplus.runtime.coordinator.membership.moves import Moves
-from flinkplus.runtime.coordinator.membership.requests import PlannedMove
+from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
 from flinkplus.runtime.operations.commands import Body, Commands, Later
 
 
@@ -56,7 +55,6 @@ class MoveNewsCommand:
 
 
 def add_move_commands(commands: Commands, moves: Moves, graph: JobGraph, options: Options) -> None:
-    """Add the commands for planned moves."""
 
     def migrate(request: MigrateCommand) -> Later:
         """Raises ``ConfigurationError`` for an unknown subtask."""

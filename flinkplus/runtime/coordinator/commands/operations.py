@@ -26,8 +26,7 @@ from flinkplus.runtime.operations.commands import Body, Later
 if TYPE_CHECKING:
     from flinkplus.config import Options
     from flinkplus.graph import JobGraph
-    from flinkplus.runtime.coordinator.dispatch.calls import Calls
-    from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+    from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
     from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
     from flinkplus.runtime.coordinator.membership.presence import Presence
 

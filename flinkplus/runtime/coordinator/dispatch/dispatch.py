@@ -1,30 +1,35 @@
-"""Shared by the drivers of the three machines (job, checkpoints, failover).
+"""Shared by the drivers of the three machines (job, checkpoints, failover), and calls of other threads.
 
 ``Dispatch`` keeps the order: the effects of one step are all carried out before the next step. A worker thread does
 slow work, and its result comes back through the inbox. Storage and ZooKeeper have a worker each, so a failover never
 waits for an upload. ``Deployment`` holds the slot and generation of each subtask.
 
-Rules: only the coordinator's thread calls this, with two exceptions. Workers put into the inbox, and any thread may
-read ``Deployment``, whose values are replaced and never changed in place.
+Rules: only the coordinator's thread calls this, with three exceptions. Workers put into the inbox. Any thread may use
+``Calls``, except for ``later``; after the end of the job a call has no effect. Any thread may read ``Deployment``,
+whose values are replaced and never changed in place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from flinkplus.errors import FlinkPlusError, described
+from flinkplus.errors import FlinkPlusError, JobFailed, JobRunsElsewhere, described
+from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess, SlotProcesses
+from flinkplus.runtime.coordinator.setup.outcome import JobResult
 
 if TYPE_CHECKING:
     from chain_backup.zookeeper.records import RegistryEvent
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
     from flinkplus.runtime.transport.wire.ports import LinkEvent, Rendezvous
 
 NO_CHECKPOINT = CheckpointId(0)
+LOOK_AGAIN_S = 0.1
+T = TypeVar("T")
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -54,6 +61,47 @@ class RegistryReported:
 
 
 InboxEvent: TypeAlias = "LinkEvent | LifelineCut | LastWords | RegistryReported | Asked"
+
+
+@dataclass(eq=False, repr=False)
+class Calls:
+    """The calls to the coordinator of one job; ``result`` is set when the job ends."""
+
+    inbox: Inbox[InboxEvent]
+    result: JobResult
+
+    def ask(self, action: Callable[[], None]) -> None:
+        """Run ``action`` in the coordinator's thread; returns at once."""
+        self.inbox.put(Asked(action))
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run ``action`` after ``delay_s`` seconds; only in the coordinator's thread."""
+        self.inbox.call_later(delay_s, lambda: self.ask(action))
+
+    def answer(self, question: Callable[[], T], otherwise: T) -> T:
+        """The result of ``question`` in the coordinator's thread; ``otherwise`` when the job is over."""
+        answer: Future[T] = Future()
+        self.ask(lambda: answer.set_result(question()))
+        while not self.result.done.is_set():
+            with contextlib.suppress(FutureTimeout):
+                return answer.result(LOOK_AGAIN_S)
+        return otherwise
+
+    def registry_reported(self, event: RegistryEvent) -> None:
+        self.inbox.put(RegistryReported(event))
+
+    def give_up(self, reason: str) -> None:
+        """End the job as failed."""
+        self._fail(JobFailed(reason))
+
+    def taken_over(self, reason: str) -> None:
+        """End the job in this driver: another driver runs it."""
+        error = JobFailed(reason)
+        error.__cause__ = JobRunsElsewhere(reason)
+        self._fail(error)
+
+    def _fail(self, error: FlinkPlusError) -> None:
+        self.ask(lambda: self.result.end(JobState.FAILED, error))
 
 
 @dataclass
@@ -180,14 +228,7 @@ class Dispatch:
 
     def remove(self, what: str, remove: Callable[..., None], *arguments: Any) -> None:
         """Run ``remove`` in the storage worker; a failure is only logged."""
-
-        def run() -> None:
-            try:
-                remove(*arguments)
-            except (OSError, FlinkPlusError) as error:
-                log.warning("could not remove %s: %s", what, error)
-
-        self.storage.submit(run)
+        self.storage.submit(_remove, what, remove, *arguments)
 
     def close(self) -> None:
         """End the workers, when they have done everything that was submitted, and close the connections."""
@@ -198,3 +239,10 @@ class Dispatch:
             if server is not None:
                 server.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed its connection
+
+
+def _remove(what: str, remove: Callable[..., None], *arguments: Any) -> None:
+    try:
+        remove(*arguments)
+    except (OSError, FlinkPlusError) as error:
+        log.warning("could not remove %s: %s", what, error)

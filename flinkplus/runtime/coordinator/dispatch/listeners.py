@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flinkplus.config import Options
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Dispatch
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.liveness.lifeline import Lifelines
 from flinkplus.runtime.liveness.pulse import Pulses

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from chain_backup.failover import events as failover_events
 from chain_backup.failover.effects import FailoverEffect
@@ -64,18 +64,17 @@ class JobMachines:
     def step_job(self, event: events.JobEvent) -> None:
         """Step the machine of the job by ``event``, after all effects that are being carried out."""
 
-        def step() -> None:
-            for effect in self.job.step(self._dispatch.now_ms(), event):
-                self._obey_job(effect)
-
-        self._dispatch.soon(step)
+        self._soon(self.job, event, self._obey_job)
 
     def step_checkpoints(self, event: events.CheckpointingEvent) -> None:
         """Step the machine of checkpoints, as ``step_job``."""
 
+        self._soon(self.checkpoints, event, self._obey_checkpoints)
+
+    def _soon(self, machine: Any, event: object, obey: Callable[[Any], None]) -> None:
         def step() -> None:
-            for effect in self.checkpoints.step(self._dispatch.now_ms(), event):
-                self._obey_checkpoints(effect)
+            for effect in machine.step(self._dispatch.now_ms(), event):
+                obey(effect)
 
         self._dispatch.soon(step)
 
@@ -121,7 +120,6 @@ class JobMachines:
         self.step_failover(events.TimeAdvanced())
 
     def next_deadline_ms(self) -> int | None:
-        """When ``advance_time`` is next due."""
         failover = self.local_failover
         return earliest_ms(
             self.job.next_deadline_ms(),

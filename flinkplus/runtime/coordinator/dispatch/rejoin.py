@@ -42,7 +42,6 @@ class Joining:
         self._call()
 
     def send(self, process: SlotProcess) -> None:
-        """Send a slot the current assignment."""
         deployment = self._deployment
         order = control.Join(
             deployment.generation,

@@ -48,7 +48,6 @@ class SlotProcesses:
         self._attempts: dict[int, int] = {}
 
     def add(self, slot: int) -> None:
-        """Add a spare slot."""
         self._incarnations[slot] = 0
 
     def end(self, slot: int) -> None:
@@ -108,7 +107,6 @@ class SlotProcesses:
         return None if slot is None else self._processes[slot]
 
     def with_lifeline(self, name: str) -> SlotProcess | None:
-        """The process whose lifeline has this name."""
         return next((process for process in self._processes.values() if process.lifeline == name), None)
 
     def get(self, slot: int) -> SlotProcess | None:

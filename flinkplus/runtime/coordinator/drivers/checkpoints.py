@@ -45,7 +45,6 @@ class CheckpointDriver:
     _failover: FailoverDriver | None = None
 
     def apply(self, effect: effects.CheckpointingEffect) -> None:
-        """Carry out one effect."""
         dispatch, step = self._dispatch, self._machines.step_checkpoints
         match effect:
             case effects.TriggerCheckpoint(checkpoint, sources, _, generation):

@@ -92,13 +92,11 @@ class FailoverDriver:
     # --- checkpoints
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` is complete."""
         self.promotions.completed(checkpoint)
         self._machines.step_failover(events.CheckpointCompleted(checkpoint))
         self._dispatch.soon(lambda: self.promotions.handles.drop_before(checkpoint))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` was aborted."""
         self.promotions.aborted(checkpoint)
         self._machines.step_failover(events.CheckpointAborted(checkpoint))
 
@@ -152,7 +150,6 @@ class FailoverDriver:
     # --- effects
 
     def apply(self, todo: list[effects.FailoverEffect]) -> None:
-        """Carry out the effects of one step."""
         for effect in todo:  # first, because orders depend on each other
             if isinstance(effect, effects.PromoteStandbys):
                 self.promotions.promoting(effect)

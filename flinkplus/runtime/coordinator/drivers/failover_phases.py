@@ -48,11 +48,9 @@ class FailoverPhases:
         )
 
     def writing(self, attempt: int) -> None:
-        """The registry starts to write the records of ``attempt``."""
         self._writing = (attempt, self._dispatch.clock.monotonic())
 
     def written(self, attempt: int) -> None:
-        """The registry has written the records of ``attempt``."""
         newest, ordered_s = self._writing
         if self._under_way is not None and attempt == newest:
             self._recoveries.recorded(self._under_way.number, (self._dispatch.clock.monotonic() - ordered_s) * 1e3)
@@ -66,12 +64,10 @@ class FailoverPhases:
         self._recoveries.restored_from(min(version for _, version in effect.subtasks) or None)
 
     def promoted(self, restore_ms: float, time_s: float) -> None:
-        """A slot has promoted its standbys."""
         self._recoveries.restored(restore_ms)
         self._promoted_s = max(self._promoted_s, time_s)
 
     def finished(self) -> None:
-        """The current failover or handover has finished."""
         last, self._under_way = self._under_way, None
         if last is None:
             return

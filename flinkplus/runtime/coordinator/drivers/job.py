@@ -50,7 +50,6 @@ class JobDriver:
     _restored: tuple[CheckpointId, Handles] = field(default=(CheckpointId(0), {}), init=False)
 
     def apply(self, effect: effects.JobEffect) -> None:
-        """Carry out one effect."""
         machines, send_all = self._machines, self._dispatch.send_all
         match effect:
             case effects.InterruptCheckpoints():

@@ -37,7 +37,6 @@ class CrashReports:
         self._ended = [*self._ended, name][-MAX_ENDED:]
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` is complete."""
         self._crashes.on_progress(checkpoint)
 
     def take(self, words: LastWords) -> None:

@@ -44,8 +44,7 @@ from flinkplus.protocol.vocabulary.effects import EvictSlot, JobState
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
@@ -124,7 +123,6 @@ class Presence:
         self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
     def lose(self, process: SlotProcess, reason: str) -> None:
-        """Handle the loss of a slot's process."""
         log.info("slot %d lost: %s", process.slot, reason, extra=_of(process))
         lost = events.SlotLost(process.slot, process.incarnation, reason)
         self._processes.remove(process.slot)
@@ -135,11 +133,7 @@ class Presence:
         failover = self._machines.local_failover
         if failover is None or self._processes.is_over(process.slot):
             self._machines.step_job(lost)
-        else:
-            self._lose_locally(process, reason, failover)
-
-    def _lose_locally(self, process: SlotProcess, reason: str, failover: FailoverProtocol) -> None:
-        """Handle the loss of a slot while the job runs with local failover."""
+            return
         matters = not self._processes.is_spare(process.slot) or failover.is_alive(process.slot)
         if matters:
             self._machines.step_job(self._loss_of(process.slot, reason, failover))
@@ -180,16 +174,15 @@ class Presence:
             self.evict(process, f"no heartbeat from slot {process.slot} for {self._options.heartbeat_timeout} s")
         pulses = self._dispatch.pulses
         if pulses is not None and pulses.due:
-            silent = set(pulses.silent(self._pulsed(), self._chains()))
-            for process in [process for process in self._processes.all() if process.pulse in silent]:
+            registered = self._processes.all()
+            pulsed = [PulsedSlot(one.pulse, one.host, round(one.heard_s * 1000)) for one in registered]
+            silent = set(pulses.silent(pulsed, self._chains()))
+            for process in [process for process in registered if process.pulse in silent]:
                 self.evict(process, f"it hangs or is cut off: no pulse for {pulses.timeout_s} s")
 
         due_ms = self._reachability.next_deadline_ms()
         if due_ms is not None and self._dispatch.now_ms() >= due_ms:
             self._step(SlotsSeen(self._standings()))
-
-    def _pulsed(self) -> list[PulsedSlot]:
-        return [PulsedSlot(one.pulse, one.host, round(one.heard_s * 1000)) for one in self._processes.all()]
 
     def _chains(self) -> list[list[str]] | None:
         """The pulses of each chain's members; ``None`` when the loss of a slot leads to a rollback."""
@@ -264,7 +257,6 @@ class Presence:
     # --- ZooKeeper
 
     def registry_reported(self, event: RegistryEvent) -> None:
-        """Handle an event of ZooKeeper."""
         match event:
             case SlotNodeGone(slot, record):
                 process = self._processes.get(slot)

@@ -27,11 +27,10 @@ from flinkplus.errors import InsufficientSlots
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import invariant
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
-from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
-from flinkplus.runtime.coordinator.membership.requests import MoveRequests, ScaleReported
+from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
 
 ENDING_S = 10.0
 """Time for a slot to end by itself, before its Spark job is cancelled."""
@@ -114,7 +113,6 @@ class Spares:
 
     @property
     def states(self) -> dict[int, SpareState]:
-        """Spare slot -> its state."""
         return {slot: spare.state for slot, spare in self._spares.items()}
 
     # --- requests

@@ -39,7 +39,7 @@ class CheckpointFigures:
     ``duration_ms`` until it is complete.
     Maxima over the subtasks: ``alignment_ms``, ``sync_ms``, ``async_ms``.
     ``mode``: ``unaligned`` if any subtask's snapshot was unaligned.
-    ``in_flight_bytes``: stored size of its channel state.
+    ``in_flight_bytes``: stored size of its channel state; ``as_dict`` adds it to ``bytes_new`` and ``bytes_total``.
     ``cause``: why it was aborted.
     """
 
@@ -163,7 +163,6 @@ class Figures:
         figures.parts[subtask] = handle.operator_state.operators
 
     def replicated(self, checkpoint: int) -> None:
-        """All standbys have their versions of a checkpoint."""
         figures = self._checkpoints.get(checkpoint)
         if figures is not None and figures.chain_ms is None:
             figures.chain_ms = (time.time() - figures.triggered_s) * 1e3

@@ -111,5 +111,4 @@ class FenceAnswers:
         )
 
     def spans_of(self, subtask: SubtaskId) -> tuple[Span, ...]:
-        """The known determinants of ``subtask``."""
         return self._determinants.get(subtask, ())

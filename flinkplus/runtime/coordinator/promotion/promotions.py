@@ -67,13 +67,11 @@ class Promotions:
             self.handles.keep(subtask, versions)
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` is complete."""
         self.complete = checkpoint
         self._given_up = [other for other in self._given_up if other > checkpoint]
         self._overtaking = [other for other in self._overtaking if other > checkpoint]
 
     def aborted(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` was aborted."""
         self._given_up.append(checkpoint)
 
     def overtaking(self, checkpoint: CheckpointId) -> None:

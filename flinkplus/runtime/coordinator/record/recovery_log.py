@@ -114,7 +114,6 @@ class RecoveryLog:
         self._kills[slot] = time_s
 
     def slot_lost(self, slot: int, subtasks: Collection[str]) -> None:
-        """``slot``, which hosted ``subtasks``, is lost."""
         killed_s = self._kills.pop(slot, None)
         if killed_s is not None:
             self._begun.update(dict.fromkeys(subtasks, killed_s))

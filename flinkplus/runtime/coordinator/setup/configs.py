@@ -72,7 +72,6 @@ def find_strategy(placement: str) -> Strategy:
 
 
 def topology_of(graph: JobGraph, parallelism: int) -> Topology:
-    """The vertices and their exchanges."""
     edges = tuple(
         (exchange.edge, graph.producer_vertex(exchange.edge).name, graph.consumer_vertex(exchange.edge).name)
         for exchange in graph.exchanges

@@ -26,9 +26,8 @@ from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
-from flinkplus.runtime.coordinator.membership.moves import Moves
+from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
-from flinkplus.runtime.coordinator.membership.requests import MoveRequests
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions
 from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
 from tests.unit.runtime.slot.slots_in_process import graph_of
@@ -149,7 +148,7 @@ class Job:
         self.promotions = Promotions(TOPOLOGY, self.protocol.versions, Guarantee.EXACTLY_ONCE)
         self.phases = FailoverPhases(self.dispatch, self.recoveries)
         self.triggers = Triggers(self.dispatch, deployment, lambda: self.listening.pending)
-        self.moves = Moves(calls, self.machines, MoveRequests(), None)
+        self.moves = Moves(calls, self.machines, MoveRequests())
         self.driver = FailoverDriver(
             self.dispatch,
             self.machines,

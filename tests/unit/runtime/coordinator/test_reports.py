@@ -33,7 +33,7 @@ from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.coordinator import Coordinator
-from flinkplus.runtime.coordinator.dispatch.calls import Calls
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
 from flinkplus.runtime.coordinator.dispatch.listeners import Listeners
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.metrics.metrics import Figures

@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 
 from flinkplus.errors import ConfigurationError, InsufficientSlots
 from flinkplus.runtime.job import launcher
-from flinkplus.runtime.job.homes import in_turn
+from flinkplus.runtime.job.homes import in_turn, local_master
 from flinkplus.runtime.job.launcher import SlotJobs, check_cluster, check_slots, failure_reason, room_of
-from flinkplus.runtime.job.local_masters import local_master
 from tests.unit.runtime.slot.process.test_end_of_slots import config_of
 
 PATIENCE_S = 30.0

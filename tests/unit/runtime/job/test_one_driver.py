@@ -15,7 +15,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.runtime.job.claim import LOCK_FILE, Claim
+from flinkplus.runtime.job.directory import LOCK_FILE, Claim
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.spark_log import COMPACT_INTERVAL, LOG_DIRECTORY, Layout, LoggedFile, SparkFileLog
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -154,7 +154,7 @@ def test_nothing_of_the_output_is_removed_without_looking(tmp_path: Path) -> Non
 
 HOLDER = """\
 import sys
-from flinkplus.runtime.job.claim import Claim
+from flinkplus.runtime.job.directory import Claim
 claim = Claim(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()

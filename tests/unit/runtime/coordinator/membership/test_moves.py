@@ -20,9 +20,7 @@ from flinkplus.runtime.coordinator.commands.moves import (
     UndrainHostCommand,
     add_move_commands,
 )
-from flinkplus.runtime.coordinator.membership import requests
-from flinkplus.runtime.coordinator.membership.moves import Moves
-from flinkplus.runtime.coordinator.membership.requests import MoveRequests, PlannedMove
+from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
 from flinkplus.runtime.operations.commands import Commands, decode_reply, encode_request
 from tests.unit.runtime.coordinator.failover_job import Calls
 
@@ -37,7 +35,7 @@ class Machine:
         self.running = True
         self.job = SimpleNamespace(state=JobState.INTERRUPTED)
         self.events: list[FailoverEvent] = []
-        self.moves = Moves(Calls(), self, MoveRequests(), None)  # type: ignore[arg-type]
+        self.moves = Moves(Calls(), self, MoveRequests())  # type: ignore[arg-type]
 
     @property
     def local_failover(self) -> Machine | None:
@@ -111,7 +109,7 @@ def test_a_job_that_ends_ends_its_requests() -> None:
 
 
 def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "KEPT", 2)
+    monkeypatch.setattr("flinkplus.runtime.coordinator.membership.moves.KEPT", 2)
     job = Machine().moves
     asked = [job.migrate(C0, slot) for slot in range(4)]
     assert [job.requests.find(move.number) for move in asked] == [None, None, *asked[2:]]

@@ -11,8 +11,7 @@ from flinkplus.errors import InsufficientSlots, MoveCancelled, MoveRefused, Peer
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.membership.moves import Moves
-from flinkplus.runtime.coordinator.membership.requests import MoveRequests, PlannedMove
+from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
 from flinkplus.runtime.coordinator.membership.spares import ENDING_S, Spares, SpareState
 from tests.unit.runtime.coordinator.failover_job import Job
 
@@ -74,7 +73,7 @@ class World:
             self.cluster,
             30.0,
         )
-        self.moves = Moves(calls, job.machines, requests, self.spares)
+        self.moves = Moves(calls, job.machines, requests, self.spares.scale, self.spares.take)
         job.driver._moves = self.moves
         self.job.told(control.Chains)
 
@@ -249,7 +248,7 @@ def test_a_job_that_does_not_run_is_not_scaled(world: World) -> None:
         world.scale(1).await_answer(0)
     job = Job(standbys=False)
     calls: Any = job.calls
-    no_standbys = Moves(calls, job.machines, MoveRequests(), None)
+    no_standbys = Moves(calls, job.machines, MoveRequests())
     with pytest.raises(MoveRefused, match="recovers by rollback"):
         no_standbys.scale(1, False).await_answer(0)
 
