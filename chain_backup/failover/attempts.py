@@ -36,19 +36,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from chain_backup.failover import effects
 from chain_backup.failover.chains import ChainTable
 from chain_backup.failover.config import FailoverConfig
-from chain_backup.failover.effects import (
-    FailoverEffect,
-    FailoverKind,
-    FallBack,
-    FenceSlots,
-    FinishFailover,
-    PromoteStandbys,
-    RecordFailoverPhase,
-    ReplaceInCheckpoints,
-    WriteRecords,
-)
+from chain_backup.failover.effects import FailoverEffect, FailoverKind
 from chain_backup.failover.plans import Plans
 from chain_backup.failover.recovery_line import NoLine, unprovable
 from chain_backup.failover.topology import Topology
@@ -157,7 +148,7 @@ class Attempts:
     def fail(
         self, now_ms: int, kind: FailoverKind, failed: Sequence[SubtaskId], reason: str, error: object = None
     ) -> list[FailoverEffect]:
-        """Begin an attempt for ``failed``, whose heads have left their chains, and for what is not promoted yet."""
+        """Start an attempt for ``failed``, whose heads have left their chains, and for all not promoted yet."""
         failover = self._join(kind, failed, reason, error)
         together = self.restarting_with([*failed, *self.failed])
         failover.moved.update(dict.fromkeys(together))
@@ -207,7 +198,7 @@ class Attempts:
             self._table[subtask].generation = self.newest_generation
         until_ms = now_ms + self._config.registry_timeout_ms
         attempt = self._attempt = _Attempt(self._count, self.newest_generation, failed, until_ms)
-        records = WriteRecords(attempt.number, self._table.written(failed))
+        records = effects.WriteRecords(attempt.number, self._table.written(failed))
         return [self._phase("detect"), records, *(self._fence(now_ms, attempt) if fence else ())]
 
     def give_up(self, why: str) -> list[FailoverEffect]:
@@ -215,23 +206,23 @@ class Attempts:
         failover = self._open()
         self.reset()
         subtasks = tuple(sorted(failover.subtasks))
-        return [FallBack(failover.kind, subtasks, f"{failover.reason}; {why}", failover.error)]
+        return [effects.FallBack(failover.kind, subtasks, f"{failover.reason}; {why}", failover.error)]
 
     def call_off(self) -> list[FailoverEffect]:
         """End a handover that no slot knows of, when its subtasks have their members from before again."""
         failover = self._open()
         self.reset()
-        return [FinishFailover(failover.number)]
+        return [effects.FinishFailover(failover.number)]
 
     def _open(self) -> _Failover:
         invariant(self._failover is not None, "no failover is under way")
         assert self._failover is not None  # for the type checker only
         return self._failover
 
-    def _phase(self, phase: Phase) -> RecordFailoverPhase:
+    def _phase(self, phase: Phase) -> effects.RecordFailoverPhase:
         failover = self._open()
         subtasks, moved = tuple(sorted(failover.subtasks)), tuple(sorted(failover.moved))
-        return RecordFailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
+        return effects.RecordFailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
 
     # ---------------------------------------------------------------------------------------- registry and fence
 
@@ -251,7 +242,7 @@ class Attempts:
         attempt.awaited = [slot for slot in self._plans.slots if self._table.is_alive(slot)]
         attempt.fence_until_ms = now_ms + self._config.fence_timeout_ms
         targets = tuple((subtask, self._table[subtask].head) for subtask in attempt.failed)
-        fence = FenceSlots(attempt.number, attempt.generation, targets, tuple(attempt.awaited))
+        fence = effects.FenceSlots(attempt.number, attempt.generation, targets, tuple(attempt.awaited))
         return [self._phase("fence"), fence]
 
     def fenced(
@@ -292,9 +283,9 @@ class Attempts:
             return []
         line = self._table.line(attempt.failed, attempt.received, self._config.pending_versions)
         if isinstance(line, NoLine):
-            return self.give_up(f"there is no version to go on from: {line.reason}")
+            return self.give_up(f"no version to resume from: {line.reason}")
         self._attempt = None
-        effects: list[FailoverEffect] = [self._phase("promote"), self._phase("restore")]
+        found: list[FailoverEffect] = [self._phase("promote"), self._phase("restore")]
         by_slot: dict[int, list[tuple[SubtaskId, int]]] = {}
         for subtask, version in line.items():
             self._table[subtask].begin(version, self._config.max_concurrent_checkpoints + 1)
@@ -302,15 +293,15 @@ class Attempts:
         until_ms = now_ms + self._config.promote_timeout_ms
         for slot, promoted in sorted(by_slot.items()):
             self._promotions[attempt.number, slot] = _Promotion(tuple(subtask for subtask, _ in promoted), until_ms)
-            effects.append(PromoteStandbys(attempt.number, attempt.generation, slot, tuple(promoted)))
+            found.append(effects.PromoteStandbys(attempt.number, attempt.generation, slot, tuple(promoted)))
         formed = self._table.publish() or [self._table.formation()]
-        return [*effects, *formed, ReplaceInCheckpoints(tuple(line.items()))]
+        return [*found, *formed, effects.ReplaceInCheckpoints(tuple(line.items()))]
 
     def promoted(self, number: int, slot: int) -> list[FailoverEffect]:
         """The standbys of attempt ``number`` on ``slot`` run: when they are the last, the failover is done."""
         if self._promotions.pop((number, slot), None) is None or self._promotions or self._attempt is not None:
             return []
-        done: list[FailoverEffect] = [self._phase("replay"), FinishFailover(self._open().number)]
+        done: list[FailoverEffect] = [self._phase("replay"), effects.FinishFailover(self._open().number)]
         self._failover = None
         return done
 

@@ -65,7 +65,7 @@ class Chain:
 
     @property
     def stable(self) -> int:
-        """The newest version that the head and all standbys that count have; -1: none."""
+        """The newest version that the head and all standbys that count have; -1 without one."""
         newest = max(self.persisted)
         for slot in self.members[1:]:
             if slot not in self.catching_up:
@@ -73,7 +73,7 @@ class Chain:
         return newest
 
     def newest_staged(self, slot: int) -> int:
-        """-1: none."""
+        """The newest version that the standby on ``slot`` has; -1 without one."""
         return max(self.staged.get(slot, ()), default=-1)
 
     def newest_held(self, slot: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Impossible events, refused before they change anything."""
+"""Rejects impossible events before they change anything."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class EventCheck:
     def __call__(self, event: events.FailoverEvent, newest: Generation, running: bool) -> None:
         """Raise ``PeerProtocolError``, or ``InvariantViolation`` where only the coordinator can be wrong.
 
-        ``newest``: the newest generation that was ever given out.
+        ``newest``: the newest generation ever used.
         """
         match event:
             case events.JobStarted():
                 self._check_start(event, newest, running)
             case events.SlotJoined(slot):
                 if slot >= 0:
-                    self._slots.add(slot)  # a spare one; a late message about one that has ended does no harm
+                    self._slots.add(slot)  # a spare one; late messages about one that has ended do no harm
                 self._check_slot(slot)
             case (
                 events.SlotLost(slot)

@@ -1,4 +1,4 @@
-"""The limits of local failover, checked when they are given."""
+"""The limits of local failover, checked when the configuration is made."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from flinkplus.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class FailoverConfig:
-    """How many replicas there are, and how long each wait of a failover may take. Raises ``ConfigurationError``."""
+    """Number of replicas, and the timeouts of a failover. Raises ``ConfigurationError``."""
 
     partial: bool = False
-    """Whether there are no standbys: what failed goes back to a version in the durable store, and so do all its
-    upstreams, since nobody keeps what was sent."""
+    """Whether to recover without standbys: failed subtasks and all their upstreams restart from a version in the
+    durable store, since producers keep no output logs."""
     replicas: int = 3
-    """Members of a chain, the head included; fewer when there are fewer slots."""
+    """Members of a chain, the head included; fewer when the job has fewer slots."""
     failback: bool = True
-    """Whether subtasks go back to their home slot when it is back."""
+    """Whether subtasks return to their home slot when it is back."""
     handover: bool = True
     """Whether work may be handed over at all."""
     fence_timeout_ms: int = 2_000
-    """For a living slot to fence, or for the next part of its answer; those that are late are evicted."""
+    """Timeout for a living slot to fence, or for the next part of its answer; late slots are evicted."""
     promote_timeout_ms: int = 5_000
-    """For standbys to be at work; else the next member of their chains is tried."""
+    """Timeout for standbys to run; after it, the next member of their chains is tried."""
     registry_timeout_ms: int = 15_000
-    """For ZooKeeper to take the records; else the job rolls back."""
+    """Timeout for ZooKeeper to write the records; after it, the job rolls back."""
     max_concurrent_checkpoints: int = 1
-    """As many as may be pending at once."""
+    """Maximum number of pending checkpoints."""
     max_versions_behind: int = 8
-    """Complete checkpoints that a standby may lack before it no longer counts for what may be trimmed."""
+    """Maximum number of complete checkpoints that a standby may lack and still delay trimming."""
     sharing_depth: int | None = None
-    """How far downstream messages tell of a subtask's determinants; ``None``: all the way."""
+    """How many channels downstream messages carry a subtask's determinants; ``None``: no limit."""
     pending_versions: bool = False
-    """Whether to begin from a version of a checkpoint that is not complete yet. That shortens the replay of a failure
-    just before a checkpoint becomes complete; but until it is, neighbours that fail as well cannot begin from an older
-    one, and must roll back."""
+    """Whether to start from a version whose checkpoint is not complete yet. That shortens the replay of a failure just
+    before a checkpoint becomes complete. Until then, neighbours that also fail cannot start from an older version, and
+    must roll back."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):

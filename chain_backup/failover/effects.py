@@ -1,7 +1,6 @@
-"""What the machine of local failover orders: effects, carried out by its driver.
+"""Effects: what the machine of local failover orders, and its driver carries out.
 
-Rules: frozen data; a list of effects is carried out in its order; none waits for the completion of another one of the
-same list. A failed effect comes back as an event.
+Rules: as in ``flinkplus.protocol.vocabulary.effects``.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.protocol.vocabulary.phases import Phase
 
 FailoverKind: TypeAlias = Literal["slot", "exception", "handover"]
-"""What a failover is for: a slot was lost; a subtask threw; subtasks go to their home slot, as planned."""
+"""The cause of a failover: a lost slot, an exception of a subtask, or a planned move."""
 
 MoveStatus: TypeAlias = Literal["refused", "under_way", "done", "cancelled"]
-"""What became of a request: all but ``under_way`` end it."""
+"""The status of a request: all except ``under_way`` end it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainRecordLike:
-    """What ZooKeeper is to hold of one subtask: ``members``, head first, and the newest version that all of them
-    have."""
+    """ZooKeeper's record of one subtask. ``members``: head first. ``stable``: the newest version that all have."""
 
     subtask: SubtaskId
     generation: Generation
@@ -34,8 +32,10 @@ class ChainRecordLike:
 
 @dataclass(frozen=True, slots=True)
 class WriteRecords:
-    """Write ``records`` in one transaction, after all that were ordered before: ``RecordsWritten`` or
-    ``RecordsRefused``. With ``attempt`` None nobody waits for the answer: these only tell what is so already."""
+    """Write ``records`` in one transaction, in the order of these effects: ``RecordsWritten`` or ``RecordsRefused``.
+
+    ``attempt``: None when no attempt waits for the answer, because the records describe what already holds.
+    """
 
     attempt: int | None
     records: tuple[ChainRecordLike, ...]
@@ -43,15 +43,17 @@ class WriteRecords:
 
 @dataclass(frozen=True, slots=True)
 class FormChains:
-    """Tell all living slots who follows whom: (subtask, generation, members, head first), all subtasks, sorted."""
+    """Send all living slots the chains: (subtask, generation, members head first) of all subtasks, sorted."""
 
     chains: tuple[tuple[SubtaskId, Generation, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FenceSlots:
-    """Tell ``slots`` that ``failed`` (subtask, slot of its new head) have a new ``generation``: each answers
-    ``SlotFenced``."""
+    """Order ``slots`` to accept only the new ``generation`` of ``failed``: each answers ``SlotFenced``.
+
+    ``failed``: (subtask, slot of its new head).
+    """
 
     attempt: int
     generation: Generation
@@ -61,8 +63,8 @@ class FenceSlots:
 
 @dataclass(frozen=True, slots=True)
 class PromoteStandbys:
-    """Make the standbys of ``subtasks`` (subtask, version) on ``slot`` active, from that version on:
-    ``StandbysPromoted`` or ``StandbyPromotionFailed``."""
+    """Make the standbys of ``subtasks`` (subtask, version to start from) on ``slot`` active: ``StandbysPromoted`` or
+    ``StandbyPromotionFailed``."""
 
     attempt: int
     generation: Generation
@@ -72,17 +74,19 @@ class PromoteStandbys:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceInCheckpoints:
-    """In pending checkpoints, snapshots of these subtasks newer than the version beside them are void: the new heads
-    take them again, and sources among them must be triggered again."""
+    """In pending checkpoints, snapshots of these subtasks newer than the given version are void: the new heads take
+    them again, and sources among them must be triggered again."""
 
     subtasks: tuple[tuple[SubtaskId, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFailoverPhase:
-    """Failover ``number`` (1, 2, ...) entered ``phase``; ``subtasks``: all that failed in it so far (or are handed
-    over); ``moved``: all that begin anew because of them, themselves included. A further failure on the way takes it
-    back to ``detect``."""
+    """Failover ``number`` (1, 2, ...) entered ``phase``. A further failure takes it back to ``detect``.
+
+    ``subtasks``: all that failed in it so far, or are handed over.
+    ``moved``: all that restart because of them, themselves included.
+    """
 
     number: int
     phase: Phase
@@ -94,16 +98,16 @@ class RecordFailoverPhase:
 
 @dataclass(frozen=True, slots=True)
 class FinishFailover:
-    """Failover ``number`` is over: all are at work. (Without a phase but ``detect`` before it: a handover that was
-    called off, and nothing was moved.)"""
+    """Failover ``number`` has ended: all subtasks run. After ``detect`` as its only phase: a handover was called off,
+    and no subtask was moved."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class FallBack:
-    """Local failover cannot be proved safe: the whole job must roll back. The machine waits for ``JobStarted``; the
-    failover that was under way, if any, ends with this."""
+    """Local failover cannot be proved safe: the whole job must roll back. This ends any failover under way, and the
+    machine waits for ``JobStarted``."""
 
     kind: FailoverKind
     subtasks: tuple[SubtaskId, ...]
@@ -113,15 +117,18 @@ class FallBack:
 
 @dataclass(frozen=True, slots=True)
 class TrimLogs:
-    """``version`` is complete, and every chain has it: nothing before it can be asked for."""
+    """``version`` is complete, and every chain has it: no subtask can ask for anything before it."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportMove:
-    """What became of ``request``, for whoever made it. ``left``: subtasks of which something is not yet where it ought
-    to be. ``at_risk``: it was refused because chains would have fewer members, or be on fewer hosts."""
+    """The status of ``request``, for its sender.
+
+    ``left``: subtasks of which a member is not yet where the plan puts it.
+    ``at_risk``: whether it was refused because chains would have fewer members, or be on fewer hosts.
+    """
 
     request: int
     status: MoveStatus

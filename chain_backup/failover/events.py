@@ -1,8 +1,8 @@
-"""What can happen to the machine of local failover: events, in the past tense.
+"""Events of the machine of local failover, in the past tense.
 
-Rules: frozen data; an answer carries the attempt, the slot and the generation that tell a late, doubled or old one
-apart. An event that other machines take, too, is defined with theirs. A *version* is the number of the checkpoint that
-it was taken for; 0 is the empty start.
+Rules: frozen data; an answer carries the attempt, slot and generation that identify a late, repeated or old one. Events
+that other machines also take are defined with theirs. A *version* has the number of its checkpoint; 0 is the empty
+start.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from flinkplus.protocol.vocabulary.events import (
 )
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
 
+__all__ = ["CheckpointAborted", "CheckpointCompleted", "JobInterrupted", "SlotLost", "SubtaskFailed", "TimeAdvanced"]
+
 # ------------------------------------------------------------------------------------------- the job and its slots
 
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """All subtasks were deployed, from ``version``, and told to start, every slot alive but the spare ones."""
+    """All subtasks were deployed from ``version`` and ordered to start; all slots except for spare ones are alive."""
 
     generation: Generation
     version: int
     cursors: tuple[tuple[SubtaskId, VersionCursors], ...]
-    """Of ``version``; what is left out has all its cursors at 0."""
+    """At ``version``; a missing subtask has all its cursors at 0."""
     hosts: tuple[tuple[int, str], ...]
-    """(slot, host), all slots but the spare ones, which join."""
+    """(slot, host), all slots except for spare ones, which join."""
     heads: tuple[tuple[SubtaskId, int], ...] = ()
-    """Where subtasks are at work; what is left out is on the slot of its number."""
+    """(subtask, slot where it runs); a missing subtask is on the slot of its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotJoined:
-    """A new process took the place of ``slot``, after its ``SlotLost``, or of a spare slot that nobody has heard of
-    before; there are data streams to and from it."""
+    """A new process registered as ``slot``, after its ``SlotLost``, or as a new spare slot; its data streams are
+    connected."""
 
     slot: int
     host: str
@@ -52,8 +54,7 @@ class SlotJoined:
 
 @dataclass(frozen=True, slots=True)
 class MoveRequested:
-    """The head of ``subtask`` is wanted on ``slot``: ``ReportMove`` answers, of this ``request`` (never used
-    twice)."""
+    """Move the head of ``subtask`` to ``slot``: ``ReportMove`` answers. ``request``: a unique number."""
 
     request: int
     subtask: SubtaskId
@@ -62,8 +63,10 @@ class MoveRequested:
 
 @dataclass(frozen=True, slots=True)
 class HostDrainRequested:
-    """All that is on ``host`` is wanted elsewhere, and nothing new there: ``ReportMove`` answers. ``force``: even
-    where chains get shorter, or share hosts, by that."""
+    """Move all members off ``host``, and put no new ones there: ``ReportMove`` answers.
+
+    ``force``: even where chains become shorter, or share hosts.
+    """
 
     request: int
     host: str
@@ -72,7 +75,7 @@ class HostDrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class HostUndrainRequested:
-    """``host`` may be given work again: ``ReportMove`` answers, at once."""
+    """``host`` may host members again: ``ReportMove`` answers at once."""
 
     request: int
     host: str
@@ -80,9 +83,11 @@ class HostUndrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested:
-    """The spare slots ``retiring``, and no others any more, are wanted empty: ``ReportMove`` answers. When that is
-    done, they are no slots of the job any more. Without any: it is done when every chain is as it is planned.
-    ``force``: even where chains get shorter, or share hosts, by that."""
+    """Empty the spare slots ``retiring``, and no others: ``ReportMove`` answers. When done, they have left the job.
+    Without any, the request is done when every chain is as planned.
+
+    ``force``: even where chains become shorter, or share hosts.
+    """
 
     request: int
     retiring: tuple[int, ...]
@@ -104,7 +109,7 @@ class HeadPersisted:
 
 @dataclass(frozen=True, slots=True)
 class VersionStaged:
-    """A standby on ``slot`` holds all of ``version``, verified; ``generation``: of the chain that it came in."""
+    """A standby on ``slot`` holds all of ``version``, verified. ``generation``: of the chain that delivered it."""
 
     subtask: SubtaskId
     slot: int
@@ -117,14 +122,14 @@ class VersionStaged:
 
 @dataclass(frozen=True, slots=True)
 class RecordsWritten:
-    """Answer to ``WriteRecords``: they are in ZooKeeper."""
+    """Answer to ``WriteRecords``: success."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsRefused:
-    """Answer to ``WriteRecords``: they are not, and another try would not help."""
+    """Answer to ``WriteRecords``: failure, and a retry would not help."""
 
     attempt: int
     reason: str
@@ -132,9 +137,9 @@ class RecordsRefused:
 
 @dataclass(frozen=True, slots=True)
 class SlotFenced:
-    """Answer to ``FenceSlots``: nothing of an older generation has an effect on ``slot`` any more.
+    """Answer to ``FenceSlots``: older generations have no effect on ``slot`` any more.
 
-    ``received``: (channel, next ``seq`` expected), of every channel from a failed subtask to one at work on ``slot``.
+    ``received``: (channel, next ``seq`` expected), of every channel from a failed subtask to one that runs on ``slot``.
     """
 
     attempt: int
@@ -144,7 +149,7 @@ class SlotFenced:
 
 @dataclass(frozen=True, slots=True)
 class SlotFencedPart:
-    """A part of a long answer to ``FenceSlots`` has come from ``slot``; the rest follows."""
+    """A part of a long answer to ``FenceSlots`` arrived from ``slot``; the rest follows."""
 
     attempt: int
     slot: int
@@ -152,7 +157,7 @@ class SlotFencedPart:
 
 @dataclass(frozen=True, slots=True)
 class StandbysPromoted:
-    """Answer to ``PromoteStandbys``: all of them are at work."""
+    """Answer to ``PromoteStandbys``: all of them run."""
 
     attempt: int
     slot: int
@@ -160,7 +165,7 @@ class StandbysPromoted:
 
 @dataclass(frozen=True, slots=True)
 class StandbyPromotionFailed:
-    """Answer to ``PromoteStandbys``: at least ``subtask`` is not at work, so that none of them counts as promoted."""
+    """Answer to ``PromoteStandbys``: at least ``subtask`` does not run, so none of them counts as promoted."""
 
     attempt: int
     slot: int
@@ -190,27 +195,3 @@ FailoverEvent: TypeAlias = (
     | StandbyPromotionFailed
     | TimeAdvanced
 )
-
-__all__ = [
-    "CheckpointAborted",
-    "CheckpointCompleted",
-    "FailoverEvent",
-    "HeadPersisted",
-    "HostDrainRequested",
-    "HostUndrainRequested",
-    "JobInterrupted",
-    "JobStarted",
-    "MoveRequested",
-    "RecordsRefused",
-    "RecordsWritten",
-    "ScaleRequested",
-    "SlotFenced",
-    "SlotFencedPart",
-    "SlotJoined",
-    "SlotLost",
-    "StandbyPromotionFailed",
-    "StandbysPromoted",
-    "SubtaskFailed",
-    "TimeAdvanced",
-    "VersionStaged",
-]

@@ -2,13 +2,11 @@
 
 Rules:
 
-- A handover is a failover that nothing makes necessary: only after a complete checkpoint, only when no failover is
-  under way, only what is provable. Until the first slot is sent the fence, it can still be called off, and is, for any
-  failure.
-- A head goes to where its plan says that it belongs (``plans``): back home after a failover, or elsewhere, on request.
-- No handover leaves a chain shorter than it was: a head that is not planned any more waits until all planned members
-  have caught up.
-- A slot that could not take its work back is left out for some checkpoints.
+- A handover is an optional failover: only after a complete checkpoint, while no failover is under way, and only of
+  subtasks whose failover is provable. Until the fence is sent to the first slot, any failure calls it off.
+- A head moves to its planned slot (``plans``): back home after a failover, or elsewhere on request.
+- No handover makes a chain shorter: a head that is not planned any more waits until all planned members have caught up.
+- A slot that could not take its work back is skipped for some checkpoints.
 
 Invariants: all subtasks of a handover go to one slot, which has the last complete version of each; a handover that is
 called off leaves the members as they were, except for those that were lost.
@@ -26,11 +24,11 @@ from chain_backup.failover.plans import Plans
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 
 HANDOVER_PAUSE = 10
-"""Complete checkpoints before a slot that could not take its work back is tried again."""
+"""Number of complete checkpoints before a slot that could not take its work back is tried again."""
 
 
 class Handover:
-    """Chooses the next handover, begins it with ``attempts``, and calls it off."""
+    """Chooses the next handover, starts it with ``attempts``, and calls it off."""
 
     def __init__(self, config: FailoverConfig, table: ChainTable, plans: Plans, attempts: Attempts) -> None:
         self._config = config
@@ -39,7 +37,7 @@ class Handover:
         self._attempts = attempts
         self._before: dict[SubtaskId, tuple[int, ...]] = {}  # of the newest handover
         self._paused: dict[int, int] = {}  # slots that could not take their work back -> checkpoints to wait
-        self._in_step: set[int] = set()  # home slots that may have their work back; never iterated
+        self._in_step: set[int] = set()  # home slots that can take their work back; never iterated
 
     def reset(self) -> None:
         self._before = {}
@@ -48,7 +46,7 @@ class Handover:
 
     @property
     def before(self) -> Mapping[SubtaskId, tuple[int, ...]]:
-        """The members that the chains in the handover under way had before; empty when it cannot be called off."""
+        """The former members of the chains in the handover under way; empty when it cannot be called off."""
         return self._before if self._attempts.can_be_called_off else {}
 
     def completed(self, before: int) -> None:
@@ -58,7 +56,7 @@ class Handover:
         self._in_step = {slot for slot in fit if self._has_at_home(slot, before)}
 
     def joined(self, slot: int) -> None:
-        """The process of ``slot`` is new, and may succeed where the last one failed."""
+        """The process of ``slot`` is new: try it again."""
         self._paused.pop(slot, None)
 
     def refused(self, slot: int) -> None:
@@ -67,8 +65,8 @@ class Handover:
         self._in_step.discard(slot)
 
     def begin(self, now_ms: int) -> list[FailoverEffect]:
-        """Begin to move the work of one slot back home: once for each complete checkpoint, and soon after it, so that
-        little is repeated. So a slot must have been in step when it became complete, not come to it long after."""
+        """Start to move the work of one slot back home: once for each complete checkpoint, and soon after it, so that
+        replay is short. So the slot must have been up to date when the checkpoint became complete."""
         if self._attempts.active:
             return []
         for slot in self._plans.slots:
@@ -79,12 +77,12 @@ class Handover:
     def _has_at_home(self, slot: int, version: int) -> bool:
         """Whether ``slot`` has ``version`` or newer of all subtasks that should run there and do not."""
         away = self._away(slot)
-        if self._config.partial:  # there, as anywhere, it is in the durable store
+        if self._config.partial:  # every slot has it, in the durable store
             return bool(away) and self._table.is_alive(slot)
         return bool(away) and all(chain.newest_staged(slot) >= version for chain in away)
 
     def _may_take(self, slot: int) -> bool:
-        """Whether no chain whose head goes to ``slot`` gets shorter for good by that."""
+        """Whether no chain whose head moves to ``slot`` becomes shorter permanently."""
         hasty = self._plans.hasty
         leaving = [chain for chain in self._away(slot) if chain.head not in chain.planned]
         return all(self._table.is_full(chain, chain.head in hasty) for chain in leaving)
@@ -94,17 +92,17 @@ class Handover:
         return [chain for chain in away if self._config.handover and self._is_due(chain)]
 
     def _goal(self, chain: Chain) -> int:
-        """Where the head of ``chain`` goes: home; when it must leave, and its home is away, where another member is."""
+        """The slot for the head of ``chain``: home; if it must leave and its home is away, another planned slot."""
         if chain.head in chain.planned:
             return chain.home
         return next((slot for slot in chain.planned if self._table.is_alive(slot)), chain.home)
 
     def _is_due(self, chain: Chain) -> bool:
-        """Whether the head of ``chain`` is to go home."""
+        """Whether the head of ``chain`` should move."""
         return self._config.failback or self._plans.is_moving(chain.subtask) or chain.head not in chain.planned
 
     def _hand_over(self, now_ms: int, slot: int) -> list[FailoverEffect]:
-        """Move as many as can be moved at once without doubt; the others follow after the next checkpoints."""
+        """Move as many subtasks as are provable together; the others follow after later checkpoints."""
         self._in_step.clear()
         moving: list[SubtaskId] = []
         for chain in self._away(slot):
@@ -120,7 +118,7 @@ class Handover:
         return self._attempts.hand_over(now_ms, moving, reason)
 
     def call_off(self) -> list[FailoverEffect]:
-        """End the handover under way, if no slot knows of it: the old heads continue."""
+        """End the handover under way, unless a slot knows of it: the old heads continue."""
         if not self._attempts.can_be_called_off:
             return []
         for subtask, members in self._before.items():

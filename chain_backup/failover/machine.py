@@ -62,7 +62,7 @@ class FailoverProtocol:
         self._running = False
         self._threw: set[SubtaskId] = set()  # since the last complete checkpoint; never iterated
 
-    # ------------------------------------------------------------------------------------------------- what is so
+    # ------------------------------------------------------------------------------------------------- state
 
     @property
     def heads(self) -> Mapping[SubtaskId, int]:
@@ -74,15 +74,14 @@ class FailoverProtocol:
         }
 
     def begins_on(self, hosts: Mapping[int, str]) -> Mapping[SubtaskId, int]:
-        """Where the next deployment is to put each subtask, among the slots that are on ``hosts``: on no drained host
-        as long as others have slots. Raises ``PlacementError``.
-        """
+        """The slot among ``hosts`` (slot -> host) on which the next deployment puts each subtask: on a drained host
+        only if all are drained. Raises ``PlacementError``."""
         self._plans.hosted(hosts)
         return {subtask: self._plans.begins_on(subtask, hosts) for subtask in self._topology.subtasks}
 
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:
-        """The newest generation of each subtask that slots are to accept."""
+        """The newest generation of each subtask that slots should accept."""
         before = self._handover.before
         return {chain.subtask: chain.working if chain.subtask in before else chain.generation for chain in self._table}
 
@@ -93,12 +92,12 @@ class FailoverProtocol:
 
     @property
     def copies(self) -> int:
-        """How many members a chain ought to have, the head included; 0 while no job runs."""
+        """The planned number of members of a chain, the head included; 0 while no job runs."""
         return max((len(chain.planned) for chain in self._table), default=0)
 
     @property
     def missing(self) -> int:
-        """How many planned standbys are missing or not in step; 0 while no job runs."""
+        """How many planned standbys are missing or behind; 0 while no job runs."""
         in_step = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]
         return sum(max(0, len(chain.planned) - count) for chain, count in in_step)
 
@@ -109,9 +108,8 @@ class FailoverProtocol:
 
     @property
     def holdings(self) -> list[tuple[SubtaskId, int, int, list[tuple[int, int | None, bool]]]]:
-        """For each chain: its subtask and generation, the newest version of its head, and for each member, head first:
-        the slot, the newest version that it has (``None``: none), and whether it is catching up.
-        """
+        """For each chain: subtask, generation, newest version of the head, and for each member, head first: slot,
+        newest version that it has (``None``: none), whether it is catching up."""
         return [
             (
                 chain.subtask,
@@ -123,11 +121,11 @@ class FailoverProtocol:
         ]
 
     def versions(self, subtask: SubtaskId) -> tuple[int, ...]:
-        """The versions that ``subtask`` may have to go back to; none while no job runs."""
+        """The versions that ``subtask`` may have to go back to; empty while no job runs."""
         return tuple(self._table[subtask].persisted) if self._running else ()
 
     def all_have(self, version: int) -> bool:
-        """Whether every member of every chain (that counts) has ``version`` or a newer one."""
+        """Whether every member of every chain that counts has ``version`` or a newer one."""
         return self._running and all(chain.stable >= version for chain in self._table)
 
     @property
@@ -155,15 +153,15 @@ class FailoverProtocol:
         return self._running and self._table[subtask].working == generation
 
     def next_deadline_ms(self) -> int | None:
-        """When to step with ``TimeAdvanced`` if nothing happens before; never a time that has been stepped over."""
+        """When to step with ``TimeAdvanced`` unless another event comes first; never in the past of the last step."""
         return self._attempts.next_deadline_ms()
 
     # ------------------------------------------------------------------------------------------------------- step
 
     def step(self, now_ms: int, event: events.FailoverEvent) -> list[FailoverEffect]:
-        """What to do about ``event``, and about all that is due at ``now_ms``.
+        """The effects of ``event``, and of all that is due at ``now_ms``.
 
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, and changes nothing, when the event is impossible.
+        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
         """
         self._check(event, self.newest_generation, self._running)
         if isinstance(event, events.JobStarted):
@@ -233,7 +231,7 @@ class FailoverProtocol:
             case _:
                 assert_never(event)
 
-    # ------------------------------------------------------------------------------------------- the job's life
+    # ---------------------------------------------------------------------------------- life cycle of the job
 
     def _on_started(self, event: events.JobStarted) -> list[FailoverEffect]:
         self._plans.hosted(dict(event.hosts))

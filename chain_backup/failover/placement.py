@@ -1,13 +1,13 @@
-"""Where the members of a chain live: placement strategies, and the check of their answers.
+"""The slots of a chain's members: placement strategies, and the check of their answers.
 
 Rules:
 
 - A strategy is a pure function ``(subtask_index, slots_alive, hosts, replicas) -> slots``, the head first. The head is
   the subtask's home: slot ``subtask_index`` when it is alive.
-- Where there are spare slots, which are at home to nobody, ``spread`` is told who has a home besides.
-- Both strategies given here never put two members on one slot, take slots of hosts that the chain is not on before
-  others, and give the slots even numbers of standbys as far as that allows.
-- ``members`` is the only way in: it checks whatever a strategy, also a user's own, answers.
+- ``spread`` also gets the home slots where there are spare slots, which are no subtask's home.
+- Both strategies here never put two members on one slot, prefer hosts that the chain is not on yet, and, as far as that
+  allows, give all slots the same number of standbys.
+- All callers use ``members``, which checks the answer of a strategy, including a user's own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Strategy: TypeAlias = Callable[[int, "tuple[int, ...]", Mapping[int, str], int],
 
 
 class PlacementError(ConfigurationError):
-    """A placement strategy gave an answer that cannot be a chain."""
+    """A placement strategy gave an answer that is not a valid chain."""
 
 
 def home(subtask_index: int, slots_alive: tuple[int, ...]) -> int:
-    """The slot on which the head of a subtask belongs."""
-    invariant(bool(slots_alive), "there is no slot to place a subtask on", subtask_index=subtask_index)
+    """The home slot of a subtask."""
+    invariant(bool(slots_alive), "no living slot to place a subtask on", subtask_index=subtask_index)
     return subtask_index if subtask_index in slots_alive else slots_alive[subtask_index % len(slots_alive)]
 
 
@@ -40,12 +40,13 @@ def spread(
     replicas: int,
     homes: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """Standbys on as many hosts as there are, and over all slots alike.
+    """Standbys on as many hosts as possible, and evenly over all slots.
 
-    All chains are laid out together, one standby after the other: each takes, among the slots of hosts that its chain
-    uses least, one with the fewest standbys so far, the nearest upwards. What is still uneven then is evened out by
-    moves that leave every chain on as many hosts. So no slot carries two more than another unless the hosts differ in
-    size. Slots that are none of ``homes`` (``None``: all are) have no chain of their own, and carry one more for that.
+    All chains are laid out together, one standby after the other. Each goes to a host that its chain uses least, there
+    to a slot with the fewest standbys so far, the nearest upwards. Then moves that keep every chain's number of hosts
+    even out the rest. So no slot carries two more than another, unless the hosts differ in size.
+
+    ``homes``: the home slots (``None``: all slots). Other slots have no head, and carry one more standby instead.
     """
     head = home(subtask_index, slots_alive)
     heads = slots_alive if homes is None else tuple(slot for slot in slots_alive if slot in homes or slot == head)
@@ -57,10 +58,10 @@ def spread(
 def _spread_out(
     slots_alive: tuple[int, ...], names: tuple[str | None, ...], replicas: int, heads: tuple[int, ...]
 ) -> Mapping[int, tuple[int, ...]]:
-    """The chains of ``heads``, which each subtask's is taken from. ``names``: the host of each slot."""
+    """The chains by head. ``names``: the host of each slot."""
     hosts = dict(zip(slots_alive, names, strict=True))
     chains = {slot: [slot] for slot in heads}
-    standbys = {slot: 0 if slot in heads else -1 for slot in slots_alive}  # more than the others, by so many
+    standbys = {slot: 0 if slot in heads else -1 for slot in slots_alive}  # -1: one more than slots with a head
     for _ in range(min(replicas, len(slots_alive)) - 1):
         for head in heads:
             chain, position = chains[head], slots_alive.index(head)
@@ -78,7 +79,7 @@ def _spread_out(
 
 
 def _even_out(chains: dict[int, list[int]], standbys: dict[int, int], hosts: Mapping[int, str | None]) -> bool:
-    """Move one standby from a slot with many to one with at least two less; false when no move is left."""
+    """Move one standby from a slot to one with at least two fewer; false when no move is left."""
     for more in sorted(standbys, key=lambda slot: (-standbys[slot], slot)):
         for less in sorted(standbys, key=lambda slot: (standbys[slot], slot)):
             if standbys[more] - standbys[less] < 2:
@@ -96,15 +97,15 @@ def _even_out(chains: dict[int, list[int]], standbys: dict[int, int], hosts: Map
 
 
 def _crowding(chain: list[int], hosts: Mapping[int, str | None]) -> int:
-    """How many pairs of members share a host."""
+    """Number of pairs of members that share a host."""
     names = [hosts[slot] for slot in chain]
     return sum(names[:at].count(name) for at, name in enumerate(names))
 
 
 def near(subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int) -> tuple[int, ...]:
-    """Standbys on the hosts that follow the head's in the order of their names, at the same place within the host.
+    """Standbys on the hosts that follow the head's by name, at the same place within the host.
 
-    So a host exchanges deltas with its ``replicas`` - 1 neighbours only, whatever the number of hosts.
+    So a host exchanges deltas only with its ``replicas`` - 1 neighbours, whatever the number of hosts.
     """
     head = home(subtask_index, slots_alive)
     names = sorted({hosts.get(slot, "") for slot in slots_alive})
@@ -118,7 +119,7 @@ def near(subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, s
 
 
 STRATEGIES: Mapping[str, Strategy] = {"spread": spread, "near": near}
-"""The strategies that have a name in the options."""
+"""The strategies by their names in the options."""
 
 
 def members(
@@ -129,10 +130,9 @@ def members(
     replicas: int,
     homes: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """The chain that ``strategy`` gives a subtask, head first. ``homes``: the slots where subtasks are at home, if
-    these are not all.
+    """The chain that ``strategy`` gives a subtask, head first. ``homes``: the home slots, if not all are.
 
-    Raises ``PlacementError`` when it is not made of up to ``replicas`` different living slots, the home slot first.
+    Raises ``PlacementError`` unless it has 1 to ``replicas`` different living slots, the home slot first.
     """
     if strategy is spread and homes is not None:
         answer = spread(subtask_index, slots_alive, hosts, replicas, homes)

@@ -1,22 +1,21 @@
-"""Where the members of all chains ought to be, and who has asked for that.
+"""The planned members of all chains, and the requests that change the plan.
 
-Three things decide: the placement strategy, over the slots that may be used; the *drained* hosts, whose slots may not,
-nor may *retiring* slots; and *wishes*, one slot for the head of one subtask, which come before the strategy's answer.
+The plan follows from the placement strategy, over the usable slots (not on *drained* hosts, not *retiring*), and from
+*targets*: a requested slot for the head of one subtask, which takes precedence over the strategy.
 
 Rules:
 
-- A subtask's home is the slot of its number. Whoever has none, since its host is drained, gets a home among the slots
-  that may be used: one with the fewest heads, then one on a host with the fewest heads, then a standby's.
-- Chains are laid out anew whenever hosts or drained hosts change, so that no members share a host that need not.
-- A wish leaves a chain on as many hosts as it was on: if one of its other members shares the wished slot's host, that
-  one makes room, else the home that it had.
-- Beside the slots of the subtasks' numbers there are *spare* ones, from when they first join until they have retired,
-  that is, until nothing is on them. They are no subtask's home of themselves.
-- Hosts stay drained, and wishes that were fulfilled stay, until somebody says otherwise. Wishes end with a rollback, a
-  drain of their host, and, as long as they are not fulfilled, with the loss of their slot or its refusal.
+- A subtask's home is the slot of its number. If that slot is not usable, its home is the usable slot with the fewest
+  heads, then on the host with the fewest heads, then of one of its standbys.
+- Chains are laid out again whenever hosts or drained hosts change, so that members share hosts only where they must.
+- A target leaves a chain on as many hosts as before: it replaces another member on its host, otherwise the former home.
+- In addition to the slots of the subtasks' numbers, *spare* slots exist from their first join until they have retired
+  and are empty. The strategy makes them no subtask's home.
+- Hosts stay drained, and reached targets stay, until another request. Targets end with a rollback or a drain of their
+  host; targets not yet reached also end with the loss of their slot, or if it cannot take the subtask.
 
-Invariants: no slot of a drained host is in a plan, unless there are no others; no retiring slot ever is; one
-``ReportMove`` ends a request, those before it say what is left.
+Invariants: a plan has a slot of a drained host only if all hosts are drained, and never a retiring slot; one
+``ReportMove`` ends a request, earlier ones report what is left.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from flinkplus.protocol.vocabulary.ids import SubtaskId
 Request: TypeAlias = MoveRequested | HostDrainRequested | HostUndrainRequested | ScaleRequested
 
 
-def with_wish(planned: tuple[int, ...], slot: int, hosts: Mapping[int, str]) -> tuple[int, ...]:
+def with_target(planned: tuple[int, ...], slot: int, hosts: Mapping[int, str]) -> tuple[int, ...]:
     """``planned``, with its head on ``slot``, of the same length and on as many hosts."""
     if slot in planned:
         return (slot, *(member for member in planned if member != slot))
@@ -46,7 +45,7 @@ def with_wish(planned: tuple[int, ...], slot: int, hosts: Mapping[int, str]) -> 
 
 @dataclass(slots=True)
 class _Move:
-    """A wish that is not fulfilled. ``before``: the wish that it took the place of."""
+    """A target that is not reached. ``before``: the target that it replaced."""
 
     request: int
     slot: int
@@ -55,7 +54,7 @@ class _Move:
 
 @dataclass(slots=True)
 class _HostDrain:
-    """A host that gets no work. ``waiting``: the request that waits until it has none; ``left``: as it was told."""
+    """A host without members. ``waiting``: the request that waits for that; ``left``: as last reported to it."""
 
     waiting: int | None
     forced: bool
@@ -64,7 +63,7 @@ class _HostDrain:
 
 @dataclass(slots=True)
 class _Scaling:
-    """Spare slots that are to be empty. ``waiting`` and ``left``: as of a host drain."""
+    """Spare slots to be emptied. ``waiting``, ``left``: as for ``_HostDrain``."""
 
     waiting: int | None = None
     slots: tuple[int, ...] = ()
@@ -73,7 +72,7 @@ class _Scaling:
 
 
 class Plans:
-    """The plans of one job; they outlive its deployments. Raises ``PlacementError`` when ``strategy`` is no good."""
+    """The plans of one job; they outlive its deployments. Raises ``PlacementError`` if ``strategy`` gives no chain."""
 
     def __init__(self, topology: Topology, slots: tuple[int, ...], replicas: int, strategy: Strategy) -> None:
         self._topology = topology
@@ -85,22 +84,21 @@ class Plans:
         self._strategy = strategy
         self._hosts = dict.fromkeys(slots, "")
         self._host_drains: dict[str, _HostDrain] = {}
-        self._wishes: dict[SubtaskId, int] = {}
+        self._targets: dict[SubtaskId, int] = {}
         self._moves: dict[SubtaskId, _Move] = {}
         self._layout = self._lay_out(self._hosts, (), ())
 
-    # ------------------------------------------------------------------------------------------------ where to be
+    # ------------------------------------------------------------------------------------------------ the plan
 
     def of(self, subtask: SubtaskId) -> tuple[int, ...]:
-        """The members that the chain of ``subtask`` ought to have, its home first."""
+        """The planned members of the chain of ``subtask``, its home first."""
         planned = self._layout[subtask.index]
-        wish = self._wishes.get(subtask)
-        return planned if wish is None else with_wish(planned, wish, self._hosts)
+        target = self._targets.get(subtask)
+        return planned if target is None else with_target(planned, target, self._hosts)
 
     def begins_on(self, subtask: SubtaskId, slots: Collection[int]) -> int:
-        """Which of ``slots`` a deployment is to put ``subtask`` on: the one of its number; when the host of that is
-        drained, the first planned one that is not, or any.
-        """
+        """The slot among ``slots`` on which a deployment puts ``subtask``: that of its number, if it or none is usable;
+        otherwise the first planned slot that is usable, or any that is."""
         own = self._own[subtask.index % len(self._own)]
         usable = [slot for slot in self._own if slot in slots and slot not in self.barred]
         if own in usable or not usable:
@@ -108,30 +106,30 @@ class Plans:
         return next((slot for slot in self.of(subtask) if slot in usable), usable[subtask.index % len(usable)])
 
     def is_moving(self, subtask: SubtaskId) -> bool:
-        """Whether somebody waits for ``subtask`` to be at its home."""
+        """Whether a request waits until ``subtask`` is at its home."""
         return subtask in self._moves
 
     def reason(self, chain: Chain) -> str:
-        """Why the head of ``chain`` is to go home."""
+        """Why the head of ``chain`` moves home."""
         host = self._hosts[chain.head]
         if chain.subtask in self._moves:
-            return f"{chain.subtask} moves to slot {chain.home}, as asked"
+            return f"{chain.subtask} moves to slot {chain.home}, as requested"
         if chain.head in self._scaling.slots:
             return f"slot {chain.head} retires"
         return f"host {host} is drained" if host in self._host_drains else f"slot {chain.home} is back"
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """All that there are, ascending, the spare ones that have joined last."""
+        """All slots, ascending, including spare ones that have joined."""
         return self._slots
 
     def is_retired(self, slot: int) -> bool:
-        """Whether ``slot`` was a spare one, and is none any more."""
+        """Whether ``slot`` was a spare one, and has left the job."""
         return slot in self._retired
 
     @property
     def barred(self) -> tuple[int, ...]:
-        """The slots on drained hosts, and those that retire."""
+        """The slots on drained hosts, and retiring ones."""
         retiring = self._scaling.slots
         return tuple(slot for slot in self._slots if self._hosts[slot] in self._host_drains or slot in retiring)
 
@@ -142,7 +140,7 @@ class Plans:
 
     @property
     def hasty(self) -> tuple[int, ...]:
-        """The slots that were drained, or are to retire, by force."""
+        """The slots that are drained, or retire, by force."""
         forced = {host for host, drain in self._host_drains.items() if drain.forced}
         retiring = self._scaling.slots if self._scaling.forced else ()
         return tuple(slot for slot in self._slots if self._hosts[slot] in forced or slot in retiring)
@@ -169,18 +167,18 @@ class Plans:
         return [slot for slot in found if slot is not None]
 
     def hosted(self, hosts: Mapping[int, str]) -> None:
-        """Slots are on ``hosts``, all others where they were; spare ones may be new. Raises ``PlacementError``, and
-        changes nothing."""
+        """Slots are on ``hosts``, others where they were; spare ones may be new. Raises ``PlacementError``, changing
+        nothing."""
         known = {**self._hosts, **hosts}
         layout = self._lay_out(known, self._host_drains, self._scaling.slots)
         self._hosts, self._layout, self._slots = known, layout, tuple(sorted(known))
-        for subtask in [subtask for subtask, slot in self._wishes.items() if known[slot] in self._host_drains]:
-            del self._wishes[subtask]  # its slot is on another host than before
+        for subtask in [subtask for subtask, slot in self._targets.items() if known[slot] in self._host_drains]:
+            del self._targets[subtask]  # its slot is on another host than before
 
     # --------------------------------------------------------------------------------------------------- requests
 
     def request(self, event: Request, table: ChainTable) -> list[ReportMove]:
-        """Take a request: who is answered what by that. The plans of all subtasks may be others now."""
+        """Handle a request, which may change the plans of all subtasks. Returns the reports to all requests."""
         match event:
             case MoveRequested(request, subtask, slot):
                 return self._request_move(request, subtask, slot, table)
@@ -197,13 +195,13 @@ class Plans:
         if not table.is_alive(slot):
             return [_refused(request, f"slot {slot} is not registered; wait until it is, or choose another")]
         if slot in self._scaling.slots:
-            return [_refused(request, f"slot {slot} is about to end, as asked; choose another")]
+            return [_refused(request, f"slot {slot} is about to end, as requested; choose another")]
         host = self._hosts[slot]
         if host in self._host_drains:
             return [_refused(request, f"slot {slot} is on host {host}, which is drained; undrain that first")]
-        ended = self._end(subtask, f"{subtask} is asked to move to slot {slot} now")
-        self._moves[subtask] = _Move(request, slot, self._wishes.get(subtask))
-        self._wishes[subtask] = slot
+        ended = self._end(subtask, f"a newer request moves {subtask} to slot {slot}")
+        self._moves[subtask] = _Move(request, slot, self._targets.get(subtask))
+        self._targets[subtask] = slot
         return [*ended, ReportMove(request, "under_way", left=(subtask,))]
 
     def _drain_host(self, request: int, host: str, force: bool, table: ChainTable) -> list[ReportMove]:
@@ -212,22 +210,22 @@ class Plans:
             return [_refused(request, f"no slot is on host {host}; the hosts are {', '.join(hosts)}")]
         staying = {known for slot, known in self._hosts.items() if slot not in self._scaling.slots}
         if all(other == host or other in self._host_drains for other in staying):
-            return [_refused(request, f"no slot could take over from those on host {host}")]
+            return [_refused(request, f"no slot could take over from the slots on host {host}")]
         try:
             layout = self._lay_out(self._hosts, {host, *self._host_drains}, self._scaling.slots)
         except PlacementError as error:
             return [_refused(request, f"without host {host}: {error}")]
         loss = None if force else self._loss(layout)
         if loss is not None:
-            return [_refused(request, f"without host {host} {loss} with it", at_risk=True)]
+            return [_refused(request, f"without host {host}, {loss}", at_risk=True)]
         drain = self._host_drains.get(host)
         ended = []
         if drain is not None and drain.waiting is not None:
             ended.append(ReportMove(drain.waiting, "cancelled", f"host {host} is drained by another request"))
-        for subtask in [s for s, slot in self._wishes.items() if self._hosts[slot] == host]:
+        for subtask in [s for s, slot in self._targets.items() if self._hosts[slot] == host]:
             ended += self._end(subtask, f"host {host} is drained")
-            if subtask in self._wishes and self._hosts[self._wishes[subtask]] == host:
-                del self._wishes[subtask]
+            if subtask in self._targets and self._hosts[self._targets[subtask]] == host:
+                del self._targets[subtask]
         left = self._left(host, table)
         self._host_drains[host] = _HostDrain(request, force, left)
         self._layout = layout
@@ -259,41 +257,41 @@ class Plans:
             return [_refused(request, f"without {named}: {error}" if retiring else str(error))]
         loss = None if force or not retiring else self._loss(layout)
         if loss is not None:
-            return [_refused(request, f"without {named} {loss}", at_risk=True)]
+            return [_refused(request, f"without {named}, {loss}", at_risk=True)]
         ended = []
         if self._scaling.waiting is not None:
-            ended.append(ReportMove(self._scaling.waiting, "cancelled", "the spare slots are scaled anew"))
-        for subtask in [s for s, slot in self._wishes.items() if slot in retiring]:
-            ended += self._end(subtask, f"slot {self._wishes[subtask]} is about to end, as asked")
-            if self._wishes.get(subtask) in retiring:
-                del self._wishes[subtask]
+            ended.append(ReportMove(self._scaling.waiting, "cancelled", "a newer request scales the spare slots"))
+        for subtask in [s for s, slot in self._targets.items() if slot in retiring]:
+            ended += self._end(subtask, f"slot {self._targets[subtask]} is about to end, as requested")
+            if self._targets.get(subtask) in retiring:
+                del self._targets[subtask]
         self._layout, self._scaling = layout, _Scaling(request, retiring, force)
         self._scaling.left = self._left_to_scale(table)
         return [*ended, ReportMove(request, "under_way", left=self._scaling.left)]
 
     def _left_to_scale(self, table: ChainTable) -> tuple[SubtaskId, ...]:
-        """The subtasks of which something is on a retiring slot; without these, whose chains are not as planned."""
+        """The subtasks with a member on a retiring slot; without such slots, those whose chains are not as planned."""
         retiring = self._scaling.slots
         if retiring:
             return tuple(chain.subtask for chain in table if any(slot in retiring for slot in chain.members))
         return tuple(chain.subtask for chain in table if not table.is_as_planned(chain))
 
     def _loss(self, layout: Sequence[tuple[int, ...]]) -> str | None:
-        """What redundancy is lost by ``layout``, if any is."""
+        """The redundancy that ``layout`` loses, or ``None``."""
         now, then = self._redundancy(self._layout), self._redundancy(layout)
         if then[0] >= now[0] and then[1] >= now[1]:
             return None
-        return f"there would be chains of {_told(then)}, and there are of {_told(now)}"
+        return f"chains would have {_described(then)}, and have {_described(now)} now"
 
     def _redundancy(self, layout: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-        """The fewest (members, hosts) that a chain has."""
+        """The minimum of (members, hosts) of a chain."""
         hosts = [len({self._hosts[slot] for slot in planned}) for planned in layout]
         return min(len(planned) for planned in layout), min(hosts)
 
-    # ------------------------------------------------------------------------------------------ what becomes of them
+    # ------------------------------------------------------------------------------------------ ends and progress
 
     def lost(self, slots: Collection[int]) -> list[ReportMove]:
-        """Whoever was on the way to one of ``slots``, which are gone, stays where it is."""
+        """Subtasks that were moving to one of ``slots``, which are gone, stay where they are."""
         moving = [(subtask, move.slot) for subtask, move in self._moves.items() if move.slot in slots]
         return [report for subtask, slot in moving for report in self._end(subtask, f"slot {slot} was lost")]
 
@@ -303,9 +301,9 @@ class Plans:
         return [report for subtask in moving for report in self._end(subtask, reason)]
 
     def interrupted(self, reason: str) -> list[ReportMove]:
-        """All subtasks begin anew, on the slots of their numbers where these may be used. Hosts stay drained."""
+        """All subtasks restart, on the slots of their numbers where these are usable. Hosts stay drained."""
         ended = [report for subtask in tuple(self._moves) for report in self._end(subtask, reason)]
-        self._wishes.clear()
+        self._targets.clear()
         return ended
 
     def _end(self, subtask: SubtaskId, reason: str) -> list[ReportMove]:
@@ -313,13 +311,13 @@ class Plans:
         if move is None:
             return []
         if move.before is None or move.before not in self._slots or move.before in self.barred:
-            del self._wishes[subtask]
+            del self._targets[subtask]
         else:
-            self._wishes[subtask] = move.before
+            self._targets[subtask] = move.before
         return [ReportMove(move.request, "cancelled", reason)]
 
     def progress(self, table: ChainTable) -> list[ReportMove]:
-        """Nothing is under way: who has got what they asked for, and what is left for the others, if that is news."""
+        """No failover is under way: reports of finished requests, and of others whose rest has changed."""
         reports = []
         for subtask, move in tuple(self._moves.items()):
             if table[subtask].head == move.slot:
@@ -352,12 +350,12 @@ class Plans:
         return [ReportMove(scaling.waiting, "done")]
 
     def _left(self, host: str, table: ChainTable) -> tuple[SubtaskId, ...]:
-        """The subtasks of which something is on ``host``."""
+        """The subtasks with a member on ``host``."""
         return tuple(chain.subtask for chain in table if any(self._hosts[slot] == host for slot in chain.members))
 
 
 def _least_loaded(usable: Sequence[int], taken: Sequence[int], hosts: Mapping[int, str], nearest: Sequence[int]) -> int:
-    """The slot of ``usable`` with the fewest of ``taken``, then on the host with the fewest, then first of the
+    """The slot of ``usable`` with the fewest of ``taken``, then on the host with the fewest, then first in
     ``nearest``."""
     on_hosts = [hosts[slot] for slot in taken]
 
@@ -372,6 +370,6 @@ def _refused(request: int, reason: str, at_risk: bool = False) -> ReportMove:
     return ReportMove(request, "refused", reason, at_risk=at_risk)
 
 
-def _told(redundancy: tuple[int, int]) -> str:
+def _described(redundancy: tuple[int, int]) -> str:
     count, hosts = redundancy
     return f"{count} member{'s'[: count != 1]} on {hosts} host{'s'[: hosts != 1]}"

@@ -1,7 +1,7 @@
-"""Which subtasks a job has, and which channels link them.
+"""The subtasks of a job, and the channels that link them.
 
-Rules: pure data. Every edge links all subtasks of its producer vertex to all of its consumer vertex; whatever is
-derived comes out sorted, so that it is the same on every machine.
+Rules: pure data. Every edge links all subtasks of its producer vertex to all of its consumer vertex. All results are
+sorted, so that they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 
 @dataclass(frozen=True)
 class Topology:
-    """``edges``: (edge, producer vertex, consumer vertex). Raises ``InvariantViolation`` for a graph that cannot be."""
+    """``edges``: (edge, producer vertex, consumer vertex). Raises ``InvariantViolation`` for an impossible graph."""
 
     vertices: tuple[str, ...]
     parallelism: int
@@ -27,7 +27,7 @@ class Topology:
         invariant(
             bool(self.vertices) and len(set(self.vertices)) == len(self.vertices), "a job has vertices, each once"
         )
-        invariant(len(set(numbers)) == len(numbers), "an edge is there twice", edges=numbers)
+        invariant(len(set(numbers)) == len(numbers), "an edge is given twice", edges=numbers)
         for edge, producer, consumer in self.edges:
             invariant(
                 producer in self.vertices and consumer in self.vertices,
@@ -67,7 +67,7 @@ class Topology:
         return SubtaskId(self._ends(channel)[1], channel.consumer)
 
     def is_last(self, subtask: SubtaskId) -> bool:
-        """Whether ``subtask`` sends to nothing in the job."""
+        """Whether ``subtask`` has no consumers."""
         return all(producer != subtask.vertex for _, producer, _ in self.edges)
 
     def feeds(self, producer: SubtaskId, consumer: SubtaskId) -> bool:
@@ -75,10 +75,10 @@ class Topology:
         return any((p, c) == (producer.vertex, consumer.vertex) for _, p, c in self.edges)
 
     def with_upstreams(self, subtasks: Sequence[SubtaskId]) -> tuple[SubtaskId, ...]:
-        """``subtasks`` and all from which a path of channels leads to one of them, up to the sources; sorted."""
+        """``subtasks`` and all their upstreams, up to the sources; sorted."""
         reached = [vertex for vertex in self.vertices if any(subtask.vertex == vertex for subtask in subtasks)]
         upstream: list[str] = []
-        for near in reached:  # grows while it is walked
+        for near in reached:  # grows during the loop
             found = [producer for _, producer, consumer in sorted(self.edges) if consumer == near]
             upstream += [vertex for vertex in found if vertex not in upstream]
             reached += [vertex for vertex in found if vertex not in reached]
@@ -86,12 +86,12 @@ class Topology:
         return tuple(sorted({*subtasks, *every}))
 
     def lineage(self, depth: int | None) -> Lineage:
-        """Who is an ancestor of whom, when determinants are shared to ``depth`` (``None``: to full depth)."""
+        """The ancestors of each subtask, with sharing depth ``depth`` (``None``: no limit)."""
         return Lineage(self.vertices, [(producer, consumer) for _, producer, consumer in sorted(self.edges)], depth)
 
     @property
     def has_loops(self) -> bool:
-        """Whether something in the job feeds, perhaps through others, itself."""
+        """Whether a vertex feeds itself, directly or through others."""
         lineage = self.lineage(None)
         return any(lineage.distance(vertex, vertex) is not None for vertex in self.vertices)
 

@@ -36,7 +36,7 @@ def test_subtasks_are_moved_back_and_forth(spark: SparkSession, tmp_path: Path, 
         assert victim.chain("count[0]")[0] == 2
         assert victim.chain("numbers[0]")[0] == 0
         assert (job.handovers()[0]["reason"], job.handovers()[0]["failure"]) == (
-            "count+out[0] moves to slot 2, as asked",
+            "count+out[0] moves to slot 2, as requested",
             "handover",
         )
         code, news, err = shell("migrate", "numbers:1", "--to", "slot-2")  # its standby
@@ -50,7 +50,7 @@ def test_subtasks_are_moved_back_and_forth(spark: SparkSession, tmp_path: Path, 
             job.migrate("count:0", 3)
         with pytest.raises(ConfigurationError, match="nobody"):
             job.migrate("nobody:0", 1)
-        with pytest.raises(MoveRefused, match="no slot could take over from those on host"):
+        with pytest.raises(MoveRefused, match="no slot could take over from the slots on host"):
             job.drain_host(socket.gethostname(), force=True)
         with pytest.raises(MoveRefused, match="is not drained"):
             job.undrain_host(socket.gethostname())

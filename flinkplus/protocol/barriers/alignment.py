@@ -27,15 +27,8 @@ from collections.abc import Sequence
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT, BarrierMachine
-from flinkplus.protocol.vocabulary.effects import (
-    BarrierEffect,
-    BlockChannel,
-    DeclineCheckpoint,
-    ForwardBarrier,
-    PersistSnapshot,
-    TakeSnapshot,
-    UnblockChannel,
-)
+from flinkplus.protocol.vocabulary import effects
+from flinkplus.protocol.vocabulary.effects import BarrierEffect
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 
@@ -74,42 +67,46 @@ class BarrierAlignment(BarrierMachine):
             return self._block(channel, checkpoint) if channel not in self._blocked else []
         if checkpoint <= self._newest_seen:
             return []
-        effects = self._give_up_alignment(superseded_by=checkpoint)
+        found = self._give_up_alignment(superseded_by=checkpoint)
         if self._see(checkpoint):
             self._aligning = checkpoint
-            effects += self._block(channel, checkpoint)
-        return effects
+            found += self._block(channel, checkpoint)
+        return found
 
     def _block(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         self._blocked.append(channel)
-        effects: list[BarrierEffect] = [BlockChannel(channel)] if self._blocking else []
+        found: list[BarrierEffect] = [effects.BlockChannel(channel)] if self._blocking else []
         if len(self._blocked) == len(self._awaited):
-            effects += self._begin_snapshot(checkpoint)
-        return effects
+            found += self._begin_snapshot(checkpoint)
+        return found
 
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         refusal = self._refusal()
         if refusal is not None:
-            return [ForwardBarrier(checkpoint), *self._unblock(), DeclineCheckpoint(checkpoint, refusal)]
+            return [
+                effects.ForwardBarrier(checkpoint),
+                *self._unblock(),
+                effects.DeclineCheckpoint(checkpoint, refusal),
+            ]
         self._asynchronous[checkpoint] = False
         return [
-            TakeSnapshot(checkpoint),
-            ForwardBarrier(checkpoint),
+            effects.TakeSnapshot(checkpoint),
+            effects.ForwardBarrier(checkpoint),
             *self._unblock(),
-            PersistSnapshot(checkpoint),
+            effects.PersistSnapshot(checkpoint),
         ]
 
     def _unblock(self) -> list[BarrierEffect]:
-        effects: list[BarrierEffect] = [UnblockChannel(channel) for channel in self._blocked if self._blocking]
+        found: list[BarrierEffect] = [effects.UnblockChannel(channel) for channel in self._blocked if self._blocking]
         self._blocked.clear()
         self._aligning = None
-        return effects
+        return found
 
     def _give_up_alignment(self, superseded_by: CheckpointId) -> list[BarrierEffect]:
         if self._aligning is None:
             return []
         reason = f"{self._subtask}: barrier {superseded_by} came while {self._aligning} was being aligned"
-        return [DeclineCheckpoint(self._aligning, reason), *self._unblock()]
+        return [effects.DeclineCheckpoint(self._aligning, reason), *self._unblock()]
 
     def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
         return self._unblock() if checkpoint == self._aligning else None

@@ -41,20 +41,9 @@ from collections.abc import Sequence
 from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.protocol.vocabulary.effects import (
-    AcknowledgeCheckpoint,
-    BarrierEffect,
-    DeclineCheckpoint,
-    DiscardSnapshot,
-)
-from flinkplus.protocol.vocabulary.events import (
-    BarrierArrived,
-    BarrierEvent,
-    CheckpointAborted,
-    CheckpointTriggered,
-    SnapshotFailed,
-    SnapshotPersisted,
-)
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.effects import BarrierEffect
+from flinkplus.protocol.vocabulary.events import BarrierEvent
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId, invariant
 
 NO_CHECKPOINT = CheckpointId(0)
@@ -103,19 +92,19 @@ class BarrierMachine(ABC):
     def step(self, now_ms: int, event: BarrierEvent) -> list[BarrierEffect]:
         """The effects of ``event``. Raises ``PeerProtocolError``, changing nothing, when a peer broke the protocol."""
         match event:
-            case BarrierArrived(channel, checkpoint):
+            case events.BarrierArrived(channel, checkpoint):
                 if channel not in self._inputs:
                     raise PeerProtocolError(
                         f"{self._subtask}: barrier {checkpoint} on {channel}, which is not one of its inputs"
                     )
                 return self._on_barrier(channel, checkpoint)
-            case CheckpointTriggered(checkpoint):
+            case events.CheckpointTriggered(checkpoint):
                 return self._on_trigger(checkpoint)
-            case CheckpointAborted(checkpoint):
+            case events.CheckpointAborted(checkpoint):
                 return self._on_abort(checkpoint)
-            case SnapshotPersisted(checkpoint, handle):
+            case events.SnapshotPersisted(checkpoint, handle):
                 return self._on_persisted(checkpoint, handle)
-            case SnapshotFailed():
+            case events.SnapshotFailed():
                 return self._on_failed(event)
             case _:
                 assert_never(event)
@@ -175,12 +164,12 @@ class BarrierMachine(ABC):
         aborted = self._asynchronous.pop(checkpoint, None)
         if aborted is None:
             return []
-        return [DiscardSnapshot(checkpoint) if aborted else AcknowledgeCheckpoint(checkpoint, handle)]
+        return [effects.DiscardSnapshot(checkpoint) if aborted else effects.AcknowledgeCheckpoint(checkpoint, handle)]
 
-    def _on_failed(self, failed: SnapshotFailed) -> list[BarrierEffect]:
+    def _on_failed(self, failed: events.SnapshotFailed) -> list[BarrierEffect]:
         self._check_was_begun(failed.checkpoint)
         aborted = self._asynchronous.pop(failed.checkpoint, True)
-        return [] if aborted else [DeclineCheckpoint(failed.checkpoint, failed.reason, failed.cause)]
+        return [] if aborted else [effects.DeclineCheckpoint(failed.checkpoint, failed.reason, failed.cause)]
 
     def _was_begun(self, checkpoint: CheckpointId) -> bool:
         """Whether a snapshot may have been ordered."""

@@ -32,15 +32,8 @@ from collections.abc import Sequence
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT
 from flinkplus.protocol.barriers.recording import RecordingAlignment
-from flinkplus.protocol.vocabulary.effects import (
-    BarrierEffect,
-    BlockChannel,
-    CloseLog,
-    ForwardBarrier,
-    LogChannel,
-    TakeSnapshot,
-    UnblockChannel,
-)
+from flinkplus.protocol.vocabulary import effects
+from flinkplus.protocol.vocabulary.effects import BarrierEffect
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId, invariant
 
 
@@ -74,11 +67,11 @@ class CyclicAlignment(RecordingAlignment):
             raise PeerProtocolError(
                 f"{self._subtask}: barrier {checkpoint} on {channel}, which checkpoint {self._early[channel]} blocks"
             )
-        effects = self._came(channel, checkpoint)
+        found = self._came(channel, checkpoint)
         if self._may_begin(checkpoint):
             self._early[channel] = checkpoint
-            effects.append(BlockChannel(channel))
-        return effects
+            found.append(effects.BlockChannel(channel))
+        return found
 
     def _on_abort(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         return [*super()._on_abort(checkpoint), *self._release()]
@@ -92,10 +85,10 @@ class CyclicAlignment(RecordingAlignment):
         released = [channel for channel, checkpoint in self._early.items() if not self._may_begin(checkpoint)]
         for channel in released:
             del self._early[channel]
-        return [UnblockChannel(channel) for channel in released]
+        return [effects.UnblockChannel(channel) for channel in released]
 
     def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
-        return CloseLog(checkpoint, channel)
+        return effects.CloseLog(checkpoint, channel)
 
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if not self._back or self._refusal() is not None:
@@ -104,14 +97,14 @@ class CyclicAlignment(RecordingAlignment):
         awaited = self._recordings[checkpoint] = [
             channel for channel in self._back if self._early.get(channel) != checkpoint
         ]
-        effects = [
-            TakeSnapshot(checkpoint),
-            *[LogChannel(checkpoint, channel) for channel in awaited],
-            ForwardBarrier(checkpoint),
+        found = [
+            effects.TakeSnapshot(checkpoint),
+            *[effects.LogChannel(checkpoint, channel) for channel in awaited],
+            effects.ForwardBarrier(checkpoint),
             *self._unblock(),
         ]
         for channel in awaited:
             newer = self._early.get(channel, checkpoint)
             if newer > checkpoint:
-                return [*effects, *self._decline_recording(checkpoint, channel, newer)]
-        return [*effects, *self._persist()]
+                return [*found, *self._decline_recording(checkpoint, channel, newer)]
+        return [*found, *self._persist()]

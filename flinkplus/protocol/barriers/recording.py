@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT
-from flinkplus.protocol.vocabulary.effects import BarrierEffect, DeclineCheckpoint, PersistSnapshot
+from flinkplus.protocol.vocabulary import effects
+from flinkplus.protocol.vocabulary.effects import BarrierEffect
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 
@@ -47,25 +48,25 @@ class RecordingAlignment(BarrierAlignment):
 
     def _came(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The barrier of ``checkpoint`` has arrived on ``channel``."""
-        effects: list[BarrierEffect] = []
+        found: list[BarrierEffect] = []
         for older in [number for number in self._recordings if number < checkpoint]:
             if channel in self._recordings.get(older, ()):  # declining one may have ended others before it
-                effects += self._decline_recording(older, channel, checkpoint)
+                found += self._decline_recording(older, channel, checkpoint)
         awaited = self._recordings.get(checkpoint, [])
         if channel in awaited:
             awaited.remove(channel)
-            effects += [self._close(checkpoint, channel), *self._persist()]
-        return effects
+            found += [self._close(checkpoint, channel), *self._persist()]
+        return found
 
     def _persist(self) -> list[BarrierEffect]:
         """Persist recordings whose barrier has arrived on all inputs, up to the first whose has not."""
-        effects: list[BarrierEffect] = []
+        found: list[BarrierEffect] = []
         for checkpoint, awaited in tuple(self._recordings.items()):
             if awaited:
                 break
             del self._recordings[checkpoint]
-            effects.append(PersistSnapshot(checkpoint))
-        return effects
+            found.append(effects.PersistSnapshot(checkpoint))
+        return found
 
     def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
         if checkpoint in self._recordings:
@@ -76,7 +77,7 @@ class RecordingAlignment(BarrierAlignment):
         self, checkpoint: CheckpointId, channel: ChannelId, newer: CheckpointId
     ) -> list[BarrierEffect]:
         reason = f"{self._subtask}: barrier {newer} {self.COMES} on {channel} before {checkpoint} did"
-        return [DeclineCheckpoint(checkpoint, reason), *self._give_up_recording(checkpoint)]
+        return [effects.DeclineCheckpoint(checkpoint, reason), *self._give_up_recording(checkpoint)]
 
     def _give_up_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The copy is still persisted, since later snapshots build on it; then it is discarded."""

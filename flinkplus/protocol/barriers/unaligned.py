@@ -51,21 +51,9 @@ from collections.abc import Sequence
 
 from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT
 from flinkplus.protocol.barriers.recording import RecordingAlignment
-from flinkplus.protocol.vocabulary.effects import (
-    BarrierEffect,
-    CloseRecord,
-    DeclineCheckpoint,
-    ForwardBarrier,
-    RecordChannel,
-    TakeSnapshot,
-)
-from flinkplus.protocol.vocabulary.events import (
-    BarrierEvent,
-    BarrierOvertook,
-    BarrierSighted,
-    OvertakingEvent,
-    OvertakingOrdered,
-)
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.effects import BarrierEffect
+from flinkplus.protocol.vocabulary.events import BarrierEvent, OvertakingEvent
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId, invariant
 
 
@@ -97,11 +85,11 @@ class UnalignedBarriers(RecordingAlignment):
 
     def step(self, now_ms: int, event: BarrierEvent | OvertakingEvent) -> list[BarrierEffect]:
         match event:
-            case BarrierSighted(channel, checkpoint):
+            case events.BarrierSighted(channel, checkpoint):
                 found = self._on_sighted(channel, checkpoint)
-            case OvertakingOrdered(checkpoint):
+            case events.OvertakingOrdered(checkpoint):
                 found = self._on_ordered(checkpoint)
-            case BarrierOvertook(checkpoint):
+            case events.BarrierOvertook(checkpoint):
                 found = self._on_overtook(checkpoint)
             case _:
                 found = super().step(now_ms, event)
@@ -125,10 +113,10 @@ class UnalignedBarriers(RecordingAlignment):
         return []
 
     def _on_sighted(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        effects = self._came(channel, checkpoint)
+        found = self._came(channel, checkpoint)
         if self._is_to_come(checkpoint):
             self._sighted.setdefault(checkpoint, []).append(channel)
-        return effects
+        return found
 
     # ------------------------------------------------------------------------------------------- snapshots
 
@@ -136,7 +124,10 @@ class UnalignedBarriers(RecordingAlignment):
         """Aligned, or of a source: the snapshot does not overtake, but its barrier may do so downstream."""
         overtakes = checkpoint in self._ordered
         found = super()._begin_snapshot(checkpoint)
-        return [ForwardBarrier(e.checkpoint, overtakes) if isinstance(e, ForwardBarrier) else e for e in found]
+        return [
+            effects.ForwardBarrier(e.checkpoint, overtakes) if isinstance(e, effects.ForwardBarrier) else e
+            for e in found
+        ]
 
     def _on_overtook(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         invariant(
@@ -145,23 +136,23 @@ class UnalignedBarriers(RecordingAlignment):
             subtask=self._subtask,
             checkpoint=checkpoint,
         )
-        effects: list[BarrierEffect] = []
+        found: list[BarrierEffect] = []
         if checkpoint != self._aligning:
-            effects += self._give_up_alignment(superseded_by=checkpoint)
+            found += self._give_up_alignment(superseded_by=checkpoint)
             self._see(checkpoint)
         refusal = self._refusal()
         if refusal is not None:
-            barrier = ForwardBarrier(checkpoint, overtakes=True)
-            return [*effects, barrier, *self._unblock(), DeclineCheckpoint(checkpoint, refusal)]
+            barrier = effects.ForwardBarrier(checkpoint, overtakes=True)
+            return [*found, barrier, *self._unblock(), effects.DeclineCheckpoint(checkpoint, refusal)]
         self._asynchronous[checkpoint] = False
         recorded = self.overtaken_by(checkpoint)
         here = self._sighted.get(checkpoint, ())
         self._recordings[checkpoint] = [channel for channel in recorded if channel not in here]
         return [
-            *effects,
-            TakeSnapshot(checkpoint),
-            *[RecordChannel(checkpoint, channel) for channel in recorded],
-            ForwardBarrier(checkpoint, overtakes=True),
+            *found,
+            effects.TakeSnapshot(checkpoint),
+            *[effects.RecordChannel(checkpoint, channel) for channel in recorded],
+            effects.ForwardBarrier(checkpoint, overtakes=True),
             *self._unblock(),
             *self._persist(),
             *self._decline_if_passed(checkpoint),
@@ -176,4 +167,4 @@ class UnalignedBarriers(RecordingAlignment):
         return []
 
     def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
-        return CloseRecord(checkpoint, channel)
+        return effects.CloseRecord(checkpoint, channel)

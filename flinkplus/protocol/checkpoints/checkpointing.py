@@ -39,40 +39,10 @@ from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.checkpoints.commits import CommitQueue
+from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.config import CheckpointConfig, earliest_ms
-from flinkplus.protocol.vocabulary.effects import (
-    AbortCheckpoint,
-    CheckpointingEffect,
-    CheckpointOutcome,
-    CheckpointStats,
-    CompleteCheckpoint,
-    DropCheckpoint,
-    OvertakeCheckpoint,
-    RecordCheckpoint,
-    StoreManifest,
-    SweepState,
-    TriggerCheckpoint,
-)
-from flinkplus.protocol.vocabulary.events import (
-    CheckpointAcknowledged,
-    CheckpointDeclined,
-    CheckpointingEvent,
-    CheckpointRequested,
-    CheckpointsAbandoned,
-    CommitAbandoned,
-    CommitFailed,
-    CommitsQuiesced,
-    FinalAbandoned,
-    JobInterrupted,
-    ManifestFailed,
-    ManifestStored,
-    OutputCommitted,
-    QuiesceRequested,
-    SourceExhausted,
-    SubtasksReplaced,
-    SubtasksStarted,
-    TimeAdvanced,
-)
+from flinkplus.protocol.vocabulary.effects import CheckpointingEffect
+from flinkplus.protocol.vocabulary.events import CheckpointingEvent
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 
@@ -159,45 +129,45 @@ class CheckpointCoordinator:
 
         Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
         """
-        if self._dead and not isinstance(event, JobInterrupted | QuiesceRequested):
+        if self._dead and not isinstance(event, events.JobInterrupted | events.QuiesceRequested):
             return []
-        effects = self._handle(now_ms, event)
-        return effects + self._advance(now_ms)
+        found = self._handle(now_ms, event)
+        return found + self._advance(now_ms)
 
     def _handle(self, now_ms: int, event: CheckpointingEvent) -> list[CheckpointingEffect]:
         match event:
-            case TimeAdvanced():
+            case events.TimeAdvanced():
                 return []
-            case SubtasksStarted():
+            case events.SubtasksStarted():
                 return self._on_running(now_ms, event)
-            case JobInterrupted():
+            case events.JobInterrupted():
                 return self._on_interrupted(now_ms)
-            case QuiesceRequested():
+            case events.QuiesceRequested():
                 invariant(not self._running, "commits are quiesced while the job runs", generation=self._generation)
                 self._quiescing = True
                 return []
-            case CheckpointRequested():
+            case events.CheckpointRequested():
                 self._requested = True
                 return []
-            case CheckpointsAbandoned(after):
+            case events.CheckpointsAbandoned(after):
                 return self._on_abandoned(after)
-            case SubtasksReplaced(subtasks, afresh):
+            case events.SubtasksReplaced(subtasks, afresh):
                 return self._on_replaced(now_ms, dict(subtasks), afresh)
-            case SourceExhausted(subtask, generation):
+            case events.SourceExhausted(subtask, generation):
                 return self._on_exhausted(now_ms, subtask, generation)
-            case CheckpointAcknowledged():
+            case events.CheckpointAcknowledged():
                 return self._on_acknowledged(now_ms, event)
-            case CheckpointDeclined():
+            case events.CheckpointDeclined():
                 return self._on_declined(now_ms, event)
-            case ManifestStored(checkpoint):
+            case events.ManifestStored(checkpoint):
                 return self._on_stored(now_ms, checkpoint)
-            case ManifestFailed(checkpoint, reason):
+            case events.ManifestFailed(checkpoint, reason):
                 return self._on_not_stored(now_ms, checkpoint, reason)
-            case OutputCommitted(checkpoint):
+            case events.OutputCommitted(checkpoint):
                 done = self._commits.on_committed(checkpoint)
                 self._begin_storing(now_ms)
                 return done + self._drop_superseded()
-            case CommitFailed(checkpoint, reason):
+            case events.CommitFailed(checkpoint, reason):
                 failed = self._commits.on_failed(now_ms, checkpoint, reason)
                 self._begin_storing(now_ms)
                 return failed
@@ -206,7 +176,7 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------------------------ life cycle of the job
 
-    def _on_running(self, now_ms: int, event: SubtasksStarted) -> list[CheckpointingEffect]:
+    def _on_running(self, now_ms: int, event: events.SubtasksStarted) -> list[CheckpointingEffect]:
         invariant(not self._running, "the job runs already", generation=self._generation)
         invariant(self._storing is None, "the job runs again while a manifest is stored", checkpoint=self._storing)
         invariant(
@@ -239,11 +209,11 @@ class CheckpointCoordinator:
     def _on_interrupted(self, now_ms: int) -> list[CheckpointingEffect]:
         self._running = False
         self._final_at_ms = self._periodic_at_ms = None
-        effects: list[CheckpointingEffect] = []
+        found: list[CheckpointingEffect] = []
         for pending in tuple(self._pending.values()):
             if pending.checkpoint != self._storing:
-                effects += self._abort(now_ms, pending, "the job was interrupted")
-        return effects
+                found += self._abort(now_ms, pending, "the job was interrupted")
+        return found
 
     def _on_abandoned(self, after: CheckpointId | None) -> list[CheckpointingEffect]:
         void = [checkpoint for checkpoint in self._complete if after is None or checkpoint > after]
@@ -254,7 +224,7 @@ class CheckpointCoordinator:
         )
         self._complete = self._complete[: len(self._complete) - len(void)]
         # Newest first: if this is interrupted, the rest is a prefix of one history.
-        return [DropCheckpoint(checkpoint) for checkpoint in reversed(void)]
+        return [effects.DropCheckpoint(checkpoint) for checkpoint in reversed(void)]
 
     def _on_exhausted(self, now_ms: int, subtask: SubtaskId, generation: Generation) -> list[CheckpointingEffect]:
         if self._is_outdated(generation):
@@ -277,7 +247,7 @@ class CheckpointCoordinator:
         invariant(set(replaced) <= set(self._subtasks), "replaced subtasks are of the job", replaced=tuple(replaced))
         if not self._running:
             return []
-        effects: list[CheckpointingEffect] = []
+        found: list[CheckpointingEffect] = []
         self._exhausted.difference_update(replaced)
         if not self._all_exhausted():
             self._final_at_ms = None
@@ -289,7 +259,7 @@ class CheckpointCoordinator:
             ]
             if again and afresh:
                 why = f"{', '.join(str(subtask) for subtask in again)} restarted without replay"
-                effects += self._abort(now_ms, pending, why, blame=False)
+                found += self._abort(now_ms, pending, why, blame=False)
                 if pending.final and self._all_exhausted():
                     self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
                 continue
@@ -297,14 +267,14 @@ class CheckpointCoordinator:
             ended = [str(subtask) for subtask in self._ending if subtask in again]
             if ended and pending.final:
                 why = f"{', '.join(ended)} moved before the end of its input"
-                effects += self._abort(now_ms, pending, why, blame=False)
+                found += self._abort(now_ms, pending, why, blame=False)
                 continue
             for subtask in again:
                 pending.handles.pop(subtask, None)
                 pending.in_flight_bytes.pop(subtask, None)
             if sources:
-                effects.append(TriggerCheckpoint(pending.checkpoint, sources, pending.final, self._generation))
-        return effects
+                found.append(effects.TriggerCheckpoint(pending.checkpoint, sources, pending.final, self._generation))
+        return found
 
     def _is_outdated(self, generation: Generation) -> bool:
         if generation > self._generation:
@@ -328,7 +298,7 @@ class CheckpointCoordinator:
             raise PeerProtocolError(f"{subtask} answered checkpoint {checkpoint}, which was never triggered")
         return self._pending.get(checkpoint)
 
-    def _on_acknowledged(self, now_ms: int, event: CheckpointAcknowledged) -> list[CheckpointingEffect]:
+    def _on_acknowledged(self, now_ms: int, event: events.CheckpointAcknowledged) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
         if pending is None or event.subtask in pending.handles:
             return []
@@ -354,7 +324,7 @@ class CheckpointCoordinator:
             return None
         return f"{size:,} bytes were in flight {where}, and the maximum is {limit:,}"
 
-    def _on_declined(self, now_ms: int, event: CheckpointDeclined) -> list[CheckpointingEffect]:
+    def _on_declined(self, now_ms: int, event: events.CheckpointDeclined) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
         if pending is None or event.subtask in pending.handles:
             return []
@@ -369,19 +339,19 @@ class CheckpointCoordinator:
         self._complete.append(checkpoint)
         self._final_complete = self._final_complete or pending.final
         self._commits.add(checkpoint, pending.final)
-        effects: list[CheckpointingEffect] = [CompleteCheckpoint(checkpoint, self._generation)]
+        found: list[CheckpointingEffect] = [effects.CompleteCheckpoint(checkpoint, self._generation)]
         for older in tuple(self._pending.values()):
             if older.checkpoint < checkpoint:
-                effects += self._abort(now_ms, older, f"superseded by checkpoint {checkpoint}")
-        effects.append(self._record(now_ms, pending, CheckpointOutcome.COMPLETE, ""))
-        return effects + self._drop_superseded() + self._sweep(checkpoint)
+                found += self._abort(now_ms, older, f"superseded by checkpoint {checkpoint}")
+        found.append(self._record(now_ms, pending, effects.CheckpointOutcome.COMPLETE, ""))
+        return found + self._drop_superseded() + self._sweep(checkpoint)
 
     def _sweep(self, complete: CheckpointId) -> list[CheckpointingEffect]:
         self._unswept += 1
         if self._unswept < self._config.sweep_every:
             return []
         self._unswept = 0
-        return [SweepState(complete, CheckpointId(self._next_id - 1))]
+        return [effects.SweepState(complete, CheckpointId(self._next_id - 1))]
 
     def _begin_storing(self, now_ms: int) -> None:
         """Start the manifest's timeout, once no commit is in flight before it."""
@@ -392,15 +362,15 @@ class CheckpointCoordinator:
         if checkpoint != self._storing:
             return []
         self._storing = None
-        effects = self._abort(now_ms, self._pending[checkpoint], f"manifest not stored: {reason}")
+        found = self._abort(now_ms, self._pending[checkpoint], f"manifest not stored: {reason}")
         # A store that failed may still have happened; a later resume must not find an aborted checkpoint.
-        return [*effects, DropCheckpoint(checkpoint)]
+        return [*found, effects.DropCheckpoint(checkpoint)]
 
     def _drop_superseded(self) -> list[CheckpointingEffect]:
-        effects: list[CheckpointingEffect] = []
+        found: list[CheckpointingEffect] = []
         while len(self._complete) > self._config.retained and self._complete[0] not in self._commits:
-            effects.append(DropCheckpoint(self._complete.pop(0)))
-        return effects
+            found.append(effects.DropCheckpoint(self._complete.pop(0)))
+        return found
 
     def _abort(
         self,
@@ -414,28 +384,28 @@ class CheckpointCoordinator:
         del self._pending[pending.checkpoint]
         self._too_much_in_flight |= cause is AbortCause.OVER_BUDGET
         self._pause_until_ms = now_ms + self._config.min_pause_ms
-        effects: list[CheckpointingEffect] = [
-            AbortCheckpoint(pending.checkpoint, reason, self._generation),
-            self._record(now_ms, pending, CheckpointOutcome.ABORTED, reason, cause),
+        found: list[CheckpointingEffect] = [
+            effects.AbortCheckpoint(pending.checkpoint, reason, self._generation),
+            self._record(now_ms, pending, effects.CheckpointOutcome.ABORTED, reason, cause),
         ]
         if pending.final and self._running and blame:
             self._final_failures += 1
             if self._final_failures >= self._config.final_attempts:
-                effects.append(FinalAbandoned(pending.checkpoint, self._generation, reason))
+                found.append(events.FinalAbandoned(pending.checkpoint, self._generation, reason))
             elif self._all_exhausted():
                 self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
-        return effects
+        return found
 
     def _record(
         self,
         now_ms: int,
         pending: _Pending,
-        outcome: CheckpointOutcome,
+        outcome: effects.CheckpointOutcome,
         reason: str,
         cause: AbortCause | None = None,
-    ) -> RecordCheckpoint:
-        return RecordCheckpoint(
-            CheckpointStats(
+    ) -> effects.RecordCheckpoint:
+        return effects.RecordCheckpoint(
+            effects.CheckpointStats(
                 checkpoint=pending.checkpoint,
                 generation=self._generation,
                 final=pending.final,
@@ -453,19 +423,19 @@ class CheckpointCoordinator:
     # ---------------------------------------------------------------------------------------------- what is due
 
     def _advance(self, now_ms: int) -> list[CheckpointingEffect]:
-        effects: list[CheckpointingEffect] = []
+        found: list[CheckpointingEffect] = []
         if not self._dead:
-            effects += self._time_out(now_ms)
-            effects += self._let_overtake(now_ms)
-            effects += self._commits.advance(now_ms)
+            found += self._time_out(now_ms)
+            found += self._let_overtake(now_ms)
+            found += self._commits.advance(now_ms)
             self._dead = self._dead or self._commits.abandoned
         if not self._dead:
-            effects += self._store_next(now_ms)
-            effects += self._trigger_due(now_ms)
+            found += self._store_next(now_ms)
+            found += self._trigger_due(now_ms)
         if self._quiescing and (self._dead or (self._storing is None and not self._commits)):
             self._quiescing = False
-            effects.append(CommitsQuiesced())
-        return effects
+            found.append(events.CommitsQuiesced())
+        return found
 
     def _deadline_of(self, pending: _Pending) -> int | None:
         if pending.checkpoint == self._storing:
@@ -473,7 +443,7 @@ class CheckpointCoordinator:
         return pending.triggered_ms + self._config.timeout_ms
 
     def _time_out(self, now_ms: int) -> list[CheckpointingEffect]:
-        effects: list[CheckpointingEffect] = []
+        found: list[CheckpointingEffect] = []
         for pending in tuple(self._pending.values()):
             deadline_ms = self._deadline_of(pending)
             if deadline_ms is None or now_ms < deadline_ms:
@@ -482,10 +452,10 @@ class CheckpointCoordinator:
                 reason = f"the manifest was not answered within {self._config.storage_timeout_ms} ms"
                 self._storing = None
                 self._dead = True
-                effects += [*self._abort(now_ms, pending, reason), CommitAbandoned(pending.checkpoint, reason)]
+                found += [*self._abort(now_ms, pending, reason), events.CommitAbandoned(pending.checkpoint, reason)]
             else:
-                effects += self._abort(now_ms, pending, self._what_is_missing(pending))
-        return effects
+                found += self._abort(now_ms, pending, self._what_is_missing(pending))
+        return found
 
     def _overtaking_ms(self, pending: _Pending) -> int | None:
         """When to order that its barriers may overtake; None: never, or already ordered."""
@@ -496,13 +466,13 @@ class CheckpointCoordinator:
         return pending.triggered_ms + timeout_ms
 
     def _let_overtake(self, now_ms: int) -> list[CheckpointingEffect]:
-        effects: list[CheckpointingEffect] = []
+        found: list[CheckpointingEffect] = []
         for pending in self._pending.values():
             due_ms = self._overtaking_ms(pending)
             if due_ms is not None and now_ms >= due_ms:
                 pending.overtakes = True
-                effects.append(OvertakeCheckpoint(pending.checkpoint, self._generation))
-        return effects
+                found.append(effects.OvertakeCheckpoint(pending.checkpoint, self._generation))
+        return found
 
     def _what_is_missing(self, pending: _Pending) -> str:
         missing = [str(subtask) for subtask in self._subtasks if subtask not in pending.handles]
@@ -520,7 +490,7 @@ class CheckpointCoordinator:
                 self._storing_until_ms = None
                 self._begin_storing(now_ms)
                 handles = tuple((subtask, pending.handles[subtask]) for subtask in self._subtasks)
-                return [StoreManifest(pending.checkpoint, handles, pending.final, self._generation)]
+                return [effects.StoreManifest(pending.checkpoint, handles, pending.final, self._generation)]
         return []
 
     def _may_trigger(self) -> bool:
@@ -555,4 +525,7 @@ class CheckpointCoordinator:
         self._next_id = CheckpointId(checkpoint + 1)
         self._pending[checkpoint] = _Pending(checkpoint, final, now_ms, may_overtake=not self._too_much_in_flight)
         self._too_much_in_flight = False
-        return [*self._let_overtake(now_ms), TriggerCheckpoint(checkpoint, self._sources, final, self._generation)]
+        return [
+            *self._let_overtake(now_ms),
+            effects.TriggerCheckpoint(checkpoint, self._sources, final, self._generation),
+        ]

@@ -1,4 +1,4 @@
-"""The logged choices that began a subtask's steps, and what other subtasks hold of them.
+"""The logged choices that began a subtask's steps, and what other subtasks know of them.
 
 Ring 0: pure.
 """

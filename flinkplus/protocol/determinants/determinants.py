@@ -1,27 +1,28 @@
-"""Determinants: the logged choices that began the steps of a subtask, and what others know of them.
+"""Determinants: the logged choices that began the steps of a subtask, and what other subtasks know of them.
 
-Every message carries those of its sender's determinants that its receiver has not been sent before, and beside them
-those of the sender's ancestors that it depends on (``lineage`` says how far up). So whoever has seen an effect of a
-step knows how that step, every one before it, and every one of others that led to it, came about; promoted standbys
-ask them all, repeat exactly those steps, and then choose freely, for nobody has seen anything beyond.
+Every message carries the sender's determinants that its receiver has not been sent before, and those of the sender's
+ancestors that it depends on (``lineage`` says how far up). So a subtask that has seen an effect of a step knows how
+that step began, and all earlier steps, and all steps of other subtasks that led to it. A promoted standby collects the
+determinants from all survivors, repeats exactly those steps, and then chooses freely: no subtask has seen later ones.
 
-A determinant is one number: a kind (``Choice``) in the lowest three bits, and its value above. Steps of a subtask
-are numbered from 0, over all its generations of one deployment; a snapshot holds the number of the next one. That a
-step has read the clock is a determinant of its own, with a number of its own, behind that of the step.
+A determinant is one number: a kind (``Choice``) in the lowest three bits, and its value above. Steps of a subtask are
+numbered from 0, over all its generations of one deployment; a snapshot holds the number of the next one. Reading the
+clock in a step is a separate determinant, numbered after that of the step.
 
 Rules and invariants:
 
-- what is known of a subtask is one span without gaps, from a step that no usable version is behind, to the newest one
-  heard of; two receivers never know different determinants of the same step (``learn`` and ``merge`` check it);
-- a sender passes on of an ancestor what came with the messages that it has *taken*, not what has only arrived: so what
-  a message carries depends on its sender's steps alone, and a message that is made again carries the same;
-- at barrier *n* an alignment has taken, on every path, exactly what was sent before barrier *n*. So a barrier carries
-  everything up to the step of its sender, and of each ancestor, that sent theirs, and says which these are: all
-  channels are told alike at each snapshot, logs begin anew there, and whoever begins from that version lacks nothing.
-  Where barriers run ahead (in loops, and when they overtake) it carries what its sender knows by then. What is missing
-  to the steps that sent theirs lies before the snapshot, and comes with messages that are a part of it;
-- whoever is promoted is told what the survivors know of its ancestors, too: what it repeats depends on them, and when
-  they fail before they have sent it again, nobody else may be left to tell.
+- what is known of a subtask is one span without gaps. It starts at or before the step of every usable version, and ends
+  at the newest known step. Two receivers never know different determinants of the same step (``learn`` and ``merge``
+  check it);
+- a sender passes on determinants of ancestors when it *takes* the messages that carry them, not on arrival. So what a
+  message carries depends only on its sender's steps, and a regenerated message carries the same;
+- at barrier *n*, an alignment has taken, on every path, exactly what was sent before barrier *n*. So a barrier carries
+  everything up to the step at which its sender, and each ancestor, sent theirs, and names these steps. At each snapshot
+  all channels have been sent the same, logs start again, and a successor from that version has all it needs.
+  Where barriers run ahead (in loops, and when they overtake), a barrier carries what its sender knows so far. The
+  missing steps precede the snapshot, and come with messages that are part of it;
+- a promoted subtask also gets what the survivors know of its ancestors. Its repeated steps depend on them, and if the
+  ancestors fail before they have sent it again, no other copy may be left.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from typing import NamedTuple
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId, invariant
 
-# A span: one byte that says how it is written, its first step, its determinants. In the byte: how many these are
-# (four bits; MANY: the number follows the first step), how wide the first step is, how wide they are (two bits each).
+# A span: one byte of format, its first step, its determinants. In the byte: the number of determinants (four bits;
+# MANY: the number follows the first step), the width of the first step, and of a determinant (two bits each).
 _MANY = 15
 _FIRST, _WIDTH = "HIQ", "BHI"
 _ANCESTOR = struct.Struct("<BH")
@@ -54,40 +55,40 @@ def _formats(many: bool) -> list[struct.Struct | None]:
 _FEW_FORMATS, _MANY_FORMATS = _formats(False), _formats(True)
 _BITS = 3
 CHOICE_MASK = (1 << _BITS) - 1
-"""The bits of a determinant that say its ``Choice``."""
+"""The bits of a determinant's ``Choice``."""
 MAX_VALUE = (1 << 32 - _BITS) - 1
 
 Span = tuple[int, tuple[int, ...]]
-"""The first step of a span, and the determinants of that step and the following ones."""
+"""The first step of a span, and the determinants from that step on."""
 
 AncestorSpan = tuple[int, int, tuple[int, ...]]
 """The number of a subtask (``Lineage.number``), and a span of its determinants."""
 
 
 class Choice(IntEnum):
-    """What a step was begun by; in brackets: the value that goes with it."""
+    """What began a step, or a clock reading within it; in brackets: its value."""
 
     READ = 0
-    """A source read from its split (rows asked for)."""
+    """A source read from its split (number of rows requested)."""
     TRIGGER = 1
-    """A source was told to begin a checkpoint (its number)."""
+    """A source began a triggered checkpoint (its number)."""
     END = 2
-    """A source was told to read no more (0)."""
+    """A source was ordered to stop reading (0)."""
     INPUT = 3
-    """Messages were taken from an input channel (``InputPart``). A step that takes a bundle from several channels has
-    one such determinant for each, in the order in which it took them."""
+    """Messages were taken from an input channel (``InputPart``). A bundle from several channels has one such
+    determinant for each, in order."""
     ABORT = 4
-    """A checkpoint was given up while the subtask might have been aligning it (its number)."""
+    """A checkpoint was aborted that the subtask might have been aligning (its number)."""
     ERA = 5
-    """The clock was read, in the midst of a step, and had gone far (the upper bits of its milliseconds)."""
+    """The clock was read within a step, and had advanced far (the upper bits of its milliseconds)."""
     CLOCK = 6
-    """The clock was read, in the midst of a step (milliseconds since it was last, or since its era began)."""
+    """The clock was read within a step (milliseconds since the last reading, or since the era began)."""
     OVERTAKE = 7
     """A barrier overtook what waits on the inputs (the number of its checkpoint)."""
 
 
 CLOCK_CHOICES = (Choice.ERA, Choice.CLOCK)
-"""What no step begins with: a step reads the clock once at most, an ``ERA`` comes right before the ``CLOCK``."""
+"""Choices that begin no step: a step reads the clock at most once; an ``ERA`` immediately precedes its ``CLOCK``."""
 
 
 class InputPart(NamedTuple):
@@ -95,7 +96,7 @@ class InputPart(NamedTuple):
 
     ``position``: of the channel among the subtask's sorted channels.
     ``messages``: how many, at least 1.
-    ``more``: whether the step took from a further channel, which the next determinant names.
+    ``more``: whether the next determinant names a further channel of the same step.
     """
 
     position: int
@@ -103,7 +104,7 @@ class InputPart(NamedTuple):
     more: bool
 
     def value(self, channels: int) -> int:
-        """The value of the determinant, of a subtask with so many input ``channels``."""
+        """The value of the determinant; ``channels``: number of the subtask's input channels."""
         return ((self.messages - 1) * channels + self.position) << 1 | self.more
 
     @classmethod
@@ -125,7 +126,7 @@ def unpack(determinant: int) -> tuple[Choice, int]:
 
 
 def encode_span(first: int, determinants: Sequence[int]) -> bytes:
-    """A span of the sender's own as bytes, to go with a message: five to seven, mostly."""
+    """A span of the sender as bytes of a message, usually five to seven."""
     count = len(determinants)
     highest = max(determinants) if count else 0
     flags = count if count < _MANY else _MANY
@@ -142,12 +143,12 @@ def encode_span(first: int, determinants: Sequence[int]) -> bytes:
 
 
 def encode_ancestor(number: int, first: int, determinants: Sequence[int]) -> bytes:
-    """A span of an ancestor's as bytes: it goes behind the sender's own (``encode_span``), and there may be several."""
+    """A span of an ancestor as bytes; any number of them may follow the sender's own (``encode_span``)."""
     return _ANCESTOR.pack(number >> 16, number & 0xFFFF) + encode_span(first, determinants)
 
 
 def decode_spans(data: bytes) -> tuple[Span, tuple[AncestorSpan, ...]]:
-    """What goes with a message: its sender's own span, and those of ancestors. Raises ``PeerProtocolError``."""
+    """The sender's own span of a message, and those of ancestors. Raises ``PeerProtocolError`` if malformed."""
     try:
         first, determinants, at = _decode_span(data, 0)
         if at == len(data):
@@ -164,7 +165,7 @@ def decode_spans(data: bytes) -> tuple[Span, tuple[AncestorSpan, ...]]:
 
 
 def _decode_span(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
-    """The span that begins at byte ``at``, and the byte behind it."""
+    """The span at byte ``at``: its first step, its determinants, and the position after it."""
     flags = data[at]
     few = _FEW_FORMATS[flags]
     if few is not None:
@@ -172,17 +173,17 @@ def _decode_span(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
         return values[1], values[2:], at + few.size
     many = _MANY_FORMATS[flags]
     if many is None:
-        raise PeerProtocolError(f"determinants written in an unknown way: {flags:#x}")
+        raise PeerProtocolError(f"determinants have an unknown format: {flags:#x}")
     _, first, count = many.unpack_from(data, at)
     at += many.size
     if count << (flags >> 6) > len(data) - at:
-        raise PeerProtocolError(f"{count} determinants are announced in {len(data) - at} bytes")
+        raise PeerProtocolError(f"malformed determinants: {count} of them in {len(data) - at} bytes")
     rest = struct.Struct(f"<{count}{_WIDTH[flags >> 6]}")
     return first, rest.unpack_from(data, at), at + rest.size
 
 
 class StepClock:
-    """What a subtask takes for the time of day: a clock that moves only when a step reads it, and never goes back."""
+    """A subtask's time of day: a clock that moves only when a step reads it, and never goes back."""
 
     __slots__ = ("ms",)
 
@@ -190,7 +191,7 @@ class StepClock:
         self.ms = ms
 
     def read(self, wall_ms: int) -> list[tuple[Choice, int]]:
-        """How to say that it is ``wall_ms`` by now (or as late as it was)."""
+        """The determinants that move the clock to ``wall_ms``, or leave it unchanged if it is later."""
         past_ms = max(wall_ms, self.ms) - self.ms
         if past_ms <= MAX_VALUE:
             return [(Choice.CLOCK, past_ms)]
@@ -198,12 +199,12 @@ class StepClock:
         return [(Choice.ERA, era), (Choice.CLOCK, past_ms)]
 
     def move(self, choice: Choice, value: int) -> None:
-        """Be where such a choice says."""
+        """Apply a determinant of ``read``."""
         self.ms = self.ms + value if choice is Choice.CLOCK else value * (MAX_VALUE + 1)
 
 
 class StepLog:
-    """A subtask's own determinants since its last barrier. ``first``: number of the first step to come."""
+    """A subtask's own determinants since its last barrier. ``first``: number of its next step."""
 
     __slots__ = ("_determinants", "_first")
 
@@ -213,64 +214,61 @@ class StepLog:
 
     @property
     def next_step(self) -> int:
-        """The number of the next step."""
         return self._first + len(self._determinants)
 
     def begin(self, choice: Choice, value: int) -> None:
-        """A step begins."""
         self._determinants.append(pack(choice, value))
 
     def since(self, step: int) -> bytes:
-        """The span from ``step`` on, encoded; empty when there is nothing."""
-        invariant(step >= self._first, "determinants are asked for that were let go", step=step, first=self._first)
+        """The span from ``step`` on, encoded; empty without new steps."""
+        invariant(step >= self._first, "determinants are requested that were dropped", step=step, first=self._first)
         if step == self.next_step:
             return b""
         return encode_span(step, self._determinants[step - self._first :])
 
     def clear(self) -> None:
-        """All receivers have been told everything."""
+        """All channels have been sent all determinants: drop them."""
         self._first = self.next_step
         self._determinants.clear()
 
 
 class AncestorLog:
-    """What a subtask passes on: the determinants of its ancestors that came with what it has taken since its last
-    barrier. A position in it says how far a channel has been told."""
+    """Determinants of ancestors that came with the messages that a subtask has taken since its last barrier, and passes
+    on. A position in the log is the progress of one channel."""
 
     __slots__ = ("_entries", "_first", "_reached")
 
     def __init__(self, reached: Mapping[int, int] | None = None) -> None:
-        """``reached``: what another one, of a snapshot, had (``reached``); where there are no loops, nobody asks."""
+        """``reached``: the property ``reached`` of a snapshot's log; used only where barriers run ahead."""
         self._first = 0
         self._entries: list[AncestorSpan] = []
         self._reached: dict[int, int] = dict(reached or {})
 
     @property
     def reached(self) -> Mapping[int, int]:
-        """By the number of an ancestor: the first of its steps that is not known."""
+        """Number of an ancestor -> its first unknown step."""
         return self._reached
 
     @property
     def end(self) -> int:
-        """The position behind everything."""
+        """The position after all entries."""
         return self._first + len(self._entries)
 
     def take(self, number: int, first: int, determinants: tuple[int, ...]) -> None:
-        """A message with this span was taken. Several paths lead from one ancestor: what is known already is left out.
+        """A message with this span was taken. Several paths may lead from one ancestor: known steps are skipped.
 
-        Raises ``PeerProtocolError`` when steps are missing between.
+        Raises ``PeerProtocolError`` when steps are missing in between.
         """
         end = first + len(determinants)
         reached = self._reached.setdefault(number, first)
         if first > reached:
-            raise PeerProtocolError(f"determinants of ancestor {number:#x} begin at {first}, known is all to {reached}")
+            raise PeerProtocolError(f"determinants of ancestor {number:#x} begin at {first}, after the known {reached}")
         if end > reached:
             self._entries.append((number, reached, determinants[reached - first :]))
             self._reached[number] = end
 
     def since(self, position: int, *, everyone: bool = False) -> bytes:
-        """What came behind ``position``, encoded; with ``everyone``, each ancestor is named, also those of whom there
-        is nothing new."""
+        """Entries after ``position``, encoded. ``everyone``: name each ancestor, even without new determinants."""
         news: dict[int, tuple[int, list[int]]] = {}
         for number, first, determinants in self._entries[position - self._first :]:
             span = news.get(number)
@@ -283,21 +281,19 @@ class AncestorLog:
         return b"".join([encode_ancestor(number, *span) for number, span in news.items()])
 
     def clear(self) -> None:
-        """All receivers have been told everything."""
+        """All channels have been sent all entries: drop them."""
         self._first = self.end
         self._entries.clear()
 
 
 class KnownSteps:
-    """What one subtask knows of its producers' and ancestors' determinants: whatever came with what it has received.
+    """The determinants of producers and ancestors that one subtask knows, from the messages that it has received.
 
-    ``told``: what it was told at its promotion, until they have sent it again.
-
-    ``cyclic``: the job has loops, or takes unaligned checkpoints, and then two things are different. Whoever sends its
-    barrier has not taken all that others sent before theirs: what a barrier says of them is a lower bound of where they
-    stood, and the highest of all counts. And whoever begins from a snapshot is told the rest: of one that it has
-    heard of on two paths, which begin at different steps, the lower ones may come second or not at all. All steps that
-    are left out lie before the snapshot.
+    ``told``: what it got at its promotion, until the ancestors have sent it again.
+    ``cyclic``: the job has loops, or takes unaligned checkpoints. Two things differ then. First, a subtask that sends
+    its barrier has not taken all that others sent before theirs: the steps in a barrier are lower bounds, and the
+    highest counts. Second, after a start from a snapshot, spans of one ancestor may arrive on two paths, starting at
+    different steps; the lower ones may come second or never. All missing steps precede the snapshot.
     """
 
     def __init__(self, told: Mapping[SubtaskId, Span] | None = None, cyclic: bool = False) -> None:
@@ -307,31 +303,31 @@ class KnownSteps:
         self._at_barrier: dict[CheckpointId, dict[SubtaskId, int]] = {}
 
     def learn(self, subtask: SubtaskId, first: int, determinants: Sequence[int]) -> None:
-        """A message came with a span of ``subtask``'s.
+        """A message came with a span of ``subtask``.
 
-        Raises ``PeerProtocolError`` when steps are missing between, or what was known of a step is something else.
+        Raises ``PeerProtocolError`` when steps are missing in between, or differ from known ones.
         """
         span = self._spans.get(subtask)
         if span is None:
             span = self._spans[subtask] = self._begin(subtask, first)
         known = span[0] + len(span[1])
-        if first == known:  # as nearly always
+        if first == known:  # nearly always
             span[1].extend(determinants)
             return
         if first > known and self._cyclic:
             self._spans[subtask] = first, list(determinants)
             return
         if first > known:
-            raise PeerProtocolError(f"{subtask}: determinants begin at step {first}, known are those before {known}")
+            raise PeerProtocolError(f"{subtask}: determinants begin at step {first}, after the known steps to {known}")
         behind = max(first, span[0])
         if behind < known and determinants:
             again = determinants[behind - first : known - first]
             if list(again) != span[1][behind - span[0] : behind - span[0] + len(again)]:
-                raise PeerProtocolError(f"{subtask}: determinants of steps from {behind} on are not those known before")
+                raise PeerProtocolError(f"{subtask}: determinants from step {behind} on differ from the known ones")
         span[1].extend(determinants[known - first :])
 
     def _begin(self, subtask: SubtaskId, first: int) -> tuple[int, list[int]]:
-        """Nobody goes back before ``first``. What was told at the promotion may go further than what is sent now."""
+        """No subtask goes back before ``first``. What came at the promotion may extend further than what is sent."""
         told = self._told.pop(subtask, None)
         if told is None or first > told[0] + len(told[1]):
             return first, []
@@ -340,7 +336,7 @@ class KnownSteps:
         return first, list(told[1][first - told[0] :])
 
     def barrier(self, checkpoint: CheckpointId, subtask: SubtaskId, step: int) -> None:
-        """The barrier of ``checkpoint`` came, which ``subtask`` sent, or passed on, before its ``step``."""
+        """The barrier of ``checkpoint`` arrived, which ``subtask`` sent, or forwarded, before its ``step``."""
         steps = self._at_barrier.setdefault(checkpoint, {})
         at = steps.setdefault(subtask, step)
         if self._cyclic:
@@ -349,9 +345,9 @@ class KnownSteps:
             raise PeerProtocolError(f"{subtask}: barrier {checkpoint} came before step {at} and before step {step}")
 
     def complete(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` is complete: nobody goes back before it."""
+        """``checkpoint`` is complete: no subtask goes back before it."""
         if checkpoint in self._at_barrier and not self._cyclic:
-            self._told.clear()  # all of them have been heard of again
+            self._told.clear()  # all ancestors have sent theirs again
         for subtask, step in self._at_barrier.get(checkpoint, {}).items():
             first, determinants = self._spans[subtask]
             told = self._told.get(subtask)
@@ -362,21 +358,21 @@ class KnownSteps:
         self._at_barrier = {number: steps for number, steps in self._at_barrier.items() if number > checkpoint}
 
     def of(self, subtask: SubtaskId) -> Span | None:
-        """What is known of ``subtask``; None when that is nothing."""
+        """The known span of ``subtask``, or None."""
         span = self._spans.get(subtask)
         if span is None:
             return self._told.get(subtask)
         return None if not span[1] else (span[0], tuple(span[1]))
 
     def subtasks(self) -> tuple[SubtaskId, ...]:
-        """Those of whom something may be known."""
+        """Subtasks that may have a known span."""
         return (*self._told, *self._spans)
 
 
 def merge(first: int, spans: Iterable[Span]) -> tuple[int, ...]:
     """The determinants from step ``first`` on that several receivers know together.
 
-    Raises ``InvariantViolation`` when two of them disagree, or when steps are missing in between.
+    Raises ``InvariantViolation`` when two of them disagree, or steps are missing in between.
     """
     merged: list[int] = []
     for start, determinants in sorted(spans):
@@ -394,7 +390,7 @@ def merge(first: int, spans: Iterable[Span]) -> tuple[int, ...]:
 
 
 def unite(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same knowledge in as few spans as there can be. Spans that disagree stay apart: ``merge`` refuses them."""
+    """The same determinants in as few spans as possible. Spans that disagree stay separate: ``merge`` refuses them."""
     united: list[tuple[int, list[int]]] = []
     for start, determinants in sorted(spans):
         if united:

@@ -1,8 +1,8 @@
-"""How far sources have read: all that is told of steps where nothing is repeated (at most once).
+"""Progress of sources: sent instead of determinants where steps are not repeated (at most once).
 
-The same places in messages are used as for determinants, and the same numbers: in the place of a step stands how many
-rows a source has read, and a span is always empty. Whoever has seen an effect of a row knows a number beyond it; the
-source's successor passes over so many.
+Messages carry it in place of determinants: instead of a step, the number of rows that a source has read; a span is
+always empty. A subtask that has seen an effect of a row knows a higher number; the source's successor skips so many
+rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 
 
 class ProgressLog(StepLog):
-    """Of one source. ``rows``: read by now; what is made of them says so."""
+    """The progress of one source. ``rows``: number of rows read, sent with all that is made of them."""
 
     __slots__ = ("rows",)
 
@@ -49,7 +49,7 @@ class ProgressLog(StepLog):
 
 
 class AncestorProgress(AncestorLog):
-    """Of the sources upstream: the highest number of each that came with what was taken."""
+    """The progress of upstream sources: the highest number of each that came with messages taken."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ class AncestorProgress(AncestorLog):
 
 
 class KnownProgress(KnownSteps):
-    """What one subtask knows of the sources upstream."""
+    """What one subtask knows of upstream sources."""
 
     def __init__(self) -> None:
         super().__init__()

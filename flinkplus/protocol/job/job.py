@@ -47,48 +47,10 @@ from typing_extensions import assert_never
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.job.slots import SlotTable
+from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.config import RecoveryConfig, earliest_ms
-from flinkplus.protocol.vocabulary.effects import (
-    DeploySubtasks,
-    EndJob,
-    EvictSlot,
-    HaltSubtasks,
-    InterruptCheckpoints,
-    JobEffect,
-    JobState,
-    RecordRollbackPhase,
-    RetractOutputAfter,
-    StartSubtasks,
-    StopSlots,
-)
-from flinkplus.protocol.vocabulary.events import (
-    CancelRequested,
-    CheckpointCompleted,
-    CheckpointDropped,
-    CheckpointRestoreFailed,
-    CommitAbandoned,
-    CommitsQuiesced,
-    FailoverFellBack,
-    FailureTakenOn,
-    FinalAbandoned,
-    FinalCommitted,
-    GenerationsUsed,
-    InputBlamed,
-    JobEvent,
-    OutputRetracted,
-    QuiesceRequested,
-    RetractionFailed,
-    SlotDeployed,
-    SlotLeft,
-    SlotLost,
-    SlotRegistered,
-    SlotStartFailed,
-    SlotStopped,
-    SpareAdded,
-    SpareRemoved,
-    SubtaskFailed,
-    TimeAdvanced,
-)
+from flinkplus.protocol.vocabulary.effects import EndJob, JobEffect, JobState
+from flinkplus.protocol.vocabulary.events import JobEvent
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
 
@@ -217,55 +179,55 @@ class JobProtocol:
         Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
         """
         if self._state.terminal:
-            return [StopSlots()] if isinstance(event, SlotRegistered) else []
-        effects = self._handle(now_ms, event)
-        return effects + self._advance(now_ms)
+            return [effects.StopSlots()] if isinstance(event, events.SlotRegistered) else []
+        found = self._handle(now_ms, event)
+        return found + self._advance(now_ms)
 
     def _handle(self, now_ms: int, event: JobEvent) -> list[JobEffect]:
         match event:
-            case TimeAdvanced():
+            case events.TimeAdvanced():
                 return []
-            case SlotRegistered(slot, incarnation):
+            case events.SlotRegistered(slot, incarnation):
                 return self._on_slot_registered(now_ms, slot, incarnation)
-            case SlotStartFailed(slot, reason, error):
+            case events.SlotStartFailed(slot, reason, error):
                 return self._on_start_failed(now_ms, slot, reason, error)
-            case SlotLost(slot, incarnation, reason):
+            case events.SlotLost(slot, incarnation, reason):
                 return self._on_slot_gone(now_ms, slot, incarnation, reason)
-            case SlotLeft(slot, incarnation, reason):
+            case events.SlotLeft(slot, incarnation, reason):
                 return self._on_slot_gone(now_ms, slot, incarnation, reason, bearable=self._state is JobState.RUNNING)
-            case SlotStopped(slot):
+            case events.SlotStopped(slot):
                 return self._on_slot_gone(now_ms, slot, self._slots.holder(slot), "it stopped by itself")
-            case SpareAdded(slot):
+            case events.SpareAdded(slot):
                 self._slots.add(slot)
                 return []
-            case SpareRemoved(slot):
+            case events.SpareRemoved(slot):
                 self._slots.take_away(slot)
                 return []
-            case SlotDeployed(generation, slot):
+            case events.SlotDeployed(generation, slot):
                 self._on_slot_deployed(generation, slot)
                 return []
-            case FailureTakenOn() | FailoverFellBack():
+            case events.FailureTakenOn() | events.FailoverFellBack():
                 return self._on_local_failure(now_ms, event)
-            case InputBlamed(reason, error):
+            case events.InputBlamed(reason, error):
                 return self._stop(now_ms, EndJob(JobState.FAILED, error, reason, "exception"))
-            case GenerationsUsed(newest):
+            case events.GenerationsUsed(newest):
                 self._newest_used = max(self._newest_used, newest)
                 return []
-            case SubtaskFailed() | CheckpointRestoreFailed() | FinalAbandoned():
+            case events.SubtaskFailed() | events.CheckpointRestoreFailed() | events.FinalAbandoned():
                 return self._on_generation_failed(now_ms, event)
-            case CheckpointCompleted() | CheckpointDropped():
+            case events.CheckpointCompleted() | events.CheckpointDropped():
                 self._on_checkpoint(now_ms, event)
                 return []
-            case CommitsQuiesced():
+            case events.CommitsQuiesced():
                 return self._on_quiesced()
-            case OutputRetracted() | RetractionFailed():
+            case events.OutputRetracted() | events.RetractionFailed():
                 return self._on_retraction(now_ms, event)
-            case CommitAbandoned(_, reason):
+            case events.CommitAbandoned(_, reason):
                 return self._on_commit_abandoned(now_ms, reason)
-            case FinalCommitted():
+            case events.FinalCommitted():
                 self._end_quiescing()  # no manifest or commit follows the final commit
                 return self._stop(now_ms, EndJob(JobState.FINISHED, None, "", ""))
-            case CancelRequested():
+            case events.CancelRequested():
                 return self._stop(now_ms, EndJob(JobState.CANCELLED, None, "cancelled", ""))
             case _:
                 assert_never(event)
@@ -278,7 +240,7 @@ class JobProtocol:
             return []
         self._start_failures.pop(slot, None)
         if self._state is JobState.STOPPING:
-            return [StopSlots()]
+            return [effects.StopSlots()]
         if replaced is None or self._state not in LIVE or self._slots.is_spare(slot):
             return []
         return self._fail(now_ms, self._slot_failure(slot, f"incarnation {incarnation} registered in its place"))
@@ -322,18 +284,18 @@ class JobProtocol:
     # ------------------------------------------------------------------------------------------------ failures
 
     def _on_generation_failed(
-        self, now_ms: int, event: SubtaskFailed | CheckpointRestoreFailed | FinalAbandoned
+        self, now_ms: int, event: events.SubtaskFailed | events.CheckpointRestoreFailed | events.FinalAbandoned
     ) -> list[JobEffect]:
         if not self._is_current(event.generation):
             return []
         match event:
-            case SubtaskFailed(subtask, _, reason, error):
+            case events.SubtaskFailed(subtask, _, reason, error):
                 if all(subtask != known for known, _ in self._assignment):
                     raise PeerProtocolError(f"{subtask} failed, but it is not a subtask of the job")
                 return self._fail(now_ms, _Failure("exception", (subtask,), f"{subtask}: {reason}"), error)
-            case CheckpointRestoreFailed(_, checkpoint, reason):
+            case events.CheckpointRestoreFailed(_, checkpoint, reason):
                 return self._fall_back(now_ms, checkpoint, reason)
-            case FinalAbandoned(_, _, reason):
+            case events.FinalAbandoned(_, _, reason):
                 return self._fail(now_ms, _Failure("checkpoint", (), f"no last checkpoint became complete: {reason}"))
             case _:
                 assert_never(event)
@@ -348,16 +310,16 @@ class JobProtocol:
         self._retraction = _Retraction(self.restore_from, why)
         return self._interrupt(now_ms, _Failure("restore", (), why))
 
-    def _on_local_failure(self, now_ms: int, event: FailureTakenOn | FailoverFellBack) -> list[JobEffect]:
+    def _on_local_failure(self, now_ms: int, event: events.FailureTakenOn | events.FailoverFellBack) -> list[JobEffect]:
         if self._state is not JobState.RUNNING:
             return []
         match event:
-            case FailureTakenOn(kind, generation, under_way, reason, error):
+            case events.FailureTakenOn(kind, generation, under_way, reason, error):
                 if self._budget.is_counted(now_ms, generation, under_way, bool(self._slots.missing)):
                     return []
                 enough = self._budget.spend(now_ms, kind, self._newest_used)
                 return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
-            case FailoverFellBack(kind, subtasks, reason, error, counted):
+            case events.FailoverFellBack(kind, subtasks, reason, error, counted):
                 failure = _Failure(kind, subtasks, reason)
                 return self._interrupt(now_ms, failure) if counted else self._fail(now_ms, failure, error)
             case _:
@@ -377,26 +339,26 @@ class JobProtocol:
         self._recovery += 1
         self._failure = failure
         self._budget.rolls_back()
-        effects = [*self._phase("detect", "fence"), HaltSubtasks(self._generation), *self._quiesce(now_ms)]
+        found = [*self._phase("detect", "fence"), effects.HaltSubtasks(self._generation), *self._quiesce(now_ms)]
         if self._quiesced:
-            effects += self._phase("promote")
+            found += self._phase("promote")
         self._state = JobState.INTERRUPTED
         self._slots_until_ms = self._deploy_until_ms = None
         self._backoff_until_ms = now_ms + self._budget.delay_ms()
-        return effects
+        return found
 
     def _phase(self, *phases: Phase) -> list[JobEffect]:
         failure = self._failure
         if failure is None:
             return []
         what = failure.kind, failure.subtasks, failure.reason
-        return [RecordRollbackPhase(self._recovery, phase, *what) for phase in phases]
+        return [effects.RecordRollbackPhase(self._recovery, phase, *what) for phase in phases]
 
     # --------------------------------------------------------------------------------- checkpoints and output
 
-    def _on_checkpoint(self, now_ms: int, event: CheckpointCompleted | CheckpointDropped) -> None:
+    def _on_checkpoint(self, now_ms: int, event: events.CheckpointCompleted | events.CheckpointDropped) -> None:
         checkpoint = event.checkpoint
-        if isinstance(event, CheckpointDropped):
+        if isinstance(event, events.CheckpointDropped):
             invariant(checkpoint != self.restore_from, "the checkpoint to restore was dropped", checkpoint=checkpoint)
             if checkpoint in self._available:
                 self._available.remove(checkpoint)
@@ -422,7 +384,7 @@ class JobProtocol:
             return []
         self._quiescing = True
         self._quiesce_until_ms = now_ms + self._config.quiesce_timeout_ms
-        return [InterruptCheckpoints(), QuiesceRequested()]
+        return [effects.InterruptCheckpoints(), events.QuiesceRequested()]
 
     def _on_quiesced(self) -> list[JobEffect]:
         if not self._quiescing:
@@ -430,11 +392,11 @@ class JobProtocol:
         self._end_quiescing()
         return self._phase("promote") if self._state is JobState.INTERRUPTED else []
 
-    def _on_retraction(self, now_ms: int, event: OutputRetracted | RetractionFailed) -> list[JobEffect]:
+    def _on_retraction(self, now_ms: int, event: events.OutputRetracted | events.RetractionFailed) -> list[JobEffect]:
         retraction = self._retraction
         if retraction is None or retraction.until_ms is None or event.checkpoint != retraction.checkpoint:
             return []
-        if isinstance(event, RetractionFailed):
+        if isinstance(event, events.RetractionFailed):
             return self._cannot_retract(now_ms, event.reason)
         self._retraction = None
         return []
@@ -445,13 +407,13 @@ class JobProtocol:
         return self._stop(now_ms, EndJob(JobState.FAILED, None, why, "commit"))
 
     def _on_commit_abandoned(self, now_ms: int, reason: str) -> list[JobEffect]:
-        effects: list[JobEffect] = []
+        found: list[JobEffect] = []
         if self._state is not JobState.STOPPING:
-            effects = self._stop(now_ms, EndJob(JobState.FAILED, None, f"output not committed: {reason}", "commit"))
+            found = self._stop(now_ms, EndJob(JobState.FAILED, None, f"output not committed: {reason}", "commit"))
         else:
             self._note_uncommitted(reason)
         self._end_quiescing()
-        return effects
+        return found
 
     def _note_uncommitted(self, reason: str) -> None:
         """A cancelled job reports that its output is incomplete."""
@@ -470,11 +432,11 @@ class JobProtocol:
             if outcome.state is JobState.FINISHED:
                 self._outcome = outcome
             return []
-        effects = self._quiesce(now_ms)
+        found = self._quiesce(now_ms)
         self._outcome = outcome
         self._state = JobState.STOPPING
         self._stop_until_ms = now_ms + self._config.stop_timeout_ms
-        return [*effects, StopSlots()] if self._slots.held else effects
+        return [*found, effects.StopSlots()] if self._slots.held else found
 
     def _advance_stopping(self, now_ms: int) -> list[JobEffect]:
         if self._stop_until_ms is not None and (not self._slots.held or now_ms >= self._stop_until_ms):
@@ -490,30 +452,30 @@ class JobProtocol:
     # ---------------------------------------------------------------------------------------------- what is due
 
     def _advance(self, now_ms: int) -> list[JobEffect]:
-        effects: list[JobEffect] = []
+        found: list[JobEffect] = []
         if self._state is JobState.DEPLOYING:
-            effects += self._advance_deploying(now_ms)
+            found += self._advance_deploying(now_ms)
         if self._state in WAITING:
-            effects += self._advance_waiting(now_ms)
+            found += self._advance_waiting(now_ms)
         if self._state is JobState.STOPPING:
-            effects += self._advance_stopping(now_ms)
-        return effects
+            found += self._advance_stopping(now_ms)
+        return found
 
     def _advance_deploying(self, now_ms: int) -> list[JobEffect]:
         late = [slot for slot in range(len(self._slots)) if slot not in self._deployed]
         if not late:
-            effects = [StartSubtasks(self._generation), *self._phase("replay")]
+            found = [effects.StartSubtasks(self._generation), *self._phase("replay")]
             self._state = JobState.RUNNING
             self._budget.runs_again()
             self._quiesced = False
             self._failure = self._deploy_until_ms = None
-            return effects
+            return found
         if self._deploy_until_ms is None or now_ms < self._deploy_until_ms:
             return []
         reason = f"not deployed within {self._config.deploy_timeout_ms} ms"
         evictions: list[JobEffect] = []
         for slot in late:
-            evictions.append(EvictSlot(slot, self._slots.holder(slot) or 0, reason))
+            evictions.append(effects.EvictSlot(slot, self._slots.holder(slot) or 0, reason))
             self._slots.release(slot)
         hosted = tuple(subtask for subtask, slot in self._assignment if slot in late)
         where = ", ".join(str(slot) for slot in late)
@@ -531,7 +493,7 @@ class JobProtocol:
                 return []
             until_ms = now_ms + self._config.quiesce_timeout_ms
             self._retraction = _Retraction(retraction.checkpoint, retraction.reason, until_ms)
-            return [RetractOutputAfter(retraction.checkpoint, retraction.reason)]
+            return [effects.RetractOutputAfter(retraction.checkpoint, retraction.reason)]
         if self._slots.missing or not self._quiesced or self._backoff_until_ms is not None:
             return []
         return self._deploy(now_ms)
@@ -564,4 +526,4 @@ class JobProtocol:
         self._deployed.clear()
         self._state = JobState.DEPLOYING
         self._deploy_until_ms = now_ms + self._config.deploy_timeout_ms
-        return [*self._phase("restore"), DeploySubtasks(self._generation, self.restore_from, self._assignment)]
+        return [*self._phase("restore"), effects.DeploySubtasks(self._generation, self.restore_from, self._assignment)]

@@ -1,4 +1,4 @@
-"""Which slot to give up: hosts without a pulse, slots that do not reach each other.
+"""Which slots to evict: hosts without a pulse, slots that do not reach each other.
 
 Ring 0: pure.
 """

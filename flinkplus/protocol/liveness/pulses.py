@@ -1,28 +1,28 @@
-"""Whom to give up since no pulse of theirs comes (``runtime.pulse``): a host that hangs, or that the network has lost.
+"""Evicts slots without pulses (``runtime.liveness.pulse``): their host hangs, or has lost the network.
 
-A slot is *late* when its last pulse is older than ``timeout_ms``, when its pulses say that it does not hear the driver,
-or when they have said for so long that its process is stopped. Silence has two ends: it may be the driver that hears
-nothing. So:
+A slot is *late* when its last pulse is older than ``timeout_ms``, or when its pulses report that it does not receive
+from the driver, or have reported for that long that its process is stopped. The driver itself may be the one that does
+not receive. So:
 
-- When at least as many others are heard well, who is late is given up. Well: the last pulse is younger than half of
-  ``timeout_ms``, and there was no long pause for as long as ``timeout_ms``. Whoever has just come back does not count:
-  when the driver hears again after a cut, others are about to come back as well.
-- When most are late, heartbeats have to tell, but for those of whom something else shows that it is not the driver:
-  their own pulses say that they are stopped; or there is a *witness*, and nothing comes over their control streams
-  either. A witness is a slot on a host of its own, neither the driver's nor that of one who is late, of which every
-  pulse has come, and each in time, for twice as long as the late ones are silent at most: the network carries, and this
-  process listens. These are given up when the job can do without all who are late: when each chain has a member that
-  is heard well. Else nothing is gained: it would have to wait for slots all the same.
-- Time in which nobody could be heard counts for nobody: the driver itself was stopped, or a crowd of other datagrams
-  came (``missed``). It ends every witness's good record as well.
-- After such a time, if it was long, and after one in which most were late, slots have as long again before it counts
-  that they do not hear the driver: the longer nothing came through, the longer TCP waits until it sends again.
-- A slot of which no pulse ever came is judged by its heartbeats alone.
+- When at least as many slots are received well as are late, the late ones are evicted. Well: the last pulse is younger
+  than half of ``timeout_ms``, and the last long pause is at least ``timeout_ms`` ago. A slot that has just come back
+  does not count: when the driver receives again after a cut, others are about to come back, too.
+- When more are late, only heartbeats decide, except for late slots with proof that the cause is not the driver. Either
+  their own pulses report that they are stopped, or their control streams are silent too and a *witness* exists. A
+  witness is a slot on another host than the driver and all late slots. Each of its pulses has arrived in time for
+  ``WITNESS_TIMEOUTS`` timeouts: so the network works, and this process receives. These slots are evicted if the job can
+  run without all late slots, so if each chain has a member that is received well. Otherwise, the job would have to wait
+  for slots anyway.
+- Time in which no pulse could be received does not count: the driver itself was stopped, or was flooded with other
+  datagrams (``missed``). It also resets all witnesses.
+- After such a time, if it was long, and after a time in which most were late, slots get a grace period of the same
+  length, in which failing to receive from the driver does not count: TCP retransmits the later, the longer it was cut.
+- A slot that never sent a pulse is judged only by its heartbeats.
 
-So a driver that is stopped, cut off from all, or on a machine that is too busy for everybody gives nobody up. One that
-has lost most and is well connected to one on another host does: nothing tells that from hosts that hang.
+So a driver that is stopped, cut off from all slots, or on an overloaded machine evicts no slot. A driver that has lost
+most slots, but has a good connection to one on another host, evicts: that cannot be distinguished from hosts that hang.
 
-Rules: pure. Whole milliseconds of a clock that does not go back.
+Rules: pure. Whole milliseconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from dataclasses import dataclass
 
 MAX_NAMES = 10_000
 MOST_GRACE_TIMEOUTS = 25
-"""Times ``timeout_ms``, at most, after which it counts again that slots do not hear the driver."""
+"""Maximum grace period, in units of ``timeout_ms``."""
 LONG_PAUSE_SHARE = 0.75
-"""Of ``timeout_ms``: two pulses in a row may be lost."""
+"""A long pause, in units of ``timeout_ms``: two pulses in a row may be lost."""
 WITNESS_TIMEOUTS = 2
-"""For so many times ``timeout_ms`` a witness has missed nothing."""
+"""Time without a late or lost pulse of a witness, in units of ``timeout_ms``."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulsedSlot:
-    """A slot at a look, by the name of its pulse. ``heard_ms``: when its control stream last brought something."""
+    """A slot to judge. ``name``: of its pulse. ``heard_ms``: when its control stream last received anything."""
 
     name: str
     host: str = ""
@@ -50,8 +50,11 @@ class PulsedSlot:
 
 @dataclass(slots=True)
 class _Pulse:
-    """The last of a name. ``alive_ms``: when one last said that the process runs. ``back_ms``: since when there was no
-    long pause. ``steady_ms``: since when none is missing and none was late.
+    """The last pulse of a name.
+
+    ``alive_ms``: when one last reported that the process runs.
+    ``back_ms``: end of the last long pause.
+    ``steady_ms``: since when no pulse was missing or late.
     """
 
     number: int
@@ -64,27 +67,20 @@ class _Pulse:
 
 
 class PulseRule:
-    """The rule of one driver. ``driver_host``: where it is."""
+    """The rule of one driver, which runs on ``driver_host``."""
 
     def __init__(self, timeout_ms: int, driver_host: str = "") -> None:
         self._timeout_ms = timeout_ms
         self._driver_host = driver_host
         self._last: dict[str, _Pulse] = {}
-        self._dark_ms = 0  # since when most were late, the last time
+        self._dark_ms = 0  # since when most slots were late
         self._grace_until_ms: int | None = None
 
-    @property
-    def names(self) -> int:
-        """How many are known."""
-        return len(self._last)
-
-    def number(self, name: str) -> int:
-        """Of the last pulse; 0 for none."""
-        return self._last[name].number if name in self._last else 0
-
     def heard(self, now_ms: int, name: str, number: int, *, deaf: bool = False, stopped: bool = False) -> bool:
-        """A pulse came. False, and nothing changes, when it is not newer than the last. ``deaf``: the slot does not
-        hear the driver. ``stopped``: its process stands still.
+        """A pulse arrived. False, changing nothing, when it is not newer than the last.
+
+        ``deaf``: the slot does not receive from the driver.
+        ``stopped``: its process is stopped.
         """
         last = self._last.get(name)
         if last is None:
@@ -104,30 +100,30 @@ class PulseRule:
         return True
 
     def missed(self, now_ms: int, for_ms: int = 0) -> None:
-        """Nobody could be heard for a while (``for_ms``): everybody's time begins again."""
-        if for_ms > self._timeout_ms:  # shorter ones are those of a process; a host that stood still answered nobody
+        """No pulse could be received for ``for_ms``: the time of all slots starts again."""
+        if for_ms > self._timeout_ms:  # a shorter pause stops only the process; a stopped host does not answer TCP
             self._give_grace(now_ms, for_ms)
         for last in self._last.values():
             last.at_ms = last.alive_ms = last.back_ms = last.steady_ms = now_ms
 
     def forget(self, name: str) -> None:
-        """Nobody asks for this one any more."""
         self._last.pop(name, None)
 
     def is_doubtful(self, now_ms: int, name: str) -> bool:
-        """Whether this one may be about to be late."""
+        """Whether this slot may soon be late."""
         last = self._last.get(name)
         return last is not None and (last.deaf or now_ms - last.alive_ms > self._timeout_ms / 2)
 
     def any_late(self, now_ms: int, names: Iterable[str]) -> bool:
-        """Whether there is something to judge."""
+        """Whether any of ``names`` is late."""
         return any(name in self._last and self._is_late(now_ms, name) for name in names)
 
     def given_up(
         self, now_ms: int, slots: Sequence[PulsedSlot], chains: Iterable[Sequence[str]] | None = None
     ) -> list[str]:
-        """Those of ``slots`` to be given up, in their order. ``chains``: the names of each chain's members; ``None``
-        when the job cannot do without any slot.
+        """Those of ``slots`` to evict, in their order.
+
+        ``chains``: the names of each chain's members; ``None`` when the job needs all slots.
         """
         known = [slot for slot in slots if slot.name in self._last]
         late = [slot for slot in known if self._is_late(now_ms, slot.name)]
@@ -146,7 +142,7 @@ class PulseRule:
         well: Sequence[PulsedSlot],
         chains: Iterable[Sequence[str]] | None,
     ) -> list[str]:
-        """Those of ``late``, who are most, of whom something shows that it is not the driver."""
+        """Those of ``late``, the majority, with proof that the cause is not the driver."""
         names = {slot.name for slot in well}  # never iterated
         if chains is None or not all(any(name in names for name in chain) for chain in chains):
             return []

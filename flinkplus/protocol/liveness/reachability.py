@@ -1,26 +1,25 @@
-"""Slots that the driver reaches and that do not reach each other: which of them to give up.
+"""Which slots to evict when slots that the driver reaches do not reach each other.
 
 A slot reports the peers that do not answer, and those that refuse its connections or send unreadable frames
-(``SlotPeersUnreached``). A little later, when the other slots have had time to report, the machine decides by the state
+(``SlotPeersUnreached``). Shortly after, when the other slots have had time to report, the machine decides by the state
 of all slots (``SlotsSeen``).
 
 Rules:
 
-- The network fails between hosts, so hosts are given up, with all their slots: as few as leave no two that do not
-  reach each other. First the slot that most others (the driver counts as one) cannot reach, of these the one that more
-  slots blame, and of these the one that has the fewest running subtasks. Of two that do not reach each other one always
-  stays. Where both slots are on one host, the slot stands for a host.
-- When more than half of the hosts would have to go, nobody goes for ``patience_ms``: a network that is down all over
-  is more likely to come back than to be helped.
-- A slot that has not joined is not given up, for it has nothing to lose, but set aside: nobody connects to it.
-- A host that was given up, or set aside, has to wait before its slots join again, twice as long each time: a network
-  that comes and goes costs the job a failover now and then, not all its time. After a long while without, that is
-  forgotten.
-- So does a slot whose processes die soon after they have joined, time and again: whatever kills them, each costs a
-  failover and one of the attempts that Spark grants.
+- The network fails between hosts, so whole hosts are evicted: as few as leave no two that do not reach each other. The
+  first is the host that most others (the driver counts as one) cannot reach, then the one that more slots blame, then
+  the one with the fewest running subtasks. Of two that do not reach each other, one always stays. For two slots on one
+  host, the rules apply to single slots.
+- When more than half of the hosts would be evicted, none is for ``patience_ms``: evictions do not help against a
+  general network failure, which is likely to end.
+- A slot that has not joined is not evicted, since it has no state, but set aside: no slot connects to it.
+- An evicted or set-aside host has to wait before its slots join again, twice as long each time: an unstable network
+  costs the job a failover now and then, not all its time. After a long time without evictions, the wait is reset.
+- A slot whose processes repeatedly die soon after they have joined waits, too: each costs a failover and one of Spark's
+  attempts.
 
-Invariants: of two slots that have joined, at most one is given up for not reaching the other; what was said by or of a
-slot that is gone has no effect.
+Invariants: of two slots that have joined, at most one is evicted for not reaching the other; reports by or about a slot
+that is gone have no effect.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
 FORGOTTEN_AFTER_MS = 300_000
 SHORT_LIFE_MS = 10_000
-"""A process that has gone sooner after it was let join has died young."""
+"""A process that ends sooner after it joined has a short life."""
 SHORT_LIVES = 3
-"""From so many in a row on, the next one waits."""
+"""Number of consecutive short lives after which the next process waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachabilityConfig:
-    """``gather_ms``: from the first word about a peer to the judgement. ``patience_ms``: see above."""
+    """``gather_ms``: from the first report of a peer to the decision. ``patience_ms``: see above."""
 
     gather_ms: int = 100
     patience_ms: int = 10_000
@@ -56,9 +55,9 @@ class ReachabilityConfig:
 
 @dataclass(frozen=True, slots=True)
 class SlotPeersUnreached:
-    """What ``slot`` sends to ``peers`` does not arrive, or no answer does. These are all, from now on.
+    """``slot`` gets no answer from ``peers``, which replaces its earlier report.
 
-    ``blamed``: those of them that refuse its connections, or keep sending frames that cannot be read.
+    ``blamed``: those of them that refuse its connections, or keep sending unreadable frames.
     """
 
     slot: int
@@ -68,7 +67,7 @@ class SlotPeersUnreached:
 
 @dataclass(frozen=True, slots=True)
 class SlotArrived:
-    """A new process of ``slot``, on ``host``, would join the running job."""
+    """A new process of ``slot``, on ``host``, asks to join the running job."""
 
     slot: int
     host: str
@@ -76,7 +75,7 @@ class SlotArrived:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A slot that is there. ``subtasks``: at work on it. ``doubtful``: the driver has not heard of it for a while."""
+    """The state of a slot. ``subtasks``: number that run on it. ``doubtful``: the driver is missing its pulses."""
 
     slot: int
     host: str
@@ -87,7 +86,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class SlotsSeen:
-    """A look at all slots, as the deadline asks for; none while the job does not run."""
+    """The state of all slots, at the deadline; empty while the job does not run."""
 
     standings: tuple[Standing, ...]
 
@@ -99,7 +98,7 @@ ReachabilityEvent: TypeAlias = SlotPeersUnreached | SlotLost | SlotArrived | Slo
 
 @dataclass(frozen=True, slots=True)
 class SetSlotAside:
-    """Nobody is to connect to ``slot``, which has not joined, until ``LetSlotJoin``."""
+    """No slot may connect to ``slot``, which has not joined, until ``LetSlotJoin``."""
 
     slot: int
     reason: str
@@ -113,12 +112,12 @@ class LetSlotJoin:
 ReachabilityEffect: TypeAlias = EvictSlot | SetSlotAside | LetSlotJoin
 
 Place: TypeAlias = tuple[str, int]
-"""A host, or one slot of it (else -1)."""
+"""A host and -1, or a host and one of its slots."""
 
 
 @dataclass(slots=True)
 class _Strikes:
-    """How often a place had to go, and when it may join again."""
+    """How often a place was evicted or set aside, and when it may join again."""
 
     count: int
     last_ms: int
@@ -131,9 +130,9 @@ class Reachability:
     def __init__(self, config: ReachabilityConfig | None = None) -> None:
         self._config = config or ReachabilityConfig()
         self._silent: dict[int, tuple[int, ...]] = {}
-        self._blamed: dict[int, tuple[int, ...]] = {}  # a part of it
+        self._blamed: dict[int, tuple[int, ...]] = {}  # a part of ``_silent``
         self._strikes: dict[Place, _Strikes] = {}
-        self._waiting: dict[int, int] = {}  # slots that are to join, and when
+        self._waiting: dict[int, int] = {}  # slot -> when it may join
         self._joined_ms: dict[int, int] = {}
         self._short_lives: dict[int, int] = {}  # in a row
         self._look_ms: int | None = None
@@ -144,7 +143,7 @@ class Reachability:
         return earliest_ms(self._look_ms, *self._waiting.values())
 
     def step(self, now_ms: int, event: ReachabilityEvent) -> list[ReachabilityEffect]:
-        """What to do about ``event``."""
+        """The effects of ``event``."""
         match event:
             case SlotPeersUnreached(slot, peers, blamed):
                 self._silent.pop(slot, None)
@@ -196,7 +195,7 @@ class Reachability:
             self._joined_ms[slot] = now_ms
         return [LetSlotJoin(slot) for slot in due]
 
-    # --- slots that come, and those that keep going
+    # --- slots that join, and their short lives
 
     def _on_came(self, now_ms: int, slot: int, host: str) -> list[ReachabilityEffect]:
         reason, until_ms = "", now_ms
@@ -206,7 +205,7 @@ class Reachability:
         short = self._short_lives.get(slot, 0)
         rested_ms = now_ms + (pause_ms(short - SHORT_LIVES + 1) if short >= SHORT_LIVES else 0)
         if rested_ms > until_ms:
-            reason, until_ms = f"its last {short} processes died young", rested_ms
+            reason, until_ms = f"its last {short} processes ended soon after they joined", rested_ms
         if not reason:
             self._joined_ms[slot] = now_ms
             return [LetSlotJoin(slot)]
@@ -219,12 +218,12 @@ class Reachability:
             is_short = now_ms - joined_ms < SHORT_LIFE_MS
             self._short_lives[slot] = self._short_lives.get(slot, 0) + 1 if is_short else 0
 
-    # --- the judgement
+    # --- the decision
 
     def _judge_when_due(self, now_ms: int, standings: tuple[Standing, ...]) -> list[ReachabilityEffect]:
         if self._look_ms is None or now_ms < self._look_ms:
             return []
-        self._look_ms = now_ms + self._config.gather_ms  # as long as somebody is not reached
+        self._look_ms = now_ms + self._config.gather_ms  # until all slots reach each other
         known = {standing.slot: standing for standing in standings if standing.slot not in self._waiting}
         pairs = self._pairs(known)
         if not pairs:
@@ -235,14 +234,14 @@ class Reachability:
         return aside + self._judge(now_ms, both_joined, known)
 
     def _pairs(self, known: dict[int, Standing]) -> list[tuple[int, int]]:
-        """Who does not reach whom, the lower number first."""
+        """Slots that do not reach each other, the lower number first."""
         said = {(min(slot, peer), max(slot, peer)) for slot, peers in self._silent.items() for peer in peers}
         return sorted(pair for pair in said if pair[0] != pair[1] and pair[0] in known and pair[1] in known)
 
     def _set_aside(
         self, now_ms: int, pairs: list[tuple[int, int]], known: dict[int, Standing]
     ) -> list[ReachabilityEffect]:
-        """Slots that have not joined; first those that others which have joined do not reach."""
+        """Set slots aside that have not joined; first those that joined slots do not reach."""
         effects: list[ReachabilityEffect] = []
         until_ms: dict[Place, int] = {}
         for a, b in sorted(pairs, key=lambda pair: not (known[pair[0]].joined or known[pair[1]].joined)):
@@ -278,7 +277,7 @@ class Reachability:
         effects: list[ReachabilityEffect] = []
         for place, (a, b) in going:
             self._strike(now_ms, place)
-            reason = f"{self._why(a, b)}: {place[0]} is given up"
+            reason = f"{self._why(a, b)}: {place[0]} is evicted"
             slots = [slot for slot, seen in sorted(known.items()) if _is_within((seen.host, slot), place)]
             effects += [EvictSlot(slot, None, reason) for slot in slots if known[slot].joined]
         return effects
@@ -292,7 +291,7 @@ class Reachability:
     def _rank(
         self, place: Place, among: list[tuple[Place, Place, tuple[int, int]]], known: dict[int, Standing]
     ) -> tuple[bool, int, int, int, Place]:
-        """The higher, the rather it goes; hosts before single slots, of which they may spare some."""
+        """The place with the highest rank is evicted; hosts before single slots, which may then be unnecessary."""
         others = {b if a == place else a for a, b, _ in among if place in (a, b)}
         mine = [seen for seen in known.values() if _is_within((seen.host, seen.slot), place)]
         unheard = any(seen.doubtful for seen in mine)
@@ -300,7 +299,7 @@ class Reachability:
         return place[1] == -1, len(others) + unheard, blamed, -sum(seen.subtasks for seen in mine), place
 
     def _strike(self, now_ms: int, place: Place) -> int:
-        """Count one; when the slots of ``place`` may join again."""
+        """Count a strike. Returns when the slots of ``place`` may join again."""
         known = self._strikes.get(place)
         count = 1 if known is None or now_ms - known.last_ms > FORGOTTEN_AFTER_MS else known.count + 1
         self._strikes[place] = _Strikes(count, now_ms, now_ms + pause_ms(count))
@@ -308,19 +307,19 @@ class Reachability:
 
 
 def pause_ms(count: int) -> int:
-    """How long to wait after something has happened ``count`` times: twice as long each time."""
+    """The wait after ``count`` strikes or short lives: it doubles each time."""
     return min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(count - 1, 20))
 
 
 def _place(slot: Standing, peer: Standing) -> Place:
-    """What of ``slot`` is to go when it and ``peer`` do not reach each other."""
+    """The place of ``slot`` to evict when it and ``peer`` do not reach each other."""
     return (slot.host, -1) if slot.host != peer.host else (slot.host, slot.slot)
 
 
 def _needed(
     going: list[tuple[Place, tuple[int, int]]], pairs: list[tuple[int, int]], known: dict[int, Standing]
 ) -> list[tuple[Place, tuple[int, int]]]:
-    """``going`` without those whose every pair has lost a slot by the others, which may have been chosen later."""
+    """``going`` without places that the others, perhaps chosen later, make unnecessary for every pair."""
     needed = list(going)
     for one in going:
         rest = [place for place, _ in needed if place != one[0]]

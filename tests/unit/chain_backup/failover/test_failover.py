@@ -436,7 +436,7 @@ def test_no_line_is_a_rollback() -> None:
     assert fallback == FallBack(
         "exception",
         (C0,),
-        "count[0]: boom; there is no version to go on from: version 1 of count[0] cannot be used: lines[1] began from "
+        "count[0]: boom; no version to resume from: version 1 of count[0] cannot be used: lines[1] began from "
         "version 2",
         "the error",
     )
@@ -476,7 +476,7 @@ def test_what_cannot_be_proved_is_a_rollback() -> None:
     (fallback,) = history.at(100, lost())
     assert isinstance(fallback, FallBack)
     assert (
-        "words[1] alone knew in which order lines[1] had worked (sharing_depth is 1), and it failed" in fallback.reason
+        "only words[1] knew the order of the steps of lines[1] (sharing_depth is 1), and it failed" in fallback.reason
     )
 
 
@@ -501,7 +501,7 @@ def test_a_producer_that_fails_while_its_consumer_repeats_its_own_work_is_a_roll
         effects = history.at(200, threw(lines))
         assert bool(of(FallBack, effects)) is not safe
         if not safe:
-            assert "words[1] alone knew in which order lines[2] had worked" in str(effects)
+            assert "only words[1] knew the order of the steps of lines[2]" in str(effects)
             assert "and it is still repeating" in str(effects)
 
 

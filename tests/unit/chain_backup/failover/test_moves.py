@@ -31,7 +31,7 @@ from chain_backup.failover.events import (
 )
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.placement import PlacementError
-from chain_backup.failover.plans import with_wish
+from chain_backup.failover.plans import with_target
 from flinkplus.errors import InvariantViolation, PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from tests.unit.chain_backup.failover.failover_history import History, completed, of, only
@@ -80,7 +80,7 @@ def test_a_subtask_moves_to_a_slot_that_has_nothing_of_it() -> None:
     assert reports(effects) == [(1, "done")]
     assert only(PromoteStandbys, effects).subtasks == ((C0, 2),)
     assert only(PromoteStandbys, effects).slot == 3
-    assert of(RecordFailoverPhase, effects)[0].reason == "count[0] moves to slot 3, as asked"
+    assert of(RecordFailoverPhase, effects)[0].reason == "count[0] moves to slot 3, as requested"
     assert history.machine.chains[C0] == (3, 1, 2)
     assert history.machine.heads[L0] == 0
 
@@ -273,7 +273,7 @@ def test_a_local_failover_that_is_given_up_ends_moves_first() -> None:
 )
 def test_a_wish_leaves_a_chain_as_long_and_on_as_many_hosts(hosts: list[str], planned: list[int], slot: int) -> None:
     of_slot = dict(enumerate(hosts))
-    wished = with_wish(tuple(planned), slot, of_slot)
+    wished = with_target(tuple(planned), slot, of_slot)
     assert wished[0] == slot
     assert len(set(wished)) == len(wished) == len(planned)
     assert set(wished) <= {*planned, slot}
@@ -406,7 +406,7 @@ def test_a_drain_that_would_make_chains_shorter_must_be_forced() -> None:
     history = History(replicas=4).started()
     report = only(ReportMove, drained(history, "host3"))
     assert report.status == "refused" and report.at_risk
-    assert "chains of 3 members on 3 hosts, and there are of 4 members on 4 hosts" in report.reason
+    assert "chains would have 3 members on 3 hosts, and have 4 members on 4 hosts now" in report.reason
     assert reports(drained(history, "host3", request=2, force=True))[0] == (2, "under_way")
 
 

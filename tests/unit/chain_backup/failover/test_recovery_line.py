@@ -107,7 +107,7 @@ def test_1_nothing_older_than_the_last_complete_checkpoint_is_used() -> None:
 
 
 def test_1_a_version_that_is_gone_is_no_line() -> None:
-    assert recovery_line([L0], {L0: {}}, {}, 5, TOPOLOGY) == NoLine("version 5 of lines[0] is not there")
+    assert recovery_line([L0], {L0: {}}, {}, 5, TOPOLOGY) == NoLine("version 5 of lines[0] is missing")
 
 
 def test_3_a_producer_restored_from_a_newer_version_has_no_older_messages() -> None:
@@ -186,7 +186,7 @@ def test_at_depth_1_a_slot_of_two_stages_is_provable_and_one_of_three_is_not() -
     assert unprovable([L0, C0], TOPOLOGY, 1) is None
     assert unprovable([L0, L1, C0, C1], TOPOLOGY, 1) is None
     assert unprovable([A0, B0, K0], CHAIN, 1) == (
-        "b[0] alone knew in which order a[0] had worked (sharing_depth is 1), and it failed with it; local failover "
+        "only b[0] knew the order of the steps of a[0] (sharing_depth is 1), and it failed with it; local failover "
         "cannot repeat what it had sent on"
     )
     assert unprovable([A0, B0, K0], CHAIN, 2) is None

@@ -122,7 +122,7 @@ def test_fewer_slots_than_the_copies_need_are_refused_unless_forced() -> None:
     (report,) = scale(history, SPARE)
     assert report.status == "refused" and report.at_risk
     assert report.reason == (
-        "without slot 4 there would be chains of 4 members on 4 hosts, and there are of 5 members on 5 hosts"
+        "without slot 4, chains would have 4 members on 4 hosts, and have 5 members on 5 hosts now"
     )
     assert history.machine.missing == 0
     assert [report.status for report in scale(history, SPARE, request=2, force=True)] == ["under_way", "done"]
@@ -149,14 +149,14 @@ def test_copies_do_not_come_to_share_a_host_by_it() -> None:
     in_step(history, 0)
     assert all(SPARE in chain for chain in history.machine.chains.values())
     (report,) = scale(history, SPARE)
-    assert report.at_risk and "on 1 host, and there are of 2 members on 2 hosts" in report.reason
+    assert report.at_risk and "on 1 host, and have 2 members on 2 hosts now" in report.reason
 
 
 def test_it_can_be_wanted_again_before_it_has_retired() -> None:
     history = with_spare()
     scale(history, SPARE)
     first, *rest = scale(history, request=2)
-    assert first == ReportMove(1, "cancelled", "the spare slots are scaled anew")
+    assert first == ReportMove(1, "cancelled", "a newer request scales the spare slots")
     in_step(history, 1)
     assert history.machine.is_alive(SPARE) and SPARE in slots_in_use(history)
     assert [report.status for report in rest] == ["under_way", "done"]
@@ -173,7 +173,7 @@ def test_a_move_to_a_slot_that_is_to_retire_is_cancelled() -> None:
     history = with_spare()
     move(history, SubtaskId("count", 1), SPARE)
     first, *_ = scale(history, SPARE, request=2)
-    assert first == ReportMove(1, "cancelled", "slot 4 is about to end, as asked")
+    assert first == ReportMove(1, "cancelled", "slot 4 is about to end, as requested")
 
 
 def test_a_drained_hosts_work_goes_to_the_spare_slot() -> None:

@@ -194,7 +194,7 @@ def test_an_ancestors_steps_are_passed_on_once_to_each_receiver_whatever_paths_t
     assert told(log.since(0)) == ((1, 10, (8, 16, 24)), (2, 0, (40,)))
     assert told(log.since(first)) == ((1, 12, (24,)), (2, 0, (40,)))
     assert log.since(log.end) == b""
-    with pytest.raises(PeerProtocolError, match="begin at 14, known is all to 13"):
+    with pytest.raises(PeerProtocolError, match="begin at 14, after the known 13"):
         log.take(1, 14, (8,))
 
 

@@ -80,7 +80,7 @@ def test_of_two_that_do_not_reach_each_other_one_is_given_up() -> None:
     assert job.machine.next_deadline_ms() == GATHER_MS
     job.say(2, 1)
     (effect,) = job.look()
-    assert effect == EvictSlot(2, None, "slots 1 and 2 do not reach each other: host2 is given up")
+    assert effect == EvictSlot(2, None, "slots 1 and 2 do not reach each other: host2 is evicted")
     job.lose(2)
     assert job.machine.next_deadline_ms() is None
 
@@ -110,7 +110,7 @@ def test_one_that_refuses_connections_is_given_up_and_not_the_slot_that_it_refus
     job.subtasks[0] = 4
     job.blame(1, 0)
     (effect,) = job.look()
-    why = "slot 0 refuses connections of slot 1, or sends it frames that cannot be read: host0 is given up"
+    why = "slot 0 refuses connections of slot 1, or sends it frames that cannot be read: host0 is evicted"
     assert effect == EvictSlot(0, None, why)
 
 
