@@ -57,8 +57,8 @@ def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
     for other in schemas[1:]:
         if (first.names, first.types) != (other.names, other.types):
             raise ConfigurationError(
-                f"streams of different schemas cannot be united: ({_text(first)}) and ({_text(other)}); map one of "
-                "them to the columns of the other, in the same order"
+                f"streams of different schemas cannot be united: ({columns_text(first)}) and ({columns_text(other)}); "
+                "map one of them to the columns of the other, in the same order"
             )
     fields = [pa.field(f.name, f.type, any(s.field(i).nullable for s in schemas)) for i, f in enumerate(first)]
     return pa.schema(fields)
@@ -76,7 +76,8 @@ def repeated(names: Sequence[str]) -> str | None:
     return min((name for name in names if names.count(name) > 1), default=None)
 
 
-def _text(schema: pa.Schema) -> str:
+def columns_text(schema: pa.Schema) -> str:
+    """Names and types of the columns, as errors show them: ``word string, n int64``."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
