@@ -1,7 +1,7 @@
-"""Errors of drawing a job name the line of the user's program.
+"""An error in drawing a job names the line of the user's program.
 
-Rules: only what is wrong with the drawing gets a line: ``ConfigurationError`` and ``InputError``. The traceback ends
-one call below the user's line; where in FlinkPlus the error was raised is logged at debug level.
+Rules: only ``ConfigurationError`` and ``InputError`` get that line. The traceback ends one call below the user's line;
+the full traceback is logged at debug level.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("flinkplus.api")
 
 
 def names_callers_line(cls: C) -> C:
-    """A class decorator: what its public methods raise about the drawing names the line that called them."""
+    """Class decorator: errors that its public methods raise about the drawing name the line that called them."""
     for name, method in list(vars(cls).items()):
         if name.startswith("_") and name != "__init__":
             continue

@@ -1,4 +1,4 @@
-"""What streams need of the environment that they are drawn in."""
+"""What streams need of the environment that they belong to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from flinkplus.graph import JobGraph
 
 
 class Drawing(Protocol):
-    """A ``StreamEnvironment``, as its streams see it. ``output_id``: what its sinks mark their files with."""
+    """A ``StreamEnvironment``, as its streams see it. ``output_id``: the mark in the files of its sinks."""
 
     graph: JobGraph
     output_id: str
 
     def name_for(self, kind: str, name: str | None) -> str:
-        """The name of a new operator: ``name``, or one made from ``kind`` that is not in use."""
+        """``name``, or for ``None`` an unused one made from ``kind``: ``map``, ``map-2``."""
 
     def throttle(self, origins: tuple[int, ...], rows_per_s: float) -> None:
-        """Let no more rows leave these nodes."""
+        """Limit the rows that leave these nodes; see ``Stream.throttle``."""

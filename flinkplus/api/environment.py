@@ -1,8 +1,8 @@
 """``StreamEnvironment``: from a SparkSession to a running job.
 
-Rules: the session is the user's and is left as it was found. Options are keyword-only; what is not given comes from
-``spark.flinkplus.*`` of the session's configuration, then from safe defaults. An environment draws one job:
-``execute`` may be called once.
+Rules: the session belongs to the user, and its settings are not changed. Options are keyword-only; an option that is
+not given comes from ``spark.flinkplus.*`` of the session's configuration, then from the defaults. An environment draws
+one job: ``execute`` may be called once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flinkplus.state.files import absolute
 class StreamEnvironment:
     """Draws one job on a SparkSession and runs it. The options are those of ``flinkplus.JobOptions``.
 
-    Raises ``ConfigurationError`` for an option that cannot work.
+    Raises ``ConfigurationError`` for an invalid option.
     """
 
     def __init__(self, spark: SparkSession, **options: Unpack[JobOptions]) -> None:
@@ -57,14 +57,13 @@ class StreamEnvironment:
         state = "executed" if self._executed else "not executed"
         return f"<StreamEnvironment: {names}; parallelism {self.options.parallelism}; {state}>"
 
-    # --- sources
-
     def from_spark(self, df: DataFrame, *, name: str | None = None, repeat: int = 1) -> Stream:
         """The rows of a batch DataFrame, staged by Spark as replayable splits when the job is executed.
 
-        Each subtask reads one contiguous range of the rows, in the order of the DataFrame; its partitions stay as they
-        are. ``repeat``: how many times the rows are read. Raises ``ConfigurationError`` for a streaming DataFrame, and
-        names a column of a type that cannot be staged.
+        ``repeat``: how many times the rows are read.
+
+        Each subtask reads one contiguous range of the rows, in the order of the DataFrame, with its partitions
+        unchanged. Raises ``ConfigurationError`` for a streaming DataFrame or a column type that cannot be staged.
         """
         check_dataframe(df)
         name = self.name_for("spark", name)
@@ -76,10 +75,12 @@ class StreamEnvironment:
     def read_text(
         self, path: str | os.PathLike[str], *, name: str | None = None, repeat: int = 1, errors: str | None = None
     ) -> Stream:
-        """The lines of a text file, directory or glob, as ``value string``, read by the slots themselves.
+        """The lines of a text file, directory or glob, as ``value string``, read by the slots.
 
-        ``errors``: ``'replace'`` (and count) or ``'strict'`` for bytes that are not UTF-8. Raises ``InputError``
-        when there is nothing to read.
+        ``repeat``: how many times the lines are read.
+        ``errors``: ``'replace'`` (and count) or ``'strict'`` for invalid UTF-8; default: option ``encoding_errors``.
+
+        Raises ``InputError`` when no file matches ``path``.
         """
         name = self.name_for("text", name)
         errors = errors or self.options.encoding_errors
@@ -96,11 +97,13 @@ class StreamEnvironment:
         batches: bool = False,
         name: str | None = None,
     ) -> Stream:
-        """Rows made by ``function(i)`` for i = 0, 1, ...; with ``batches``, ``function(start, n)`` returns a record
-        batch.
+        """Rows made by ``function(i)`` for i = 0, 1, ...
 
-        ``count``: how many rows (``None``: without end); ``rate``: rows per second over all subtasks. The function
-        must be a pure function of its arguments, or replay is not exact.
+        ``count``: number of rows (``None``: unbounded).
+        ``rate``: rows per second over all subtasks (``None``: unlimited).
+        ``batches``: ``function(start, n)`` returns a record batch of ``n`` rows instead.
+
+        ``function`` must depend on its arguments only; otherwise replay is not exact.
         """
         name = self.name_for("generator", name)
         generator = Generator(name=name, fn=function, schema=parse_schema(schema), count=count, batches=batches)
@@ -111,10 +114,8 @@ class StreamEnvironment:
         node = self.graph.add(Node(source.name, "source", source, source.schema), None, None)
         return Stream(self, node, source.schema)
 
-    # --- used by streams
-
     def name_for(self, kind: str, name: str | None) -> str:
-        """The user's name for an operator, or one made up from its kind: ``map``, ``map-2``."""
+        """As ``Drawing.name_for``."""
         if name is not None:
             return name
         taken = {node.name for node in self.graph.nodes}
@@ -125,7 +126,7 @@ class StreamEnvironment:
         return made
 
     def throttle(self, origins: tuple[int, ...], rows_per_s: float) -> None:
-        """Note a rate at a stream's only origin; see ``Stream.throttle``."""
+        """As ``Drawing.throttle``. Raises ``ConfigurationError`` unless the only origin is fused with its source."""
         node = origins[0]
         vertex = next(v for v in self.graph.fuse_draft() if node in v.nodes)
         if not vertex.is_source or len(origins) > 1:
@@ -134,20 +135,19 @@ class StreamEnvironment:
             raise ConfigurationError(f"{vertex.name!r} is throttled already")
         self.graph.nodes[node].rate = rows_per_s
 
-    # --- running
-
     def execute(self, name: str, *, resume: Resume = False, trust: bool = False) -> JobHandle:
         """Start the job; returns its handle at once.
 
-        ``resume``: ``False`` begins a new job; ``True`` continues from the last complete checkpoint in
-        ``checkpoint_dir``; ``"auto"`` does either: it starts the job if it has not begun, continues it if it has, and
-        returns a handle in state ``finished``, without running anything, if it has finished. So the same command can
-        be repeated until it succeeds (``docs/operations.md``). ``trust``: also continue a job that was signed
-        with another key, on another machine or by another user. This runs its author's code (``docs/security.md``).
+        ``resume``: ``False`` starts a new job; ``True`` resumes from the last complete checkpoint in
+        ``checkpoint_dir``; ``"auto"`` starts a job without a checkpoint and resumes any other. For a finished job it
+        returns a handle in state ``finished`` and runs nothing. So the same command can be repeated until it succeeds
+        (``docs/operations.md``).
+        ``trust``: also resume a job that was signed with another key, on another machine or by another user. This runs
+        its author's code (``docs/security.md``).
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
-        ``InputError`` when it cannot start; ``JobRunsElsewhere`` when another driver runs the job;
-        ``UntrustedCheckpoint`` when what is to be continued was signed with another key, or not at all.
+        ``InputError`` when the job cannot start; ``JobRunsElsewhere`` when another driver runs it;
+        ``UntrustedCheckpoint`` when the checkpoint to resume from is unsigned or signed with another key.
         """
         if self._executed:
             raise ConfigurationError("this environment was executed already; draw the next job with a new one")
@@ -162,7 +162,6 @@ class StreamEnvironment:
         return JobHandle(running)
 
     def _check_functions(self) -> None:
-        """Raises ``ConfigurationError`` for an operator whose function cannot be sent to the slots."""
         for node in self.graph.nodes:
             try:
                 cloudpickle.dumps(node.body)
@@ -180,15 +179,14 @@ class StreamEnvironment:
         name: str | None = None,
         **options: Unpack[RunOptions],
     ) -> JobHandle:
-        """Continue the job whose checkpoints are in ``checkpoint_dir``, as it was drawn, from its last complete
-        checkpoint.
+        """Resume the job in ``checkpoint_dir``, as it was drawn, from its last complete checkpoint.
 
-        ``options``: settings of this run; the parallelism cannot change.
         ``trust``: as in ``execute``.
         ``name``: the name that the job must have; ``None``: any.
+        ``options``: settings of this run; the parallelism cannot change.
 
-        Raises ``CheckpointDirectoryError`` when the directory has nothing to resume, or a job with another name;
-        ``UntrustedCheckpoint`` when the job is not signed with the key here (option ``signing_key``).
+        Raises ``CheckpointDirectoryError`` when the directory has no job to resume, or one with another name;
+        ``UntrustedCheckpoint`` when the job is not signed with this user's key (option ``signing_key``).
         """
         found = find_job(os.fspath(checkpoint_dir), options.get("signing_key"), trust, name)
         return JobHandle(resume_job(spark, found, dict(options)))

@@ -30,9 +30,7 @@ def _begun(move: PlannedMove) -> PlannedMove:
 
 
 class JobHandle:
-    """A job that was started. A context manager too: leaving the block ends a job that still runs, and waits for
-    that.
-    """
+    """A started job. As a context manager it cancels a job that still runs when the block is left."""
 
     def __init__(self, running: RunningJob | FinishedJob) -> None:
         self._running = running
@@ -51,26 +49,25 @@ class JobHandle:
 
     @property
     def checkpoint_dir(self) -> str:
-        """Where the job's checkpoints are; gone with the job unless ``checkpoint_dir`` was given."""
+        """The directory of the job's checkpoints; removed with the job unless ``checkpoint_dir`` was given."""
         return self._running.checkpoint_dir
 
     @property
     def state(self) -> str:
-        """``starting``, ``deploying``, ``running``, ``interrupted``, ``stopping``, ``finished``, ``failed``,
+        """``starting``, ``deploying``, ``running``, ``interrupted``, ``stopping``, ``finished``, ``failed`` or
         ``cancelled``.
         """
         return self._running.coordinator.view.state
 
     @property
     def done(self) -> bool:
-        """Whether the job is over and everything it held was given back."""
+        """Whether the job is over and has released all its resources."""
         return self._running.closed.is_set()
 
     def await_finish(self, timeout: float | None = None) -> None:
-        """Wait until the job has finished.
+        """Wait until the job has finished; ``timeout`` in seconds (``None``: no limit).
 
-        Raises ``JobFailed`` (with the cause) or ``JobCancelled`` when it ended so, ``TimeoutError`` after
-        ``timeout`` seconds.
+        Raises ``JobFailed`` (with the cause), ``JobCancelled``, or ``TimeoutError`` after ``timeout``.
         """
         if not self.wait(timeout):
             raise TimeoutError(f"job {self.name!r} has not finished within {timeout} s; it is {self.state}")
@@ -79,8 +76,8 @@ class JobHandle:
             raise error
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the job is over, however; ``False`` when ``timeout`` seconds passed first."""
-        # In slices: a wait without end cannot be interrupted by Ctrl-C on every platform.
+        """Wait until the job is over, whatever its result; ``False`` when ``timeout`` seconds passed first."""
+        # In slices: Ctrl-C cannot interrupt an unlimited wait on every platform.
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._running.closed.wait(
             0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))
@@ -90,11 +87,7 @@ class JobHandle:
         return True
 
     def await_running(self, timeout: float | None = None) -> None:
-        """Wait until all subtasks run. Returns at once when they do, or when the job has finished.
-
-        Raises ``JobFailed`` (with the cause) or ``JobCancelled`` when it ended so, ``TimeoutError`` after
-        ``timeout`` seconds.
-        """
+        """Wait until all subtasks run, or the job has finished. Errors and ``timeout`` as in ``await_finish``."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while self.state != RUNNING:
             if self.done:
@@ -106,17 +99,17 @@ class JobHandle:
 
     @property
     def running_s(self) -> float | None:
-        """Seconds since the job first ran (to its end, when it is over); ``None`` before."""
+        """Seconds from the job's first start to now, or to its end; ``None`` before it runs."""
         return self._running.running_s
 
     @property
     def restored_from(self) -> int | None:
-        """The checkpoint a resumed job began from; of one that had finished before, the final one."""
+        """ID of the checkpoint that the job was resumed from; for a job that had finished before, its last one."""
         return self._running.restored_from
 
     @property
     def finished_before(self) -> bool:
-        """Whether an earlier run had finished the job already, so that nothing was run (``resume="auto"``)."""
+        """Whether an earlier run had finished the job, so that nothing ran (``resume="auto"``)."""
         return isinstance(self._running, FinishedJob)
 
     def drain(self) -> None:
@@ -124,7 +117,7 @@ class JobHandle:
         self._running.coordinator.drain()
 
     def cancel(self) -> None:
-        """End the job now and wait until it has released everything. Committed output stays.
+        """End the job now and wait until it has released its resources. Committed output stays.
 
         Does nothing when the job has already ended.
         """
@@ -132,10 +125,10 @@ class JobHandle:
         self.wait()
 
     def metrics(self) -> dict[str, Any]:
-        """Figures so far: elapsed seconds, rows per operator, committed rows per sink, state, checkpoints, restarts.
+        """Metrics so far: elapsed seconds, rows per operator, committed rows per sink, state, checkpoints, restarts.
 
-        ``operators``: for each, ``rows_in``, ``rows_out``, and metrics of its own, such as ``late_rows`` of those that
-        use event time (``docs/event-time.md``).
+        ``operators``: for each operator ``rows_in``, ``rows_out``, and its own metrics, such as ``late_rows`` for event
+        time (``docs/event-time.md``).
 
         Records sent between subtasks, since the subtasks last started:
 
@@ -145,39 +138,38 @@ class JobHandle:
 
         ``message_ids``, the filters of message IDs at the inputs:
 
-        - ``asked``: IDs that were looked up; ``maybe``: those that the Bloom filter took for known; ``known``: those
-          that were.
+        - ``asked``: lookups; ``maybe``: positives of the Bloom filter; ``known``: true positives.
         - ``false_positive_rate``: error rate of the Bloom filters.
         - ``stored``, ``fetched``: chunks of digests written to RocksDB, and read from it.
         - ``conflicts``: disagreements of filter and cursor, each of which rolled the job back.
 
         Refused and dropped messages:
 
-        - ``refused_connections``: connections whose peer could not prove to belong to the job.
+        - ``refused_connections``: connections whose peer could not authenticate as part of the job.
         - ``refused_datagrams``: datagrams that were not pulses of the job.
         - ``malformed_frames``: frames that were dropped unread.
-        - ``fenced_messages``: messages, credit and versions of replaced slots or subtasks; ``fenced_reports``: their
-          acknowledgements and the like. Neither had an effect.
+        - ``fenced_messages``: ignored messages, credit and versions from replaced slots or subtasks.
+        - ``fenced_reports``: ignored acknowledgements and other reports from them.
 
         State, checkpoints and sources:
 
         - ``copied_bytes``: bytes of state files at the standbys: ``received`` from other slots, read ``from_storage``,
           or ``kept`` from an ended process of the slot on the same host.
-        - ``checkpoints_aborted``: checkpoints that were aborted.
-        - ``checkpoints_over_budget``: those aborted because of the maximum of ``in_flight_mb``.
-        - ``blocked``: sources that have paused, and why (``spill volume full: ...``).
+        - ``checkpoints_aborted``: number of aborted checkpoints.
+        - ``checkpoints_over_budget``: those aborted because of the limit ``in_flight_mb``.
+        - ``blocked``: paused sources, and why each paused (``spill volume full: ...``).
 
         With standbys:
 
-        - ``failovers``, ``handovers`` (planned moves) and ``fallbacks`` to a rollback: how many there were.
-        - ``fallback_reasons``: why each fallback happened.
-        - ``zookeeper``: ``connected``, or what is wrong.
+        - ``failovers``, ``handovers`` (planned moves) and ``fallbacks`` (to a rollback): their numbers.
+        - ``fallback_reasons``: the reason of each fallback.
+        - ``zookeeper``: ``connected``, or the problem.
         - ``zookeeper_restarts``: restarts of the job's own ZooKeeper server.
         """
         return self._running.metrics()
 
     def rows_out(self, operator: str) -> dict[str, int]:
-        """Rows that have left each subtask of an operator, as last reported: ``{"count[0]": 1234, ...}``.
+        """Output rows of each subtask of an operator, as last reported: ``{"count[0]": 1234, ...}``.
 
         Raises ``ConfigurationError`` for an unknown operator.
         """
@@ -197,7 +189,7 @@ class JobHandle:
         return self._running.coordinator.recoveries.handovers()
 
     def output_trace(self) -> dict[str, list[tuple[float, int]]]:
-        """When each subtask with a sink had put out how many rows (``flinkplus.runtime.slot.subtasks.output_trace``).
+        """Times and output rows of each subtask with a sink (``flinkplus.runtime.slot.subtasks.output_trace``).
 
         Empty without the option ``trace_output``.
         """
@@ -209,11 +201,11 @@ class JobHandle:
         self._running.coordinator.request_checkpoint()
 
     def kill(self, subtask: str, at: str | None = None, timeout: float = KILL_TIMEOUT_S) -> bool:
-        """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``).
+        """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``); ``False`` when the job is over.
 
-        At once, or ``at`` a point: when that process next reaches it; the points are in
-        ``flinkplus.runtime.faults.points``. Waits until the subtask runs, for ``timeout`` seconds at most. Returns
-        ``False`` when the job is over.
+        ``at``: a point of ``flinkplus.runtime.faults.points``: the process is killed when it next reaches it; ``None``:
+        it is killed now.
+        ``timeout``: maximum wait for the subtask to run, in seconds.
 
         Raises ``ConfigurationError`` for an unknown subtask or point, ``SubtaskNotRunning`` after ``timeout``.
         """
@@ -224,15 +216,15 @@ class JobHandle:
         return self._running.coordinator.parts.operations.kill(found, at, timeout)
 
     def missing_standbys(self) -> int:
-        """Number of standbys that are missing or not yet in step: 0 at full redundancy."""
+        """Number of standbys that are missing or still catching up: 0 at full redundancy."""
         return 0 if self.done else self._running.coordinator.view.missing_standbys()
 
     def chain_hosts(self) -> dict[str, list[str]]:
-        """The host of each member of each subtask's chain, the working one first; empty without standbys."""
+        """The host of each member of each subtask's chain, head first; empty without standbys."""
         return {} if self.done else self._running.coordinator.view.chain_hosts()
 
     def slot_pids(self) -> dict[int, int]:
-        """The process of each registered slot."""
+        """The process ID of each registered slot."""
         return {} if self.done else self._running.coordinator.view.pids()
 
     def placement(self) -> dict[str, str]:
@@ -243,51 +235,51 @@ class JobHandle:
         return {} if self.done else self._running.coordinator.view.placement()
 
     def chains(self) -> dict[str, list[int]]:
-        """The slots that hold the state of each subtask, the active one first: ``{"count+out[1]": [1, 2, 3], ...}``.
+        """The slots that hold each subtask's state, head first: ``{"count+out[1]": [1, 2, 3], ...}``.
 
         Empty without local recovery.
         """
         return {} if self.done else self._running.coordinator.view.chains()
 
-    # --- planned moves
-
     def migrate(self, subtask: str, slot: int) -> PlannedMove:
-        """Move ``subtask`` (``count:1``, with all that is fused with it) to ``slot``, without a stop: the slot gets a
-        standby if it has none, and takes over right after a complete checkpoint. It is the subtask's home from then on,
-        until the next migration, a drain of its host, or a rollback.
+        """Move ``subtask`` (``count:1``, with all operators fused with it) to ``slot`` while the job runs.
 
-        Returns when that is begun; ``await_done`` of what is returned waits for its end. Raises ``MoveRefused`` when
-        the slot does not exist, is not registered, or is on a drained host, and when the job is not running, or has no
-        standbys (``recovery``, ``guarantee``).
+        The slot gets a standby if it has none, and takes over right after a complete checkpoint. It is then the
+        subtask's home until the next migration, a drain of its host, or a rollback.
+
+        Returns when the move has begun; its ``await_done`` waits for the end. Raises ``MoveRefused`` when the slot does
+        not exist, is not registered, or is on a drained host, and when the job is not running or has no standbys
+        (``recovery``, ``guarantee``).
         """
         coordinator = self._running.coordinator
         found = find_subtask(subtask, coordinator.graph, coordinator.options.parallelism)
         return _begun(coordinator.moves.migrate(found, slot))
 
     def drain_host(self, host: str, force: bool = False) -> PlannedMove:
-        """Move all work and all standbys off ``host``, and give it nothing new until ``undrain_host``.
+        """Move all work and all standbys off ``host``, and assign nothing to it until ``undrain_host``.
 
-        Returns when that is begun; ``left`` of what is returned says what is left to do, ``await_done`` waits until
-        nothing is. Raises ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, without
-        ``host``, unless ``force``; else ``MoveRefused`` as ``migrate`` does.
+        Returns when the move has begun: its ``left`` says what remains, its ``await_done`` waits for the end. Raises
+        ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, without ``host``, unless
+        ``force``; otherwise ``MoveRefused`` as ``migrate`` does.
         """
         return _begun(self._running.coordinator.moves.drain_host(host, force))
 
     def undrain_host(self, host: str) -> None:
-        """Use ``host`` again: what belongs there moves back. Raises ``MoveRefused`` when it is not drained."""
+        """Use ``host`` again: subtasks whose home is there move back. Raises ``MoveRefused`` when it is not drained."""
         self._running.coordinator.moves.undrain_host(host).await_answer()
 
     def scale_spares(self, count: int, force: bool = False) -> PlannedMove:
-        """Have ``count`` spare slots, beside those that the job was started with: further ones are started on the
-        cluster, and take standbys and moved work like any other; or what is on some of them goes elsewhere, and they
-        end.
+        """Set the number of spare slots, beside those that the job was started with, to ``count``.
 
-        Returns when that is begun; ``left`` of what is returned says what is left to do, ``await_done`` waits until
-        every chain is as it is planned with the new slots, or nothing is left of the old ones. Raises ``MoveRefused``
-        as ``migrate`` does; ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, unless
-        ``force``; ``InsufficientSlots`` when the master is known not to run so many tasks, and, from ``await_done``,
-        when Spark has not started some within ``slot_timeout`` seconds: these are given up. ``MoveCancelled``: another
-        number was asked for, or the job is over. A job that is resumed has no spare slots.
+        New slots are started on the cluster, and take standbys and moved work like any other. Surplus slots end when
+        their work has moved elsewhere. A resumed job has no spare slots.
+
+        Returns when the move has begun: its ``left`` says what remains. Its ``await_done`` waits until every chain is
+        as planned with the new slots, or the old ones are empty. Raises ``MoveRefused`` as ``migrate`` does;
+        ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, unless ``force``;
+        ``InsufficientSlots`` when the master cannot run so many tasks. ``await_done`` raises ``InsufficientSlots`` when
+        Spark has not started some within ``slot_timeout`` seconds (these are given up), and ``MoveCancelled`` after a
+        request for another number, or when the job is over.
         """
         return _begun(self._running.coordinator.moves.scale(check_count(count), force))
 

@@ -1,7 +1,7 @@
-"""What ``iterate`` draws: a head, what the user's function makes of it, and the edges that lead back.
+"""What ``iterate`` draws: a loop head, the operators of the user's function, and the back edges.
 
-Rules: what cannot be run is said here, with the name of the loop. A loop is closed once, by the function that it was
-drawn with; so every loop has one head, and only its own rows lead back to it.
+Rules: a loop that cannot run is refused here, by name. Only the function that drew a loop can close it, once; so every
+loop has one head, and only its own rows lead back to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flinkplus.operators.base.schema import united
 
 
 class Drawn(Protocol):
-    """A stream, as far as a loop is concerned. ``_origins``: the nodes that its rows come from."""
+    """The part of a stream that loops use. ``_origins``: the nodes that its rows come from."""
 
     _env: Drawing
     _origins: tuple[int, ...]
@@ -36,21 +36,19 @@ S = TypeVar("S", bound=Drawn)
 def close_loop(graph: JobGraph, rows: S, drawn: Any) -> S:
     """Lead the first of the two streams ``drawn`` back to the head of ``rows``; returns the second.
 
-    Raises ``ConfigurationError`` for what is not two streams of that loop, for a feedback with other columns, for loops
-    in loops, and for event time in a loop.
+    Raises ``ConfigurationError`` unless ``drawn`` is two streams of that loop and the feedback has the columns of
+    ``rows``; also for nested loops and event time in a loop.
     """
     name, head = rows.name, rows._node()
     feedback, output = _two_streams(rows, drawn)
     inside = graph.reached([head])
     if not inside.issuperset(feedback._origins):
         raise ConfigurationError(
-            f"loop {name!r}: not all of its feedback, {feedback.name!r}, comes out of the loop; rows from elsewhere go "
-            "into the stream that iterate is called on, by union"
+            f"loop {name!r}: not all of its feedback, {feedback.name!r}, comes out of the loop; add other rows to the "
+            "stream that iterate is called on, by union"
         )
     if head in feedback._origins:
-        raise ConfigurationError(
-            f"loop {name!r}: its feedback is all that comes in, so no row would ever stop going round"
-        )
+        raise ConfigurationError(f"loop {name!r}: its feedback is its whole input, so rows would circulate for ever")
     if not inside.intersection(output._origins):
         raise ConfigurationError(
             f"loop {name!r} has no exit: its output, {output.name!r}, does not come out of the loop"
@@ -91,5 +89,5 @@ def _check_inside(graph: JobGraph, head: int, inside: frozenset[int]) -> None:
             raise ConfigurationError(f"loop {node.name!r} is inside of loop {name!r}: loops cannot be nested")
         if isinstance(node.body, Operator) and node.body.makes_watermarks:
             raise ConfigurationError(
-                f"loop {name!r}: there is no event time in a loop; {node.name!r} may stand before or behind it"
+                f"loop {name!r} cannot contain event time; draw {node.name!r} before or after the loop"
             )

@@ -1,8 +1,8 @@
-"""Streams: what the user draws the job with.
+"""Streams, with which the user draws the job.
 
-Rules: a stream is a description, nothing runs before ``execute``. Row functions are a convenience over the columnar
-path: ``map_batches`` and the built-in operators work on Arrow record batches. Schemas are DDL strings
-(``"word string, n long"``) or ``pyarrow.Schema``. A method raises ``ConfigurationError`` for what cannot work.
+Rules: a stream is a description; nothing runs before ``execute``. ``map_batches`` and the built-in operators work on
+Arrow record batches; functions on rows are slower. Schemas are DDL strings (``"word string, n long"``) or
+``pyarrow.Schema``. Methods raise ``ConfigurationError`` for invalid arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.keys import check_key_columns
 from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.base.routes import Route
-from flinkplus.operators.base.schema import united
+from flinkplus.operators.base.schema import columns_text, united
 from flinkplus.operators.event_time.event_time import WithWatermark
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.event_time.windows import TumblingWindow
@@ -45,10 +45,6 @@ from flinkplus.state.files import absolute
 Schema: TypeAlias = "str | pa.Schema"
 
 
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
 @names_callers_line
 class Stream:
     """A stream of rows with a schema."""
@@ -59,7 +55,7 @@ class Stream:
         self.schema = schema
 
     def __repr__(self) -> str:
-        return f"<Stream {self.name!r}: {_columns(self.schema)}>"
+        return f"<Stream {self.name!r}: {columns_text(self.schema)}>"
 
     @property
     def name(self) -> str:
@@ -85,7 +81,7 @@ class Stream:
         return Stream(self._env, node, schema)
 
     def map(self, function: Callable[[Any], Any], *, schema: Schema, name: str | None = None) -> Stream:
-        """One row out for each row in; ``function(row)`` returns a row, tuple, dict, or the only column's value."""
+        """One output row per input row; ``function(row)`` returns a row, tuple, dict, or the only column's value."""
         return self._then(Map(self._env.name_for("map", name), function, schema))
 
     def filter(self, function: Callable[[Any], bool], *, name: str | None = None) -> Stream:
@@ -93,7 +89,7 @@ class Stream:
         return self._then(Filter(self._env.name_for("filter", name), function))
 
     def flat_map(self, function: Callable[[Any], Iterable[Any]], *, schema: Schema, name: str | None = None) -> Stream:
-        """Any number of rows out for each row in."""
+        """Any number of output rows per input row: ``function(row)`` returns an iterable of rows."""
         return self._then(FlatMap(self._env.name_for("flat_map", name), function, schema))
 
     def map_batches(
@@ -109,14 +105,14 @@ class Stream:
     def with_watermark(
         self, column: str, delay: Duration, *, every: Duration = "100 ms", name: str | None = None
     ) -> Stream:
-        """Take the event time of rows from ``column``: a timestamp, or integer milliseconds.
+        """Take the event time of rows from ``column``: a timestamp, or integer milliseconds. Rows pass unchanged.
 
-        ``delay``: maximum time that a row arrives behind a later one (``"10 seconds"``, ``"500 ms"``, or seconds).
+        ``delay``: maximum delay of a row behind a later one (``"10 seconds"``, ``"500 ms"``, or seconds).
+        ``every``: watermarks are multiples of this; it is the maximum delay that this adds to windows.
 
-        Rows pass unchanged. Each subtask follows the latest row that it has read. After an exchange the minimum of all
-        subtasks counts, so that a subtask without rows holds back event time. Rows later than the delay are counted in
-        the metric ``late_rows`` (see ``tumbling_window``). Watermarks are multiples of ``every``, which is the maximum
-        delay that this adds to windows.
+        A subtask's watermark follows the latest row that it has read. After an exchange the minimum over all subtasks
+        counts, so that a subtask without rows holds back event time. Rows later than ``delay`` are counted in the
+        metric ``late_rows`` (see ``tumbling_window``).
         """
         name = self._env.name_for("with_watermark", name)
         delay_ms = duration_ms(delay, f"operator {name!r}: the delay")
@@ -124,10 +120,9 @@ class Stream:
         return self._then(WithWatermark(name, column, delay_ms, every_ms))
 
     def throttle(self, rows_per_s: float) -> Stream:
-        """Pace the source so that this many rows per second, over all subtasks, leave this operator.
+        """Pace the source so that at most ``rows_per_s``, over all subtasks, leave this operator.
 
-        It must be fused with its source: no ``key_by`` or ``union`` in between. Raises ``ConfigurationError``
-        otherwise.
+        Raises ``ConfigurationError`` unless it is fused with its source (without ``key_by`` or ``union`` in between).
         """
         if isinstance(rows_per_s, bool) or not isinstance(rows_per_s, int | float) or not 0 < rows_per_s < 1e12:
             raise ConfigurationError(f"rows_per_s must be a positive number, not {rows_per_s!r}")
@@ -138,9 +133,9 @@ class Stream:
         """Merge this stream and ``others``, which must have the same columns, into one stream.
 
         Rows of one stream keep their order; rows of different streams arrive in any order. A stream that is given twice
-        contributes its rows twice. With ``key_by`` next, the rows of each stream go directly to the subtask of their
-        key. Otherwise subtask *i* of the union takes the rows of the streams' subtasks *i*, and ``name`` names it.
-        Raises ``ConfigurationError`` for streams of other environments or with other columns.
+        contributes its rows twice. A ``key_by`` directly after it sends each stream's rows to the subtask of their key.
+        Otherwise subtask *i* of the union, called ``name``, takes the rows of the streams' subtasks *i*. Raises
+        ``ConfigurationError`` for streams of other environments or with other columns.
         """
         for other in others:
             if not isinstance(other, Stream):
@@ -153,10 +148,10 @@ class Stream:
         return _UnitedStream(self._env, origins, schema, self._env.name_for("union", name))
 
     def iterate(self, body: Callable[[Stream], tuple[Stream, Stream]], *, name: str | None = None) -> Stream:
-        """A loop: ``body(rows)`` draws what happens to the rows of this stream, and to those that are fed back.
+        """A loop: ``body(rows)`` draws the operators for the rows of this stream and those fed back.
 
-        It returns two streams made from ``rows``: ``(feedback, output)``. The rows of ``feedback``, which must have the
-        columns of this stream, enter ``rows`` again; ``iterate`` returns ``output``::
+        ``body`` returns two streams made from ``rows``: ``(feedback, output)``. The rows of ``feedback``, which must
+        have the columns of this stream, enter ``rows`` again; ``iterate`` returns ``output``::
 
             def halve(rows):
                 halves = rows.map(lambda row: row.n // 2, schema="n long")
@@ -175,12 +170,12 @@ class Stream:
         return close_loop(self._env.graph, rows, body(rows))
 
     def deduplicate(self, *columns: str, ttl: Duration | None = None, name: str | None = None) -> Stream:
-        """The first row for each value of ``columns``, for example the ID of an event that its producer may repeat;
-        columnar.
+        """The first row for each value of ``columns``, for example the ID of an event that its producer may repeat.
 
-        ``ttl`` (``"10 minutes"``, or seconds): how long further rows are dropped after the one that was kept. The
-        first row at or after that time is kept, and starts it again. It is processing time, and logged, so that a
-        failover changes nothing. Without ``ttl`` the state grows with every new value. Nulls are equal to each other.
+        ``ttl``: time for which further rows are dropped after a kept one (``"10 minutes"``, or seconds). The first row
+        at or after its end is kept, and restarts it. ``None``: for ever; the state then grows with every new value.
+
+        The time is processing time, and logged, so that a failover changes nothing. Nulls are equal to each other.
         """
         ttl_ms = None if ttl is None else duration_ms(ttl, "deduplicate: ttl", least=1)
         return self.key_by(*columns)._then(Deduplicate(self._env.name_for("deduplicate", name), columns, ttl_ms))
@@ -193,8 +188,7 @@ class Stream:
         return KeyedStream(self, columns)
 
     def gather(self) -> KeyedStream:
-        """Send all rows to one subtask, as if they had the same key. For results over the whole stream, such as
-        ``gather().count()``, the running count of all rows.
+        """Send all rows to one subtask, as if they had the same key: ``gather().count()`` counts all rows.
 
         One subtask runs the next operator and all operators fused with it, so more slots do not make it faster.
         Rows of different subtasks arrive in any order; a failure does not change the order afterwards.
@@ -202,9 +196,7 @@ class Stream:
         return KeyedStream(self, ())
 
     def total(self, column: str, *, output: str = "total", name: str | None = None) -> Stream:
-        """Adds the running sum of ``column`` over all rows of the stream; see ``KeyedStream.sum``. One subtask does it:
-        see ``gather``.
-        """
+        """Adds the running sum of ``column`` over all rows, in one subtask; see ``KeyedStream.sum`` and ``gather``."""
         return self.gather()._then(Sum(self._env.name_for("total", name), (), column, output))
 
     def _sink(self, sink: Sink) -> str:
@@ -213,15 +205,15 @@ class Stream:
         return sink.name
 
     def to_parquet(self, path: str | os.PathLike[str], *, name: str | None = None) -> str:
-        """Exactly-once Parquet files in directory ``path``; returns the sink's name.
+        """Exactly-once Parquet files in directory ``path``, which must not hold data; returns the sink's name.
 
         When a checkpoint completes, all rows that it covers become visible at once to ``spark.read.parquet(path)`` and
-        ``spark.readStream``. The directory must not hold data.
+        ``spark.readStream``.
         """
         return self._sink(ParquetSink(self._env.name_for("parquet", name), absolute(os.fspath(path))))
 
     def to_text(self, path: str | os.PathLike[str], *, separator: str = "\t", name: str | None = None) -> str:
-        """As ``to_parquet``, lines of text with columns joined by ``separator``."""
+        """As ``to_parquet``, as lines of text with columns joined by ``separator``."""
         return self._sink(TextSink(self._env.name_for("text", name), absolute(os.fspath(path)), separator))
 
     def collect(self, *, name: str | None = None) -> str:
@@ -229,7 +221,7 @@ class Stream:
         return self._sink(CollectSink(self._env.name_for("collect", name)))
 
     def discard(self, *, name: str | None = None) -> str:
-        """Produce and count the rows, store nothing; for benchmarks."""
+        """Count the rows without storing them; for benchmarks."""
         return self._sink(DiscardSink(self._env.name_for("discard", name)))
 
 
@@ -259,7 +251,7 @@ class _UnitedStream(Stream):
 
 @names_callers_line
 class KeyedStream:
-    """A stream partitioned by key; its operators keep state per key. Without ``keys`` one subtask gets all rows."""
+    """A stream partitioned by key, whose operators keep state per key. Without ``keys`` one subtask gets all rows."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
         self._stream = stream
@@ -269,7 +261,7 @@ class KeyedStream:
 
     def __repr__(self) -> str:
         by = ", ".join(self.keys) if self.keys else "all rows together"
-        return f"<KeyedStream {self._stream.name!r} by {by}: {_columns(self.schema)}>"
+        return f"<KeyedStream {self._stream.name!r} by {by}: {columns_text(self.schema)}>"
 
     def _then(self, operator: Operator) -> Stream:
         return self._stream._exchanged(operator, self.keys, "hash" if self.keys else "gather")
@@ -281,8 +273,8 @@ class KeyedStream:
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
         """Adds the running sum of ``column`` for the row's key, columnar; null while all values were null.
 
-        Integers are summed as int64, floating point as float64, ``decimal(p, s)`` as ``decimal(p + 10, s)`` of at most
-        38 digits; a sum beyond that range fails the job with ``UserFunctionError``.
+        Integers are summed as int64, floating point as float64, ``decimal(p, s)`` as ``decimal(p + 10, s)`` with a
+        maximum of 38 digits. A sum beyond that range fails the job with ``UserFunctionError``.
         """
         return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
 
@@ -298,11 +290,13 @@ class KeyedStream:
     ) -> Stream:
         """The ``k`` items of each key with the largest values (``ascending``: the smallest), kept up to date.
 
-        ``by``: the column with the current value of a row's item. ``item``: the column that identifies the item.
+        ``by``: the column with the current value of a row's item.
+        ``item``: the column that identifies the item.
+        ``output``: the column of the rank, from 1.
 
-        Each row replaces the value of its item. The output has one row for each rank that changes: key columns,
-        ``rank`` from 1, item, value. The last row for each key and rank is the ranking. Among equal values the one
-        reached first ranks first. A null value removes the item; a rank without an item has nulls.
+        Each row replaces the value of its item. The output has one row for each rank that changes: key columns, rank,
+        item, value. The last row for each key and rank is the ranking. Among equal values the one reached first ranks
+        first. A null value removes the item; a rank without an item has nulls.
 
         Only ``k`` items per key are kept. So the result is exact as long as values never get worse, as with counts:
         ``key_by("word").count().gather().top(10, by="count", item="word")``; see ``flinkplus.operators.keyed.top``.
@@ -310,7 +304,7 @@ class KeyedStream:
         return self._then(Top(self._env.name_for("top", name), self.keys, k, by, item, ascending, output))
 
     def reduce(self, function: Callable[[Any, Any], Any], *, name: str | None = None) -> Stream:
-        """For each row the reduction of all rows of its key so far: ``function(so_far, row)`` returns a row."""
+        """For each row the reduction of its key's rows up to it: ``function(so_far, row)`` returns a row."""
         return self._then(Reduce(self._env.name_for("reduce", name), self.keys, function))
 
     def process(
@@ -324,8 +318,7 @@ class KeyedStream:
         """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state.
 
         ``ctx.event_timer(at)`` sets a timer: ``on_timer(key, at_ms, ctx)`` is called when event time reaches ``at``.
-        This needs ``with_watermark`` before. ``ctx.watermark`` is the current event time in milliseconds (``None``: not
-        known yet).
+        This needs ``with_watermark`` before. ``ctx.watermark`` is event time in milliseconds (``None``: still unknown).
         """
         name = self._env.name_for("process", name)
         if on_timer is not None:
@@ -348,10 +341,10 @@ class KeyedStream:
 
         ``left_time``, ``right_time``: the columns with the event times. Both streams need ``with_watermark`` before.
         ``lower``, ``upper``: bounds of right time minus left time, inclusive (``"-5 seconds"``, ``"5 seconds"``).
+        ``left_prefix``, ``right_prefix``: prefixes for columns that both sides have, except for keys.
 
-        The output has the columns of both sides. Keys with the same name appear once; other columns with the same name
-        get the prefix of their side. A row before the watermark is dropped, and counted in the metric ``late_rows``.
-        Raises ``ConfigurationError`` for keys of different types.
+        The output has the columns of both sides; keys with the same name appear once. A row before the watermark is
+        dropped, and counted in the metric ``late_rows``. Raises ``ConfigurationError`` for keys of different types.
         """
         name = self._env.name_for("interval_join", name)
         if not isinstance(other, KeyedStream):
@@ -379,9 +372,9 @@ class KeyedStream:
         return Stream(self._env, node, schema)
 
     def tumbling_window(self, column: str, size: Duration) -> WindowedStream:
-        """Windows of event time.
+        """Windows of event time; the stream needs ``with_watermark`` before.
 
-        ``column``: has the event time; the stream needs ``with_watermark`` before.
+        ``column``: the column with the event time.
         ``size``: length of a window (``"10 seconds"``).
 
         A row whose window was already emitted is dropped, and counted in the metric ``late_rows``.
@@ -397,7 +390,7 @@ class KeyedStream:
 class WindowedStream:
     """Windows of a keyed stream. Each emits one row per key when the watermark passes its end.
 
-    The row has the key columns, ``window_start``, ``window_end``, and the results of the method called here.
+    The row has the key columns, ``window_start``, ``window_end``, and the aggregates.
     """
 
     def __init__(self, stream: KeyedStream, column: str, size_ms: int) -> None:
@@ -409,13 +402,11 @@ class WindowedStream:
         return f"<WindowedStream of {self._size_ms} ms of {self._column!r} over {self._stream!r}>"
 
     def count(self, *, output: str = "count", name: str | None = None) -> Stream:
-        """The number of rows."""
+        """The number of rows of each key and window."""
         return self._aggregated("count", name, Aggregate(output, "count"))
 
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
-        """The sum of ``column``; a null adds nothing, and the sum of nulls alone is null. Types as in
-        ``KeyedStream.sum``.
-        """
+        """The sum of ``column``, ignoring nulls; null when all are null. Types as in ``KeyedStream.sum``."""
         return self._aggregated("sum", name, Aggregate(output, "sum", column))
 
     def aggregate(self, *, name: str | None = None, **outputs: str | tuple[str, str]) -> Stream:

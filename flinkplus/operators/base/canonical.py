@@ -1,20 +1,19 @@
-"""The one form of a record batch: equal batches have equal bytes in it, however they were built.
+"""The canonical form of a record batch: equal batches have equal bytes in it, however they were built.
 
-What is sent, and what is handed over within a slot, is in this form. So its digest depends on the rows only, and a
-subtask takes the same whether its neighbour is in its slot or not.
+Batches that are sent, and those handed over within a slot, are in this form. So a batch's digest depends on its rows
+only, and a subtask receives the same batch whether its neighbour is in its slot or not.
 
 Rules:
 
-- the rows and the schema stay, except for dictionary-encoded columns of small batches: these come back plain;
-- there is nothing behind the last row, nothing under a null, and no validity where nothing is null. (What stands before
-  the first row is left out of whatever is made of it anyway.)
+- the rows and the schema stay, except for dictionary-encoded columns of small batches, which become plain;
+- buffers end with the last row, have zeros or nothing under a null, and have no validity where no value is null (bytes
+  before the first row may stay: whatever is made of the batch leaves them out);
 - numbers keep their bits: ``0.0`` and ``-0.0``, and NaNs of different bits, are different;
-- a dictionary-encoded column of a large batch keeps its dictionary, with the order it has: it follows from the rows,
-  too, since operators are deterministic, and finding it out again would cost many times what a digest does;
-- list views, unions and run-end-encoded columns are left as they are: an invisible difference there may cost a
-  rollback.
+- a dictionary-encoded column of a large batch keeps its dictionary and its order: both follow from the rows, since
+  operators are deterministic, and recomputing them would cost many times what a digest does;
+- list views, unions and run-end-encoded columns are unchanged: an invisible difference there may cost a rollback.
 
-Nothing is copied that is in this form already, or only has to be cut.
+A column that is already in this form is not copied; one that is only too long is sliced.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ from flinkplus.operators.base.columns import SMALL_ROWS, SchemaMemo, decoded, fi
 Form = Callable[[pa.Array], pa.Array]
 Bits = npt.NDArray[np.bool_]
 Rebuild = Callable[[pa.Array, Bits | None], pa.Array]
-"""Rebuilds an array, row by row. The second argument: rows that are under a null of what the array is in, and become
-nulls themselves, where they can."""
+"""Rebuilds an array, row by row. The second argument marks rows under a null of the enclosing array, which become nulls
+where the field is nullable.
+"""
 Parts = tuple[list[pa.Buffer | None], list[pa.Array] | None]
-"""An array's buffers behind its validity, and its children."""
+"""An array's buffers except for its validity, and its children."""
 Make = Callable[[pa.Array, Bits | None], Parts]
-"""Rebuilds the values of an array, with nothing where it has nulls."""
+"""Rebuilds the values of an array, empty or zero where it has nulls."""
 
 _TEXT = {pa.string(): 4, pa.binary(): 4, pa.large_string(): 8, pa.large_binary(): 8}
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -45,7 +45,7 @@ _OFFSET = {4: (struct.Struct("<i"), np.int32), 8: (struct.Struct("<q"), np.int64
 
 
 def canonical(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """``batch`` in that form."""
+    """``batch`` in the canonical form."""
     if batch.num_rows <= SMALL_ROWS:
         small = decoded(batch)
         batch = _ordered(batch) if small is None else small
@@ -59,7 +59,7 @@ def canonical(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _ordered(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A small batch that cannot be plain: with the dictionaries that follow from its rows."""
+    """A small batch that cannot be decoded, with dictionaries in the order of its rows."""
     columns = [first_seen(column) if isinstance(column, pa.DictionaryArray) else column for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
@@ -68,7 +68,7 @@ _forms_of = SchemaMemo(lambda schema: [_form_of(field.type) for field in schema]
 
 
 def _form_of(dtype: pa.DataType) -> Form:
-    """What brings a column of this type into its form."""
+    """The conversion of columns of this type."""
     if _is_fixed(dtype):
         return _fixed(dtype, dtype.byte_width)
     if dtype in _TEXT:
@@ -80,9 +80,9 @@ def _form_of(dtype: pa.DataType) -> Form:
 
 
 def is_cut_by_writing(dtype: pa.DataType) -> bool:
-    """Whether a column of this type, without nulls, is written as an Arrow IPC message in the same bytes before it is
-    brought into its form and after. To write it cuts off what stands before its rows, and what stands behind them but
-    for the rest of eight bytes."""
+    """Whether Arrow IPC writes a column of this type, without nulls, as the same bytes before and after ``canonical``.
+    Writing cuts off the bytes before its rows, and those after them up to a multiple of eight bytes.
+    """
     return _is_fixed(dtype) and dtype.byte_width % 8 == 0
 
 
@@ -143,7 +143,7 @@ def _dictionary(dtype: pa.DictionaryType) -> Form:
 
 
 def _rebuild(dtype: pa.DataType, nullable: bool = True) -> Rebuild:
-    """For arrays of this type. Where a field is not ``nullable``, what is hidden becomes nothing, but no null."""
+    """The conversion of arrays of this type. A hidden value of a field that is not ``nullable`` becomes empty or zero."""
     if isinstance(dtype, pa.BaseExtensionType):
         stored = _rebuild(dtype.storage_type, nullable)
         return lambda column, hidden: pa.ExtensionArray.from_storage(dtype, stored(column.storage, hidden))
@@ -240,8 +240,8 @@ def _numbers(width: int) -> Make:
 
 
 def _spans(column: pa.Array, width: int, nulls: Bits | None) -> tuple[pa.Buffer, int, int, Bits | None]:
-    """Of texts or lists that lie one behind the other: their offsets from 0, with none of a null; where their content
-    begins and ends; and which of it is kept (``None``: all).
+    """For consecutive texts or lists: offsets from 0 (nulls are empty), first and end of their content, kept part
+    (``None``: all).
     """
     rows, number = len(column), _OFFSET[width][1]
     if not rows:

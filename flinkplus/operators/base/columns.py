@@ -1,7 +1,7 @@
-"""Small things done to record batches: decode, compact, cut.
+"""Helpers for record batches: decode, compact, cut, merge.
 
-A column may travel dictionary-encoded (see ``flinkplus.operators.base.operator``); these functions are where that is
-undone or tidied. All of them keep the rows and their order, and copy nothing that can be shared.
+A column may travel dictionary-encoded (see ``flinkplus.operators.base.operator``); these functions decode or tidy it.
+All of them keep the rows and their order, and share memory where they can.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import pyarrow as pa
 from flinkplus.operators.base.operator import MAX_OUTPUT_ROWS
 
 SMALL_ROWS = 512
-"""Batches of at most this many rows are plain: sharing repeated values costs more there than it saves."""
+"""Maximum rows of a small batch, which is plain: sharing repeated values costs more there than it saves."""
 MAX_DECODED_BYTES = 1 << 20
-"""A column is decoded for being in a small batch only when it is not larger than this then."""
+"""Maximum size of a decoded column of a small batch; a larger one stays encoded."""
 REMEMBERED_SCHEMAS = 16
 
 Value = TypeVar("Value")
 
 
 class SchemaMemo(Generic[Value]):
-    """``make(schema)``, kept for the last few schemas: to compare schemas costs less than to ask one anything."""
+    """Caches ``make(schema)`` for the last few schemas: comparing schemas is cheaper than inspecting one."""
 
     def __init__(self, make: Callable[[pa.Schema], Value]) -> None:
         self._make = make
@@ -43,7 +43,7 @@ class SchemaMemo(Generic[Value]):
 
 
 def holds_dictionary(dtype: pa.DataType) -> bool:
-    """Whether a type is dictionary-encoded, or something within it."""
+    """Whether a type, or a type within it, is dictionary-encoded."""
     inner = [dtype.field(i).type for i in range(dtype.num_fields)]
     return pa.types.is_dictionary(dtype) or any(holds_dictionary(part) for part in inner)
 
@@ -60,8 +60,8 @@ _has_dictionaries = SchemaMemo(lambda schema: any(pa.types.is_dictionary(field.t
 
 
 def decoded(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """``batch`` with plain columns only; ``None`` when one of them would be larger than ``MAX_DECODED_BYTES`` for
-    that, or holds a dictionary deeper inside.
+    """``batch`` with plain columns only; ``None`` when a column would exceed ``MAX_DECODED_BYTES``, or has a nested
+    dictionary.
     """
     schema = _decoded_schema_of(batch.schema)
     if schema is None:
@@ -78,7 +78,9 @@ def decoded(batch: pa.RecordBatch) -> pa.RecordBatch | None:
 
 
 def _decodes_small(column: pa.DictionaryArray) -> bool:
-    """Whether it does for sure; that follows from the values, however large the dictionary is that they are in."""
+    """Whether it stays within the limit for sure, judged by the values alone: the size of its dictionary does not
+    count.
+    """
     dtype = column.type.value_type
     if pa.types.is_primitive(dtype) or pa.types.is_decimal(dtype) or pa.types.is_fixed_size_binary(dtype):
         return True
@@ -87,7 +89,7 @@ def _decodes_small(column: pa.DictionaryArray) -> bool:
 
 
 def _content_bytes(values: pa.Array) -> int:
-    """Bytes of the texts; of other values, about the bytes that they take."""
+    """Bytes of the texts; for other values the approximate size."""
     if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
         if not len(values):
             return 0
@@ -100,7 +102,7 @@ def merge(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """The rows of ``batches`` (at least one), in order, as one batch.
 
     The batches have the same logical schema. A column that is dictionary-encoded in any of them is so in the result;
-    its dictionaries are united. The rows are copied, so keep it to batches that are small together.
+    its dictionaries are united. The rows are copied, so use it for batches that are small together.
     """
     if len(batches) == 1:
         return batches[0]
@@ -142,11 +144,11 @@ def _unitable(array: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """``batch`` with exactly the types of ``schema``, which are plain as a rule, for user functions and files. Of a
-    column that ``schema`` wants dictionary-encoded, the dictionary follows from the rows (``first_seen``).
+    """``batch`` with exactly the types of ``schema``, for user functions and files.
 
-    Columns are taken by position; names and types become those of ``schema``. Raises ``pa.ArrowInvalid`` when a
-    column cannot be cast without loss, ``ValueError`` when there are more or fewer columns.
+    Columns are taken by position; names and types become those of ``schema``. A column that ``schema`` declares
+    dictionary-encoded gets the dictionary of ``first_seen``. Raises ``pa.ArrowInvalid`` when a column cannot be cast
+    without loss, ``ValueError`` when there are more or fewer columns.
     """
     if batch.num_columns != len(schema):
         raise ValueError(f"a batch of columns {batch.schema.names} does not fit the schema {schema.names}")
@@ -157,7 +159,7 @@ def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def plain_array(array: pa.Array, dtype: pa.DataType) -> pa.Array:
-    """``array`` as ``dtype``, decoded when it is dictionary-encoded and shall not be."""
+    """``array`` as ``dtype``, decoded when only ``array`` is dictionary-encoded."""
     if isinstance(array, pa.DictionaryArray):
         if array.type == dtype:
             return first_seen(array)
@@ -166,19 +168,19 @@ def plain_array(array: pa.Array, dtype: pa.DataType) -> pa.Array:
 
 
 def cut(batch: pa.RecordBatch, max_rows: int = MAX_OUTPUT_ROWS) -> Iterator[pa.RecordBatch]:
-    """``batch`` in pieces of at most ``max_rows`` rows; nothing when it is empty."""
+    """``batch`` in pieces of at most ``max_rows`` rows; no piece when it is empty."""
     for start in range(0, batch.num_rows, max_rows):
         yield batch.slice(start, max_rows)
 
 
 def dictionary_array(codes: npt.NDArray[np.int32], dictionary: pa.Array) -> pa.DictionaryArray:
-    """``dictionary[code]`` for each code; that the codes are positions in it is not checked."""
+    """``dictionary[code]`` for each code; codes are not checked."""
     return pa.DictionaryArray.from_arrays(pa.array(codes), dictionary, safe=False)
 
 
 def compact(array: pa.Array) -> pa.Array:
-    """A dictionary-encoded array with int32 codes, one of them for null where there are nulls, and no entry in its
-    dictionary that no row uses; any other array as it is.
+    """A dictionary-encoded array without unused entries, with int32 codes (nulls have a code of their own); others
+    unchanged.
 
     The dictionary may hold equal values twice when the array's did; then they have different codes.
     """
@@ -201,8 +203,8 @@ def compact(array: pa.Array) -> pa.Array:
 
 
 def first_seen(array: pa.DictionaryArray) -> pa.DictionaryArray:
-    """The same values, with the dictionary that follows from them: no value twice, none that no row uses, in the order
-    in which the rows use them first; nulls are among the codes.
+    """The same values, with a dictionary of the distinct values in use, in order of first use; nulls are among the
+    codes.
     """
     dtype, codes, dictionary = array.type, array.indices, array.dictionary
     with contextlib.suppress(

@@ -1,12 +1,12 @@
-"""Decimals as whole numbers: what is summed, compared and hashed is the *unscaled* value, which is exact.
+"""Decimals as integers: sums, comparisons and hashes use the *unscaled* value, which is exact.
 
-A decimal of scale 2 that is 12.30 has the unscaled value 1230. Arrow keeps it in 16 bytes; a
-``decimal32`` or ``decimal64`` is widened to that, and narrowed again for the result.
+The decimal 12.30 of scale 2 has the unscaled value 1230. Arrow keeps it in 16 bytes; a ``decimal32`` or ``decimal64``
+is widened to that, and narrowed again for the result.
 
 Rules, which are Spark SQL's:
 
-- the sum of ``decimal(p, s)`` is a ``decimal(p + 10, s)``, and the mean a ``decimal(p + 4, s + 4)``; neither has more
-  than 38 digits;
+- the sum of ``decimal(p, s)`` is a ``decimal(p + 10, s)``, and the mean a ``decimal(p + 4, s + 4)``, of at most 38
+  digits;
 - a result with more digits than its type has is an ``OverflowError``; means are rounded half up.
 """
 
@@ -85,7 +85,7 @@ def from_unscaled(values: Sequence[Any] | np.ndarray, dtype: pa.DataType, null: 
 
 
 def ordered_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
-    """16 bytes for each decimal, in the order of the values; any for a null."""
+    """16 bytes for each decimal, in the order of the values; arbitrary for a null."""
     low, high = _words(array)
     words = np.empty((len(array), _WORDS), ">u8")
     words[:, 0] = high.astype(np.int64).view(np.uint64) ^ np.uint64(1 << (_WORD_BITS - 1))

@@ -8,17 +8,23 @@ from decimal import Decimal
 from flinkplus.errors import ConfigurationError
 
 MAX_TIME_MS = 1 << 52
-"""Times and durations are at most so far from 0 (140,000 years): in microseconds they fit 64 bits as well."""
+"""Maximum distance of times from 0, and maximum duration (140,000 years): in microseconds they fit 64 bits as well."""
 _UNITS_MS = {"ms": 1, "millisecond": 1, "s": 1000, "second": 1000, "min": 60_000, "minute": 60_000}
 _UNITS_MS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
 _DURATION = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+?)(s?)\s*$", re.IGNORECASE)
 
 Duration = str | int | float
-"""As users write it: text with a unit, or seconds."""
+"""Text with a unit, or a number of seconds."""
 
 
 def duration_ms(duration: Duration, what: str, *, least: int | None = 0) -> int:
-    """Whole milliseconds. Raises ``ConfigurationError`` naming ``what`` when it is none, or is below ``least`` ms."""
+    """``duration`` in whole milliseconds.
+
+    ``what``: the name of the setting, for errors.
+    ``least``: minimum in ms; ``None``: no minimum.
+
+    Raises ``ConfigurationError`` for anything else.
+    """
     value: Decimal | None = None
     if isinstance(duration, str):
         match = _DURATION.match(duration)

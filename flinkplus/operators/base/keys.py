@@ -1,18 +1,21 @@
-"""Keys of record batches: what a key is in bytes, how it is hashed, and how a batch is split by it.
+"""Keys of record batches: their bytes, their hash, and how a batch is split by key.
 
 Rules:
 
-- A batch's rows are coded: ``codes[row]`` is the number of the row's key among the distinct keys of the batch. The
-  costly work (bytes, hash, state look-up) is done once for each distinct key; everything for each row is an array
-  operation.
-- The bytes of a key are part of the state's format on disk, so they never change: one string column: its UTF-8, null
-  is ``FF`` (never valid UTF-8); one binary column: itself, with one more ``FF`` in front where it begins with ``FF``,
-  null is ``FF``; a boolean, number, date or time: 8 bytes, big endian, in the values' order, null is empty; a decimal:
-  the same in 16 bytes; several columns: for each ``00`` when null, else ``01``, four bytes of length, and the bytes
-  above; no column: empty, the one key that all rows have. As keys ``-0.0 == 0.0`` and ``NaN == NaN``. A null is a key
-  of its own.
-- The hash depends on nothing but the key's bytes: no seed, the same on every machine and in every version, for
-  routing must agree between all slots and over a restore.
+- A batch's rows are coded: ``codes[row]`` is the number of the row's key among the batch's distinct keys. The costly
+  work (bytes, hash, state look-up) is done once for each distinct key; all work for each row is an array operation.
+- The bytes of a key are part of the state's format on disk, so they never change:
+
+  - one string column: its UTF-8; null is ``FF`` (never valid UTF-8);
+  - one binary column: its bytes, with a further ``FF`` in front where it begins with ``FF``; null is ``FF``;
+  - one boolean, number, date or time: 8 bytes, big endian, in the order of the values; null is empty;
+  - one decimal: the same in 16 bytes;
+  - several columns: for each ``00`` when null, otherwise ``01``, four bytes of length, and the bytes above;
+  - no column: empty, the one key of all rows.
+
+- As keys ``-0.0 == 0.0`` and ``NaN == NaN``. A null is a key of its own.
+- The hash depends on the key's bytes only. It has no seed, and is the same on every machine and in every version: all
+  slots must route alike, also after a restore.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ _PLAIN_NUMBERS: dict[pa.DataType, type[np.signedinteger]] = {
     **dict.fromkeys((pa.int32(), pa.date32()), np.int32),
     **dict.fromkeys((pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC")), np.int64),
 }
-"""Types whose values are signed numbers, as they are kept."""
+"""Types whose values are stored as signed integers."""
 _TEXT_TYPES = frozenset(dtype.id for dtype in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()))
 
 
@@ -57,10 +60,11 @@ _TEXT_TYPES = frozenset(dtype.id for dtype in (pa.string(), pa.large_string(), p
 class KeyCodes:
     """The keys of one batch.
 
-    ``codes``: int32 per row. ``encoded``: binary array, the bytes of key ``code`` at position ``code``; each is used
-    by some row. ``column``: for a single column that column, with these codes, else ``None``. ``distinct``: whether it
-    is known that no two codes have the same key (a dictionary that came from elsewhere is not searched for repetitions;
-    see ``made_distinct``).
+    ``codes``: int32 per row.
+    ``encoded``: binary array, the bytes of each code's key; every code is used by some row.
+    ``column``: the key column with these codes, if it is a single one; otherwise ``None``.
+    ``distinct``: whether no two codes have the same key for sure (dictionaries from elsewhere are not searched for
+    repetitions; see ``made_distinct``).
     """
 
     codes: npt.NDArray[np.int32]
@@ -70,7 +74,6 @@ class KeyCodes:
 
     @property
     def keys(self) -> list[bytes]:
-        """The bytes of each key."""
         keys: list[bytes] = self.encoded.to_numpy(zero_copy_only=False).tolist()  # much faster than slicing in Python
         return keys
 
@@ -80,7 +83,7 @@ class KeyCodes:
         return self.column is not None and _is_text(self.column.dictionary.type)
 
     def made_distinct(self) -> KeyCodes:
-        """The same rows with equal keys under one code."""
+        """The same rows with one code for each key."""
         if self.distinct:
             return self
         again = self.encoded.dictionary_encode()
@@ -91,7 +94,7 @@ class KeyCodes:
         return KeyCodes(codes, again.dictionary, column, True)
 
     def first_rows(self) -> npt.NDArray[np.int64]:
-        """For each code the first row that has it."""
+        """The first row of each code."""
         return _first_positions(self.codes, len(self.encoded))
 
 
@@ -102,7 +105,7 @@ def _first_positions(codes: npt.NDArray[np.int32], count: int) -> npt.NDArray[np
 
 
 def check_key_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Raises ``ConfigurationError`` when a column is missing, twice, or of a type that cannot be a key."""
+    """Raises ``ConfigurationError`` when a column is missing, repeated, or of a type that cannot be a key."""
     if len(set(columns)) != len(columns):
         raise ConfigurationError(f"key columns {list(columns)} name a column twice")
     for column in columns:
@@ -133,7 +136,7 @@ def _is_fixed(dtype: pa.DataType) -> bool:
 
 
 def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
-    """The keys of a batch. A dictionary-encoded key column is taken as it is, without encoding it again.
+    """The keys of a batch. A dictionary-encoded key column is used without encoding it again.
 
     Raises ``ConfigurationError`` as ``check_key_columns`` does for a type that cannot be a key.
     """
@@ -162,8 +165,8 @@ def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
 
 
 def row_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
-    """The bytes of the key of each row, the same as those of ``encode_keys``: for a small batch, where it is cheaper
-    to do everything once for each row than to find the distinct keys.
+    """The bytes of each row's key, as ``encode_keys`` has them; cheaper for a small batch than finding its distinct
+    keys.
     """
     parts = [_decoded_column(batch.column(column)) for column in columns]
     if not parts:
@@ -234,7 +237,7 @@ def _encode_text(values: pa.Array) -> pa.BinaryArray:
 
 
 def _ordered_numbers(values: pa.Array) -> npt.NDArray[np.uint64]:
-    """Unsigned 64-bit numbers in the order of the values; anything for a null."""
+    """Unsigned 64-bit numbers in the order of the values; arbitrary for a null."""
     dtype = values.type
     if pa.types.is_floating(dtype):
         numbers = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
@@ -250,7 +253,7 @@ def _ordered_numbers(values: pa.Array) -> npt.NDArray[np.uint64]:
 
 
 def _offsets_and_data(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets from 0 and exactly the bytes they point into."""
+    """Offsets from 0, and exactly the bytes that they point into."""
     if not len(array):
         return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
     _, offset_buffer, data_buffer = array.buffers()
@@ -264,8 +267,8 @@ def _offsets_and_data(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt
 def hash_keys(encoded: pa.BinaryArray) -> npt.NDArray[np.uint64]:
     """A stable 64-bit hash of each key: a polynomial over its bytes, then mixed so that every bit depends on all.
 
-    Keys longer than 4,096 bytes are replaced by their BLAKE2b digest first. Not meant to withstand keys made to
-    collide.
+    Keys longer than 4,096 bytes are first replaced by their BLAKE2b digest. It does not withstand deliberate
+    collisions.
     """
     offsets, data = _offsets_and_data(encoded)
     lengths = offsets[1:] - offsets[:-1]
@@ -301,10 +304,10 @@ class HashPartitioner:
         self.targets = targets
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-        """``(target, rows)`` for every target that gets rows, ascending; rows keep their order.
+        """``(target, rows)`` for each target with rows, ascending; rows keep their order.
 
-        Of a large batch a single string or binary key column leaves dictionary-encoded, each part with only the keys
-        it holds; a small batch leaves plain.
+        Small batches become plain. In a large one a single string or binary key column becomes dictionary-encoded, each
+        part with only its own keys.
         """
         if self.targets == 1 or not batch.num_rows:
             return [(0, batch)] if batch.num_rows else []
@@ -341,7 +344,7 @@ class HashPartitioner:
 
 
 def _bounds(targets: npt.NDArray[np.unsignedinteger], count: int) -> list[int]:
-    """Where the run of each of ``count`` targets begins when ``targets`` are sorted, and where the last one ends."""
+    """Where each of ``count`` targets begins in sorted ``targets``, and where the last one ends."""
     return [0, *accumulate(np.bincount(targets, minlength=count).tolist())]
 
 

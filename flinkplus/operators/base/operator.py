@@ -1,23 +1,24 @@
-"""What an operator is: a picklable descriptor in the graph and, per subtask, an instance turning batches into batches.
+"""The contract of operators: a picklable descriptor in the graph and, per subtask, an instance that turns batches into
+batches.
 
 Rules:
 
-- A descriptor (``Operator``) holds settings and user functions only. It travels to the slots by cloudpickle;
-  ``create`` makes the instance there. A descriptor is never changed after the graph is built.
-- An instance belongs to one subtask and is called from one thread at a time. Everything it emits comes out of
-  ``process`` and ``end`` as an iterable of record batches, lazily where a batch can explode, so that the caller may
-  wait for room in its output logs between two of them. **The caller must exhaust the iterable** before it takes the
-  next input or a snapshot.
+- A descriptor (``Operator``) holds settings and user functions only. It travels to the slots by cloudpickle; ``create``
+  makes the instance there. A descriptor never changes after the graph is built.
+- An instance belongs to one subtask and is called from one thread at a time. ``process``, ``on_watermark`` and ``end``
+  return its output as an iterable of record batches, lazily where a batch can explode, so that the caller can wait for
+  room in its output logs between two batches. **The caller must exhaust the iterable** before the next input or
+  snapshot.
 - Schemas are *logical*: ``output_schema`` names plain types, but a string or binary column of a batch may travel
   dictionary-encoded (``pa.DictionaryArray``). Built-in operators take both; ``flinkplus.operators.base.columns.plain``
   decodes.
-- No output batch is empty, and none is larger than about ``MAX_OUTPUT_ROWS`` rows unless its input was.
-- An instance is deterministic: the same state and the same input batches give the same output batches. The time of day
-  and random numbers come from ``OperatorContext`` alone.
-- Event time: a watermark *w* (milliseconds) says that no row before *w* will come any more. It rises from call to call
-  of ``on_watermark``; what an operator emits there comes before it. At the end of all input it is ``END_OF_TIME_MS``.
-- Keyed state goes through ``OperatorContext.state`` and is snapshotted by its owner, not by the operator.
-  ``snapshot`` is for the small rest (JSON), and is taken between two ``process`` calls.
+- Output batches are not empty, and have about ``MAX_OUTPUT_ROWS`` rows at most unless the input has more.
+- An instance is deterministic: the same state and input batches give the same output batches. Time of day and random
+  numbers come from ``OperatorContext`` alone.
+- Event time: a watermark *w* (milliseconds) says that no row before *w* will follow. It rises from call to call of
+  ``on_watermark``; the output of that call precedes it. At the end of all input it is ``END_OF_TIME_MS``.
+- Keyed state is accessed through ``OperatorContext.state``; its owner takes the snapshot, not the operator.
+  ``snapshot`` is for any other state (small, JSON), and is called between two ``process`` calls.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
-"""What may stand in a snapshot, a source position or a staged file's description."""
+"""Content of a snapshot, a source position or a staged file's description."""
 
 MAX_OUTPUT_ROWS = 65_536
 """Rows after which built-in operators cut their output into a further batch."""
@@ -63,7 +64,7 @@ R = TypeVar("R")
 
 
 class NumberStateLike(Protocol):
-    """Keyed numbers (``flinkplus.state.memtable.NumberState``): a key has a row, rows are gathered and scattered as
+    """Keyed numbers (``flinkplus.state.memtable.NumberState``): each key has a row; rows are read and written as
     arrays.
     """
 
@@ -77,11 +78,11 @@ class NumberStateLike(Protocol):
         """Set the values of distinct rows and mark them dirty."""
 
     def remove(self, idx: npt.NDArray[np.int64], /) -> None:
-        """The keys of distinct rows are absent from now on."""
+        """Remove the keys of distinct rows."""
 
 
 class ObjectStateLike(Protocol):
-    """Keyed objects (``flinkplus.state.memtable.ObjectState``); what is got is the caller's own."""
+    """Keyed objects (``flinkplus.state.memtable.ObjectState``); the caller owns what it gets."""
 
     def get_many(self, keys: list[bytes], /) -> list[Any]:
         """The value of each key, ``None`` where absent."""
@@ -90,17 +91,17 @@ class ObjectStateLike(Protocol):
         """Set the value of each key; ``None`` deletes it. The keys are distinct."""
 
     def delete_many(self, keys: list[bytes], /) -> None:
-        """Remove the keys; absent ones are no error."""
+        """Remove the keys; absent ones are ignored."""
 
 
 class KeyedState(Protocol):
-    """What a keyed operator asks of its subtask's state (``flinkplus.state.backend.SubtaskState``)."""
+    """What a keyed operator uses of its subtask's state (``flinkplus.state.backend.SubtaskState``)."""
 
     def number_state(self, name: str, dtype: Dtype, /) -> NumberStateLike:
-        """The numbers kept under ``name``; ``dtype`` is ``'int64'`` or ``'float64'``."""
+        """The numbers stored under ``name``; ``dtype``: ``'int64'`` or ``'float64'``."""
 
     def object_state(self, name: str, /) -> ObjectStateLike:
-        """The objects kept under ``name``."""
+        """The objects stored under ``name``."""
 
 
 def _outside_of_steps() -> NoReturn:
@@ -111,12 +112,14 @@ def _outside_of_steps() -> NoReturn:
 class OperatorContext:
     """What an instance knows of its place in the job.
 
-    ``subtask`` is the text used in errors (``count[1]``); ``input_schema`` is the logical schema of the batches that
-    ``process`` gets; ``state`` is ``None`` for a subtask without keyed state; ``metrics`` are running totals, read by
-    the slot at any time and restored with the state. ``now_ms`` gives the time of day of the step, ``rng`` the random
-    numbers of the step: both the same when a standby repeats it. An operator uses no other clock and no other
-    randomness. ``note_row`` (``None``: no need) notes the row that a user's function is about to get: set after the
-    loss of a process, so that an input that ends processes can be named.
+    ``subtask``: its name in errors (``count[1]``).
+    ``input_schema``: the logical schema of the input batches.
+    ``state``: ``None`` for a subtask without keyed state.
+    ``metrics``: running totals, read by the slot at any time and restored with the state.
+    ``now_ms``, ``rng``: time of day and random numbers of the step; a standby that repeats the step gets the same. An
+    operator uses no other clock and no other randomness.
+    ``note_row``: records the row that a user's function is about to get, so that an input that kills processes can be
+    named. Set after the loss of a process; otherwise ``None``.
     """
 
     operator: str
@@ -131,7 +134,7 @@ class OperatorContext:
     note_row: Callable[[object], None] | None = None
 
     def noted(self, rows: Iterable[R]) -> Iterable[R]:
-        """``rows``, each of them noted before it is handed on, where there is need."""
+        """``rows``, each recorded before it is yielded if ``note_row`` is set."""
         return rows if self.note_row is None else self._noting(rows, self.note_row)
 
     @staticmethod
@@ -141,13 +144,12 @@ class OperatorContext:
             yield row
 
     def keyed_state(self) -> KeyedState:
-        """``state``, for an operator that needs one. Raises ``InvariantViolation`` without state."""
+        """``state``, for an operator that needs it. Raises ``InvariantViolation`` without state."""
         if self.state is None:
             raise InvariantViolation(f"operator {self.operator!r}, subtask {self.subtask}: created without keyed state")
         return self.state
 
     def add(self, metric: str, amount: int) -> None:
-        """Add ``amount`` to a running total."""
         self.metrics[metric] = self.metrics.get(metric, 0) + amount
 
 
@@ -156,51 +158,55 @@ class OperatorInstance(ABC):
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        """Take one input batch; the returned iterable, exhausted, has done the work and given all its output."""
+        """Process one input batch; exhausting the returned iterable completes the work and gives all its output."""
 
     @property
     def behind_ms(self) -> int:
-        """By how much event times in the output may lie before the watermark of the input: so much later it goes on."""
+        """Maximum distance of output rows behind the input's watermark, in ms; the watermark is forwarded reduced by
+        it.
+        """
         return 0
 
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        """As ``process``, for the root of a vertex with several inputs: ``position`` tells which one, in the order in
-        which they were drawn. Overridden by who treats them differently; then no two inputs come in one batch.
+        """As ``process``, for the root of a vertex with several inputs.
+
+        ``position``: number of the input, in the order in which they were drawn. An operator that overrides this gets
+        no batch with rows of two inputs.
         """
         return self.process(batch)
 
     def on_watermark(self, watermark_ms: int) -> Iterable[pa.RecordBatch]:
-        """No row before this time will come any more; the iterable is as that of ``process``."""
+        """No row before this time will follow; the returned iterable is as that of ``process``."""
         return ()
 
     def end(self) -> Iterable[pa.RecordBatch]:
-        """All inputs have ended: give what is left."""
+        """All inputs have ended: emit the remaining output."""
         return ()
 
     def snapshot(self, checkpoint: int) -> JsonValue:
-        """What must be kept besides keyed state; ``None`` when there is nothing."""
+        """State to save besides keyed state; ``None`` for none."""
         return None
 
     def restore(self, state: JsonValue) -> None:
-        """Take back what ``snapshot`` gave; called once, before the first ``process``."""
+        """Restore the result of ``snapshot``; called once, before the first ``process``."""
         return None
 
     def checkpoint_complete(self, checkpoint: int) -> None:
-        """The checkpoint is complete, for the whole job."""
+        """The checkpoint is complete for the whole job."""
         return None
 
     def close(self) -> None:
-        """Give back what is held; called once, also after a failure."""
+        """Release resources; called once, also after a failure."""
         return None
 
 
 class WatermarkMaker(OperatorInstance):
-    """An operator that makes watermarks of its rows. Those of its input end here, except for the end of time."""
+    """An operator that makes watermarks from its rows. It ignores those of its input, except for the end of time."""
 
     @property
     @abstractmethod
     def watermark_ms(self) -> int | None:
-        """How far event time is, by the rows so far; asked for after each batch, and never goes back."""
+        """Event time by the rows so far, read after each batch; it never falls."""
 
 
 class Operator(ABC):
@@ -208,17 +214,17 @@ class Operator(ABC):
 
     name: str
     hears_watermarks = False
-    """Whether ``on_watermark`` does anything; where no operator does, no watermarks are sent."""
+    """Whether ``on_watermark`` has an effect; watermarks are sent only if it does for some operator."""
     several_schemas = False
-    """Whether its inputs have different schemas, which it then knows itself."""
+    """Whether its inputs have different schemas; the operator then knows them itself."""
     makes_watermarks = False
     """Whether its instances are ``WatermarkMaker``s."""
     stops_watermarks = False
-    """Whether event time ends here."""
+    """Whether watermarks end here."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns whose equal values must meet in one subtask, ``()`` when any partitioning will do."""
+        """The columns whose equal values must meet in one subtask; ``()`` when any partitioning will do."""
         return ()
 
     @property
@@ -228,15 +234,14 @@ class Operator(ABC):
 
     @property
     def holds_rows(self) -> bool:
-        """Whether a row may have an effect on the output in a later step than the one that took it."""
+        """Whether a row may affect the output in a later step than the one that processed it."""
         return False
 
     @abstractmethod
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The logical schema of the output for an input of ``schema``.
+        """The logical schema of the output for an input of ``schema``; called in the driver, before the job starts.
 
-        Raises ``ConfigurationError`` when the operator cannot work on such an input; called in the driver, before
-        anything runs.
+        Raises ``ConfigurationError`` when the operator does not support such an input.
         """
 
     @abstractmethod
@@ -246,7 +251,7 @@ class Operator(ABC):
 
 @dataclass(frozen=True)
 class KeyedOperator(Operator):
-    """An operator whose rows with equal ``keys`` meet in one subtask. Without ``keys`` all rows are of one key."""
+    """An operator whose rows with equal ``keys`` meet in one subtask. Without ``keys`` all rows have one key."""
 
     name: str
     keys: tuple[str, ...]

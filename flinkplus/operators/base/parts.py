@@ -1,15 +1,15 @@
-"""Batches of rows under a number (such as a window's start), kept as keyed state and merged as they become many.
+"""Batches of rows under a number (such as a window's start), stored as keyed state and merged as their number grows.
 
 Each *shelf* holds parts, record batches of one schema, oldest first. A new part is merged with those before it that are
-not twice as large, when there are enough of them, so that a shelf has few parts, and a row is merged a few times only
+at most twice as large, when there are enough of them. So a shelf has few parts, and each row is merged a few times only
 (O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree", 1996).
 
 Rules and invariants:
 
-- which parts there are depends on what was added alone, never on when snapshots are taken or what is in memory;
-- what is new is written to the state at a snapshot, or when memory holds ``MAX_WAITING_ROWS`` of it; of what the state
-  has, memory keeps ``kept_rows``, in the smallest parts, which are soon to be merged;
-- restoring reads the index that the snapshot holds, and nothing else.
+- the parts depend only on what was added, never on the times of snapshots or the content of memory;
+- new rows are written to the state at a snapshot, or when memory holds ``MAX_WAITING_ROWS`` of them; of the stored rows
+  memory keeps ``kept_rows``, in the smallest parts, which are merged next;
+- restoring reads only the index in the snapshot.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _NAME = struct.Struct(">qQ")
 
 @dataclass(slots=True)
 class Part:
-    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them. ``derived``: what was
-    made of them, kept as long.
+    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them.
+
+    ``derived``: a value computed from the rows, kept as long as ``batch``.
     """
 
     number: int
@@ -44,8 +45,8 @@ class Part:
 class Shelves:
     """All shelves of one operator in one subtask; ``merge`` makes one batch of several, in order.
 
-    ``together``: how many parts are merged at once, at least: many where parts are read once, few where they are looked
-    up all the time.
+    ``together``: minimum number of parts merged at once: high where parts are read once, low for frequent look-ups.
+    ``kept_rows``: maximum number of stored rows in memory (default ``KEPT_ROWS``).
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class Shelves:
         self._gone: list[bytes] = []
 
     def __iter__(self) -> Iterator[int]:
-        """The shelves there are, ascending."""
+        """The numbers of all shelves, ascending."""
         return iter(sorted(self._shelves))
 
     def __contains__(self, shelf: int) -> bool:
         return shelf in self._shelves
 
     def add(self, shelf: int, batch: pa.RecordBatch) -> None:
-        """Add a batch, which is not empty."""
+        """Add a batch, which must not be empty."""
         parts = self._shelves.setdefault(shelf, [])
         while True:
             first = len(parts)
@@ -111,7 +112,7 @@ class Shelves:
         return [read[part.number] if part.batch is None else part.batch for part in parts]
 
     def _keep(self, part: Part, batch: pa.RecordBatch) -> None:
-        """Keep what was read, if there is room."""
+        """Keep the rows of ``part`` in memory, if there is room."""
         if self._kept + part.rows <= self._kept_rows:
             part.batch = batch
             self._kept += part.rows
@@ -125,18 +126,18 @@ class Shelves:
                 self._waiting -= part.rows
 
     def take(self, shelf: int) -> pa.RecordBatch:
-        """All rows of a shelf as one batch; the shelf is gone then."""
+        """All rows of a shelf as one batch; removes the shelf."""
         parts = self._shelves[shelf]
         batch = self._merge(self._batches(shelf, parts)) if len(parts) > 1 else self._batches(shelf, parts)[0]
         self.drop(shelf)
         return batch
 
     def drop(self, shelf: int) -> None:
-        """A shelf is of no use any more."""
+        """Remove a shelf."""
         self._forget(shelf, self._shelves.pop(shelf))
 
     def write_back(self) -> None:
-        """Hand everything new to the state."""
+        """Write all new rows to the state."""
         names, contents = [], []
         for shelf, parts in self._shelves.items():
             for part in parts:
@@ -153,7 +154,7 @@ class Shelves:
         self._gone, self._waiting = [], 0
 
     def _let_go(self) -> None:
-        """Keep in memory, of what is stored, the smallest parts that fit."""
+        """Of the stored parts, keep in memory the smallest ones that fit."""
         self._kept = 0
         for part in sorted((p for parts in self._shelves.values() for p in parts), key=lambda p: (p.rows, p.number)):
             if part.batch is not None and self._kept + part.rows <= self._kept_rows:
@@ -162,13 +163,13 @@ class Shelves:
                 part.batch = part.derived = None
 
     def snapshot(self) -> dict[str, Any]:
-        """The index, JSON; everything else is in the state then."""
+        """The index, as JSON; all rows are then in the state."""
         self.write_back()
         shelves = [[shelf, [[p.number, p.rows] for p in self._shelves[shelf]]] for shelf in self]
         return {"next": self._next, "shelves": shelves}
 
     def restore(self, saved: Any) -> None:
-        """Take back what ``snapshot`` gave."""
+        """Restore the result of ``snapshot``."""
         self._next, self._waiting, self._kept, self._gone = saved["next"], 0, 0, []
         self._shelves = {
             shelf: [Part(number, rows, None, stored=True) for number, rows in parts]

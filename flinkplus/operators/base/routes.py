@@ -1,8 +1,8 @@
-"""Where the rows of an exchange go: by key, straight on, or all to one subtask.
+"""Routes of the rows of an exchange: by key, straight on, or all to one subtask.
 
-Rules: every producer subtask has a channel to every consumer subtask, with any route, so that barriers and the end
-of input come over all of them. A route depends on nothing but the rows and the producer's index: after a failover the
-same rows go the same way.
+Rules: every producer subtask has a channel to every consumer subtask, with any route, so that barriers and the end of
+input arrive over all of them. A route depends only on the rows and the producer's index: after a failover the same rows
+take the same route.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from flinkplus.operators.base.columns import SMALL_ROWS, compact, decoded
 from flinkplus.operators.base.keys import HashPartitioner
 
 Route = Literal["hash", "forward", "gather"]
-"""By the hash of key columns; to the consumer subtask of the producer's own index; all to consumer subtask 0."""
+"""By the hash of key columns; to the consumer subtask with the producer's own index; all to consumer subtask 0."""
 
 
 class Partitioner(Protocol):
     """Splits batches among consumers."""
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-        """``(target, rows)`` for every target that gets rows, ascending; rows keep their order."""
+        """``(target, rows)`` for each target with rows, ascending; rows keep their order."""
 
 
 class ToOne:
-    """All rows to one ``target``. Batches leave as those of ``HashPartitioner`` do: small ones plain, large ones with
-    only the dictionary entries that they use.
+    """All rows to one ``target``. Small batches become plain, large ones lose unused dictionary entries, as in
+    ``HashPartitioner``.
     """
 
     def __init__(self, target: int) -> None:

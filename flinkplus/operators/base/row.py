@@ -1,14 +1,14 @@
-"""Rows as users' functions see them, and the way back: from what such a function returns to record batches.
+"""Rows as users' functions get them, and the way back: from the results of such a function to record batches.
 
 Rules:
 
 - A ``Row`` is a tuple that also knows its columns: ``row.word``, ``row["word"]``, ``row[0]``.
 - A function may return for a row: a tuple or list (by position), a ``Row`` or another named tuple (by name when its
-  names are the schema's, else by position), a dict (by name; a missing name is null), and, for a schema of one
+  names are the schema's, otherwise by position), a dict (by name; a missing name is null), and, for a schema of one
   column, the bare value.
-- Nothing is converted silently: a float is no integer, a number is no text. Integers may stand for floating point.
-- Times, maps and what holds them are shown and taken as ``values`` says: as in PySpark.
-- Whatever goes wrong is a ``UserFunctionError`` with the operator, the subtask and the *input* row.
+- Silent conversions are refused: a float is no integer, a number is no text. Integers may stand for floating point.
+- Times, maps and types that contain them are converted by ``values``, as in PySpark.
+- Every failure is a ``UserFunctionError`` with the operator, the subtask and the *input* row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_CAUSE_CHARACTERS = 2_000
 PACKAGE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platlib", "purelib"))
 USER_EXCEPTIONS = (Exception, SystemExit)
-"""What a user's function may raise; ``sys.exit()`` in one would otherwise end the process that runs it."""
+"""Exceptions of a user's function; an uncaught ``sys.exit()`` would end the process that runs it."""
 _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
@@ -103,7 +103,7 @@ def make_row(kind: type[Row], values: Iterable[Any]) -> Row:
 def rows_of(batch: pa.RecordBatch, ctx: OperatorContext) -> list[Row]:
     """The rows of a batch, its columns decoded to the plain types of the operator's input.
 
-    Raises ``UserFunctionError`` for a value that Python cannot show, such as a time after the year 9999.
+    Raises ``UserFunctionError`` for a value that Python cannot represent, such as a time after the year 9999.
     """
     kind = row_type(tuple(ctx.input_schema.names))
     new = tuple.__new__
@@ -116,7 +116,7 @@ def rows_of(batch: pa.RecordBatch, ctx: OperatorContext) -> list[Row]:
 
 
 def _not_shown(batch: pa.RecordBatch, ctx: OperatorContext) -> UserFunctionError | None:
-    """The error for the first value of a batch that Python cannot show."""
+    """The error for the first value of a batch that Python cannot represent."""
     for row in range(batch.num_rows):
         for field, column in zip(batch.schema, batch.columns, strict=True):
             try:
@@ -148,7 +148,7 @@ def short_repr(value: object) -> str:
 
 
 def user_error(operator: str, subtask: str, row: object, cause: BaseException | str) -> UserFunctionError:
-    """The error for an input row on which the user's function failed; says where in their code when that is known."""
+    """The error for an input row on which the user's function failed, with the line of their code when that is known."""
     if isinstance(cause, BaseException):
         place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in _users_line(cause))
         text = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause  # its text is a repr
@@ -157,7 +157,7 @@ def user_error(operator: str, subtask: str, row: object, cause: BaseException | 
 
 
 def _users_line(error: BaseException) -> list[traceback.FrameSummary]:
-    """The last line of the user's own code in the traceback of ``error``, or else of a library's."""
+    """The last line of the user's own code in the traceback of ``error``, otherwise of a library's."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
     own = [frame for frame in theirs if not frame.filename.startswith(LIBRARIES)]
@@ -165,7 +165,7 @@ def _users_line(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 class Verbatim(str):
-    """Text that stands for itself in an error."""
+    """Text that appears in an error without quotes."""
 
     __slots__ = ()
 
@@ -174,7 +174,7 @@ class Verbatim(str):
 
 
 class RowConverter:
-    """Makes record batches of ``schema`` from what a user's function returned."""
+    """Makes record batches of ``schema`` from the results of a user's function."""
 
     def __init__(self, operator: str, subtask: str, schema: pa.Schema) -> None:
         self.schema = schema
@@ -186,7 +186,7 @@ class RowConverter:
         self._null_checks = [_forbids_null_inside(field.type) for field in schema]
 
     def values(self, result: Any) -> tuple[Any, ...]:
-        """One returned row as a tuple in the schema's order. Raises ``TypeError`` when it cannot be one."""
+        """One result as a tuple in the schema's order. Raises ``TypeError`` when it does not fit."""
         width = len(self._names)
         if isinstance(result, tuple):
             fields = getattr(result, "__columns__", None) or getattr(result, "_fields", None)
@@ -207,7 +207,7 @@ class RowConverter:
         return tuple(result)
 
     def batch(self, results: Sequence[Any], input_row: Callable[[int], object]) -> pa.RecordBatch:
-        """The results as one batch. ``input_row(i)`` gives the input row that result ``i`` came from, for errors."""
+        """The results as one batch. ``input_row(i)``: the input row of result ``i``, for errors."""
         if len(self._names) == 1 and not any(issubclass(kind, (tuple, dict)) for kind in set(map(type, results))):
             columns: list[Sequence[Any]] = [results]
         else:
@@ -250,7 +250,7 @@ _NONE = type(None)
 
 
 def _type_check(dtype: pa.DataType) -> Callable[[Sequence[Any]], None]:
-    """A check that all values are of Python types that mean ``dtype``: Arrow itself would make ``1`` of ``1.5``."""
+    """A check that all values are of Python types that mean ``dtype``: Arrow itself would turn ``1.5`` into ``1``."""
     allowed, forbidden = _python_types(dtype)
 
     def check(values: Sequence[Any]) -> None:
@@ -280,7 +280,7 @@ Check = Callable[[Sequence[Any]], None]
 
 
 def _all_of(check: Check, inner: Sequence[tuple[Check, Callable[[Sequence[Any]], list[Any]]]]) -> Check:
-    """``check`` of the values themselves, and the inner ones of what is taken out of them."""
+    """``check`` of the values themselves, and the inner checks of the parts taken out of them."""
 
     def check_all(values: Sequence[Any]) -> None:
         check(values)
@@ -292,7 +292,7 @@ def _all_of(check: Check, inner: Sequence[tuple[Check, Callable[[Sequence[Any]],
 
 
 def _forbids_null_inside(dtype: pa.DataType) -> bool:
-    """Whether a field within a type is declared NOT NULL. (Arrow itself sees to the keys of maps.)"""
+    """Whether a field within a type is declared NOT NULL. (Arrow itself checks the keys of maps.)"""
     parts = [dtype.item_field] if pa.types.is_map(dtype) else [dtype.field(i) for i in range(dtype.num_fields)]
     return any(not part.nullable or _forbids_null_inside(part.type) for part in parts)
 
@@ -329,12 +329,12 @@ def _items(values: Sequence[Any]) -> list[Any]:
 
 
 def _members(name: str, at: int, values: Sequence[Any]) -> list[Any]:
-    """What stands in a field of structs, by name in dicts, otherwise by position."""
+    """The values of a field of structs, by name in dicts, otherwise by position."""
     return [member_of(value, name, at) for value in values]
 
 
 def _python_types(dtype: pa.DataType) -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """Types whose values may stand in a column, and those among their subclasses that may not."""
+    """Types whose values fit a column, and those among their subclasses that do not."""
     if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
         return (str,), ()
     if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype):

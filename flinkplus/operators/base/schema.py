@@ -40,7 +40,7 @@ _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|([<>(),:]))", re.UNICODE)
 
 
 def parse_schema(schema: str | pa.Schema) -> pa.Schema:
-    """The schema that ``schema`` describes. Raises ``ConfigurationError`` that says what was not understood."""
+    """The schema that ``schema`` describes. Raises ``ConfigurationError`` with the part that is not understood."""
     if isinstance(schema, pa.Schema):
         return _checked(schema)
     if not isinstance(schema, str):
@@ -49,34 +49,35 @@ def parse_schema(schema: str | pa.Schema) -> pa.Schema:
 
 
 def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema of rows of all of ``schemas``: one that may be null in any of them may be null.
+    """The schema of rows of all of ``schemas``; a column that is nullable in one of them is nullable.
 
-    Raises ``ConfigurationError`` that says how they differ, when names or types do.
+    Raises ``ConfigurationError`` with the difference when names or types differ.
     """
     first = schemas[0]
     for other in schemas[1:]:
         if (first.names, first.types) != (other.names, other.types):
             raise ConfigurationError(
-                f"streams of different schemas cannot be united: ({_text(first)}) and ({_text(other)}); map one of "
-                "them to the columns of the other, in the same order"
+                f"streams of different schemas cannot be united: ({columns_text(first)}) and ({columns_text(other)}); "
+                "map one of them to the columns of the other, in the same order"
             )
     fields = [pa.field(f.name, f.type, any(s.field(i).nullable for s in schemas)) for i, f in enumerate(first)]
     return pa.schema(fields)
 
 
 def check_column(operator: str, schema: pa.Schema, column: str) -> None:
-    """Raises ``ConfigurationError`` when there is no such column, or more than one."""
+    """Raises ``ConfigurationError`` unless exactly one column has that name."""
     if schema.names.count(column) != 1:
         near = did_you_mean(column, schema.names)
         raise ConfigurationError(f"operator {operator!r}: no column {column!r} among {schema.names}{near}")
 
 
 def repeated(names: Sequence[str]) -> str | None:
-    """A name that stands twice among ``names``, if one does: the first by the alphabet."""
+    """The first name, alphabetically, that is repeated in ``names``; ``None`` without one."""
     return min((name for name in names if names.count(name) > 1), default=None)
 
 
-def _text(schema: pa.Schema) -> str:
+def columns_text(schema: pa.Schema) -> str:
+    """Names and types of the columns, as errors show them: ``word string, n int64``."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 

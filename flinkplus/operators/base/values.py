@@ -1,17 +1,16 @@
-"""Values of columns as users' functions see them, and the way back: where Arrow's own conversion is not PySpark's.
+"""Values of columns as users' functions get and return them, where Arrow's own conversion differs from PySpark's.
 
 Rules:
 
-- A timestamp (an instant) is shown as a ``datetime`` in the local time zone, with its distance from UTC: it shows the
-  hour that a PySpark function sees, and ``row.ts + timedelta(...)`` is exact over changes of the clock. One that has no
-  local time (the years 1 and 9999) is shown in UTC.
-- A ``datetime`` without a zone, given for a timestamp, is local time, as in PySpark. In the hour that the clock repeats
-  ``fold`` says which one is meant. The local time zone is that of the process: set the same one on all hosts.
-- A timestamp_ntz has no zone: it is shown without one, and of a ``datetime`` that has a zone the zone is left out.
-- A map is shown as a dict; a dict or a list of pairs is taken. A struct is shown as a dict; a dict, or a tuple with all
-  fields in order, is taken. A name that the struct lacks is an error; a missing name is null, as in rows.
-- Within the key of a map, what is shown can be hashed: a struct is PySpark's ``Row``, as in PySpark, and a list is a
-  tuple.
+- A timestamp (an instant) becomes a ``datetime`` in the local time zone, with its UTC offset: it shows the hour that a
+  PySpark function sees, and ``row.ts + timedelta(...)`` is exact over changes of the clock. One without a local time
+  (the years 1 and 9999) is in UTC.
+- A returned ``datetime`` without a zone, for a timestamp, is local time, as in PySpark; ``fold`` resolves the hour that
+  the clock repeats. The local time zone is that of the process: set the same one on all hosts.
+- A timestamp_ntz becomes a ``datetime`` without a zone; a zone in a returned ``datetime`` is dropped.
+- A map becomes a dict; a dict or a list of pairs may be returned. A struct becomes a dict; a dict, or a tuple with all
+  fields in order, may be returned. A name that the struct lacks is an error; a missing name is null, as in rows.
+- Keys of maps are hashable: a struct in one becomes PySpark's ``Row``, as in PySpark, and a list becomes a tuple.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ UTC = datetime.timezone.utc
 
 
 def local_time(moment: datetime.datetime) -> datetime.datetime:
-    """``moment``, which has a zone, in the local time zone; in UTC where that has no such year."""
+    """``moment``, which has a zone, in the local time zone; in UTC where local time has no such year."""
     try:
         return moment.astimezone()
     except (OverflowError, ValueError):
@@ -36,7 +35,7 @@ def local_time(moment: datetime.datetime) -> datetime.datetime:
 
 
 def instant(moment: datetime.datetime) -> datetime.datetime:
-    """``moment`` with a zone: without one it is local time. Raises ``OverflowError`` where UTC has no such year."""
+    """``moment`` with a zone; without one it is local time. Raises ``OverflowError`` where UTC has no such year."""
     if moment.tzinfo is not None:
         return moment
     if hasattr(moment, "to_pydatetime"):  # a timestamp of pandas, whose ``astimezone`` needs a zone
@@ -48,14 +47,14 @@ def instant(moment: datetime.datetime) -> datetime.datetime:
 
 
 def shown(array: pa.Array) -> list[Any]:
-    """The values of a column as a function sees them."""
+    """The values of a column as a user's function gets them."""
     values: list[Any] = array.to_pylist()
     show = _shower(array.type)
     return values if show is None else [None if value is None else show(value) for value in values]
 
 
 def _shower(dtype: pa.DataType) -> Convert | None:
-    """What makes of a value that is not null, as Arrow gives it, the one to be shown; ``None``: it is that already."""
+    """The conversion of Arrow's value (not null) for a function; ``None``: unchanged."""
     if pa.types.is_timestamp(dtype):
         return None if dtype.tz is None else local_time
     if pa.types.is_map(dtype):
@@ -65,7 +64,7 @@ def _shower(dtype: pa.DataType) -> Convert | None:
 
 
 def _key_shower(dtype: pa.DataType) -> Convert | None:
-    """As ``_shower``, for what stands in the key of a map: what it makes can be hashed."""
+    """As ``_shower``, for values in the key of a map: the results are hashable."""
     if is_list(dtype):
         element = _or_same(_key_shower(dtype.value_type))
         return lambda values: tuple(map(element, values))
@@ -81,7 +80,7 @@ def _key_shower(dtype: pa.DataType) -> Convert | None:
 
 
 def taker(dtype: pa.DataType) -> Convert | None:
-    """What makes of a value that a function gave the one that Arrow takes; ``None``: Arrow takes it as it is."""
+    """The conversion of a function's value for Arrow; ``None``: unchanged."""
     if pa.types.is_timestamp(dtype):
         return _without_zone if dtype.tz is None else _with_zone
     if pa.types.is_map(dtype):
@@ -93,7 +92,7 @@ def taker(dtype: pa.DataType) -> Convert | None:
 def _inner(
     dtype: pa.DataType, of: Callable[[pa.DataType], Convert | None], member: Callable[[Any, str, int], Any]
 ) -> Convert | None:
-    """The conversion of lists and structs, if anything in them is to be converted."""
+    """The conversion of lists and structs, if any of their content needs one."""
     if is_list(dtype):
         element = of(dtype.value_type)
         return (
@@ -111,7 +110,7 @@ def _inner(
 
 
 def is_list(dtype: pa.DataType) -> bool:
-    """Whether a type is one of Arrow's lists, of any size of offsets."""
+    """Whether a type is one of Arrow's lists, with offsets of any width."""
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(is_kind(dtype) for is_kind in kinds)
 
@@ -137,8 +136,8 @@ def _without_zone(moment: Any) -> Any:
 
 
 def check_zones(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> None:
-    """Raises ``TypeError`` where a function gave timestamps without a zone for a column with one, or the other way
-    round: which time is meant cannot be known.
+    """Raises ``TypeError`` for returned timestamps without a zone in a column with one, or the reverse: they are
+    ambiguous.
     """
     for field in schema:
         _check_zone(field.name, batch.schema.field(field.name).type, field.type)
@@ -165,18 +164,18 @@ def _check_zone(column: str, given: pa.DataType, declared: pa.DataType) -> None:
 
 
 def pairs_of(value: Any) -> Iterable[tuple[Any, Any]]:
-    """The pairs of what was given for a map."""
+    """The pairs of a value returned for a map."""
     return value.items() if isinstance(value, Mapping) else value
 
 
 def member_of(value: Any, name: str, at: int) -> Any:
-    """A field of what was given for a struct; ``check_members`` has passed it."""
+    """A field of a value returned for a struct, which has passed ``check_members``."""
     return value.get(name) if isinstance(value, Mapping) else value[at]
 
 
 def check_members(value: Any, names: Sequence[str]) -> None:
-    """Raises ``TypeError`` where what was given for a struct with the fields ``names`` would lose something: a dict
-    with another name, or a tuple of another length.
+    """Raises ``TypeError`` for a dict with other names than ``names``, or a tuple of another length: a value would be
+    lost.
     """
     if isinstance(value, Mapping):
         unknown = [name for name in value if name not in names]

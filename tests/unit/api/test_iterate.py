@@ -117,8 +117,8 @@ def nested(rows: Stream) -> tuple[Stream, Stream]:
         (lambda rows: (None, counted(rows)), "loop 'loop' has no feedback: NoneType is returned, not a stream"),
         (lambda rows: (back(rows), None), "loop 'loop' has no output: NoneType"),
         (lambda rows: (rows.key_by("k"), rows), "no feedback: KeyedStream is returned, not a stream"),
-        (lambda rows: (rows, counted(rows)), "no row would ever stop going round"),
-        (lambda rows: (rows.union(back(rows)), counted(rows)), "no row would ever stop going round"),
+        (lambda rows: (rows, counted(rows)), "rows would circulate for ever"),
+        (lambda rows: (rows.union(back(rows)), counted(rows)), "rows would circulate for ever"),
         (lambda rows: (counted(rows), rows), "'count', must have the columns of its input: .*v int64, n int64"),
         (
             lambda rows: (rows.map(lambda row: row, schema="k string, v double", name="m"), rows),
@@ -127,7 +127,7 @@ def nested(rows: Stream) -> tuple[Stream, Stream]:
         (nested, "loop 'inner' is inside of loop 'loop': loops cannot be nested"),
         (
             lambda rows: (back(rows.with_watermark("v", "1 s", name="times")), rows),
-            "there is no event time in a loop; 'times' may stand before or behind it",
+            "cannot contain event time; draw 'times' before or after the loop",
         ),
     ],
 )
