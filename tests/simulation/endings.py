@@ -22,7 +22,7 @@ from chain_backup.failover.events import JobInterrupted, JobStarted
 
 if TYPE_CHECKING:
     from flinkplus.runtime.coordinator.coordinator import Coordinator
-    from flinkplus.runtime.coordinator.membership.requests import PlannedMove
+    from flinkplus.runtime.coordinator.membership.moves import PlannedMove
     from tests.simulation.world import World
 
 PATIENCE_MS = 3_000

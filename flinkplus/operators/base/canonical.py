@@ -143,7 +143,7 @@ def _dictionary(dtype: pa.DictionaryType) -> Form:
 
 
 def _rebuild(dtype: pa.DataType, nullable: bool = True) -> Rebuild:
-    """The conversion of arrays of this type. A hidden value of a field that is not ``nullable`` becomes empty or zero."""
+    """The conversion of arrays of this type. A hidden value of a field that is not nullable becomes empty or zero."""
     if isinstance(dtype, pa.BaseExtensionType):
         stored = _rebuild(dtype.storage_type, nullable)
         return lambda column, hidden: pa.ExtensionArray.from_storage(dtype, stored(column.storage, hidden))

@@ -148,7 +148,7 @@ def short_repr(value: object) -> str:
 
 
 def user_error(operator: str, subtask: str, row: object, cause: BaseException | str) -> UserFunctionError:
-    """The error for an input row on which the user's function failed, with the line of their code when that is known."""
+    """The error for an input row on which the user's function failed, with the line of their code if that is known."""
     if isinstance(cause, BaseException):
         place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in _users_line(cause))
         text = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause  # its text is a repr
