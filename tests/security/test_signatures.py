@@ -384,7 +384,7 @@ def test_the_users_own_key_is_made_once_and_kept(
     path = tmp_path / "config" / "flinkplus" / "key"
     assert default_path() == path
     absent = find_key(None, str(tmp_path / "ck"), make=False)
-    assert not path.exists() and "is not there yet" in absent.where
+    assert not path.exists() and "does not exist yet" in absent.where
     with caplog.at_level(logging.WARNING):
         made = find_key(None, str(tmp_path / "ck"), make=True)
     assert caplog.text.count("keep it") == 1

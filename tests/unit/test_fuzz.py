@@ -191,7 +191,7 @@ def test_what_is_no_channel(text: str) -> None:
 
 
 def test_determinants_are_counted_before_they_are_read() -> None:
-    with pytest.raises(PeerProtocolError, match="announced"):
+    with pytest.raises(PeerProtocolError, match="malformed determinants"):
         decode_spans(bytes((15,)) + b"\0\0" + b"\xff\xff\xff\x7f")
 
 

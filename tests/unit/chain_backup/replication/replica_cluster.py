@@ -27,7 +27,7 @@ from flinkplus.state.backend import Prepared
 from flinkplus.state.left import take_over
 
 SUBTASK = "count[0]"
-POLICY = BasePolicy(ratio=1.0, min_bytes=1 << 13, max_deltas=4)
+POLICY = BasePolicy(ratio=1.0, min_bytes=1 << 13, max_deltas=4, full_deltas=0)
 
 
 @dataclass

@@ -233,7 +233,7 @@ def test_nothing_changes_when_copies_would_be_lost(monkeypatch: pytest.MonkeyPat
     world = with_spares(1)
     monkeypatch.setattr(type(world.job.protocol._plans), "_loss", lambda *_: "there would be less")
     before = world.states
-    with pytest.raises(RedundancyAtRisk, match="without slot 3 there would be less"):
+    with pytest.raises(RedundancyAtRisk, match="without slot 3, there would be less"):
         world.scale(0).await_answer(0)
     assert world.states == before and world.cluster.ended == {}
     assert world.scale(0, force=True).status == "under_way"
