@@ -244,7 +244,7 @@ def test_a_checkpoint_directory_cannot_have_another_job_commanded(storage: Check
     mine, other = an_access("mine"), an_access("other")
     path = write_access(tmp_path / "flinkplus-other", other)
     publish(storage, path, mine)
-    with pytest.raises(ConfigurationError, match="it is that of job .job-other"):
+    with pytest.raises(ConfigurationError, match="it is that of job 'job-other'"):
         access_of(storage.uri)
     publish(storage, path, other)
     assert access_of(storage.uri) == other
