@@ -31,11 +31,12 @@ apt_install() {
 # --- Python -----------------------------------------------------------------------------------------------------------
 
 # Prints the first interpreter that runs and is 3.10 to 3.14, those that `make versions-check` tries.
+# Of an active virtual environment it prints the interpreter beneath, since the environment may be the one to replace.
 find_python() {
     local candidate
     for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.10 python3.14; do
         if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
-            "$candidate" -c 'import sys; print(sys.executable)'
+            "$candidate" -c 'import sys; print(sys._base_executable or sys.executable)'
             return
         fi
         [ -z "${PYTHON:-}" ] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.14 that runs"

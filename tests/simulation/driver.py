@@ -22,8 +22,6 @@ POLL_MS = {"storage": 300, "registry": 10}
 """From one look whether the other side answers to the next."""
 LATE_MS = (20, 60, 200, 1_000, 10_000)
 """After it was given up, a manifest may appear so much later."""
-SWEEPS = ("sweep",)
-"""What a worker does at once: nothing waits for it, so no history depends on when it is done."""
 
 
 class Unavailable(OSError):
@@ -266,9 +264,6 @@ class SimWorker:
         self.closed = False
 
     def submit(self, action: Callable[..., Any], /, *arguments: Any) -> None:
-        if any(getattr(part, "__name__", "") in SWEEPS for part in (action, *arguments)):
-            self._world.at(self._world.now_ms, action, *arguments)
-            return
         self._queue.append((action, arguments, self._world.now_ms + self._patience_ms))
         if not self._busy:
             self._busy = True
