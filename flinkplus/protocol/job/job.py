@@ -55,7 +55,6 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
 
 FIRST_GENERATION = Generation(1)
-
 MAX_FALLBACKS = 100
 """Maximum number of complete checkpoints kept as fallbacks; the oldest are dropped first."""
 
