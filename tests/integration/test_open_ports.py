@@ -53,7 +53,7 @@ def run(program: str, *arguments: str, **settings: str) -> tuple[str, str]:
 def test_a_session_of_the_users_is_warned_about_once() -> None:
     out, err = run(USERS)
     assert "done finished" in out
-    (warning,) = re.findall(r"WARNING flinkplus.security (the master is local\[3\], and yet .*)", err)
+    (warning,) = re.findall(r"WARNING flinkplus.security (the master is local\[3\], but .*)", err)
     assert "the web UI at [::]:" in warning or "the web UI at 0.0.0.0:" in warning
     for setting in ("SPARK_LOCAL_IP", "spark.ui.enabled", "spark.driver.bindAddress", "spark.authenticate"):
         assert setting in warning
@@ -64,7 +64,7 @@ def test_of_a_session_that_asks_for_a_secret_only_the_ui_is_told() -> None:
     authenticated = USERS.replace(".getOrCreate()", '.config("spark.authenticate", "true").getOrCreate()')
     out, err = run(authenticated)
     assert "done finished" in out
-    (warning,) = re.findall(r"listens for other machines: (.*); before", err)
+    (warning,) = re.findall(r"can connect to Spark: (.*); before", err)
     assert re.fullmatch(r"the web UI at \S+", warning)
 
 
