@@ -285,12 +285,6 @@ def cursors_before_the_barrier(original: Any) -> Any:
     return lambda self: self._outputs.cursors()
 
 
-@mutation(CheckpointCoordinator, "_on_replaced", scenario="34")
-def checkpoints_go_on_with_whoever_begins_afresh(original: Any) -> Any:
-    """Where messages are not the same again, others have snapshotted at a barrier that is somewhere else now."""
-    return lambda self, now_ms, replaced, afresh: original(self, now_ms, replaced, False)
-
-
 @mutation(CheckpointCoordinator, "_on_acknowledged")
 def complete_without_the_last(original: Any) -> Any:
     """A checkpoint is complete when all but one have acknowledged, with an older handle for that one."""
