@@ -30,7 +30,7 @@ from flinkplus.protocol.barriers.barriers import BarrierMachine
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
 from flinkplus.protocol.barriers.recording import RecordingAlignment
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
-from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, InputCursor
+from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, InputCursor, Window
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.channels.watermarks import InputWatermarks
@@ -1145,6 +1145,13 @@ def bundles_are_taken_before_all_messages_came(original: Any) -> Any:
         return bool(original(self))
 
     return has_work
+
+
+@mutation(Window, "always_open", scenario="86")
+def bundles_are_larger_than_what_is_sent_again(original: Any) -> Any:
+    """A step takes more of a channel than its producer may send before the step has ended (a fault that the product
+    had)."""
+    return property(lambda self: (self.messages, ENDLESS))
 
 
 @mutation(InputGate, "_records")
