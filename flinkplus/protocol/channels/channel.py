@@ -72,8 +72,9 @@ class Window:
 
     @property
     def always_open(self) -> tuple[int, int]:
-        """Messages that the producer may send while all earlier ones are consumed but not reported; and the maximum size
-        of these messages without the last."""
+        """Messages that the producer may send while all earlier ones are consumed but not reported; and the maximum
+        size of these messages without the last.
+        """
         messages, size_bytes = self.reported_at
         return self.messages - messages + 1, self.size_bytes - size_bytes
 
