@@ -131,7 +131,6 @@ class _Checkpoint(Timed):
                     yield Move(f"snapshot {self._of(checkpoint)} declined", declined)
         if self.may("SubtasksReplaced"):
             yield Move("source replaced by its standby", events.SubtasksReplaced(((LINES, CheckpointId(0)),)))
-            yield Move("source began afresh", events.SubtasksReplaced(((LINES, CheckpointId(0)),), afresh=True))
         if self.may("JobInterrupted"):
             yield Move("job interrupted", events.JobInterrupted())
 

@@ -30,7 +30,7 @@ from flinkplus.protocol.barriers.barriers import BarrierMachine
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
 from flinkplus.protocol.barriers.recording import RecordingAlignment
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
-from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, InputCursor
+from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, InputCursor, Window
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.channels.watermarks import InputWatermarks
@@ -45,7 +45,6 @@ from flinkplus.protocol.loops.rounds import LoopRounds
 from flinkplus.protocol.subtask.channel_state import ChannelState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.history import StepHistory
-from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary import effects
@@ -285,12 +284,6 @@ def cursors_before_the_barrier(original: Any) -> Any:
     return lambda self: self._outputs.cursors()
 
 
-@mutation(CheckpointCoordinator, "_on_replaced", scenario="34")
-def checkpoints_go_on_with_whoever_begins_afresh(original: Any) -> Any:
-    """Where messages are not the same again, others have snapshotted at a barrier that is somewhere else now."""
-    return lambda self, now_ms, replaced, afresh: original(self, now_ms, replaced, False)
-
-
 @mutation(CheckpointCoordinator, "_on_acknowledged")
 def complete_without_the_last(original: Any) -> Any:
     """A checkpoint is complete when all but one have acknowledged, with an older handle for that one."""
@@ -385,30 +378,6 @@ def no_resend_to_a_successor(original: Any) -> Any:
 def no_resend_over_a_new_stream(original: Any) -> Any:
     """What was lost with a stream stays lost."""
     return lambda self: None
-
-
-@mutation(OutputChannel, "reconnect", scenario="53")
-def what_a_consumer_had_forgotten_with_the_stream(original: Any) -> Any:
-    """Over a new stream a producer that repeats goes back before what its consumer has had (a fault that the product
-    had)."""
-
-    def reconnect(self: Any) -> None:
-        if not self.resuming:
-            self.log.rewind(self.log.acknowledged)
-
-    return reconnect
-
-
-@mutation(Incarnation, "peer", scenario="68")
-def what_a_consumer_had_forgotten_with_its_failure(original: Any) -> Any:
-    """A producer that is being promoted while a consumer fails forgets what that one had (a fault that the product
-    had)."""
-
-    def peer(self: Any, consumer: Any, channel: ChannelId) -> Any:
-        found = original(self, consumer, channel)
-        return replace(found, received=None, had=None) if found.resuming else found
-
-    return peer
 
 
 @mutation(StepHistory, "learn", scenario="83")
@@ -674,18 +643,6 @@ def successors_know_nothing_of_ancestors(original: Any) -> Any:
 def given_up_checkpoints_forgotten(original: Any) -> Any:
     """Whoever is promoted is not told which checkpoints were given up before it was (a fault that the product had)."""
     return lambda self, checkpoint: None
-
-
-@mutation(OutputChannel, "credit", scenario="29")
-def no_skipping_of_what_a_version_has(original: Any) -> Any:
-    """A producer goes back, for a successor, to what it has not made again yet."""
-
-    def credit(self: Any, generation: int, consumed: int, peer: int | None) -> None:
-        if self.resuming and generation == self.consumer_generation and consumed > self.log.sent:
-            raise ValueError(f"{self.channel}: cannot go on at {consumed}")
-        original(self, generation, consumed, peer)
-
-    return credit
 
 
 @mutation(SubtaskSteps, "abort", scenario="30")
@@ -1153,6 +1110,13 @@ def bundles_are_taken_before_all_messages_came(original: Any) -> Any:
     return has_work
 
 
+@mutation(Window, "always_open", scenario="86")
+def bundles_are_larger_than_what_is_sent_again(original: Any) -> Any:
+    """A step takes more of a channel than its producer may send before the step has ended (a fault that the product
+    had)."""
+    return property(lambda self: (self.messages, ENDLESS))
+
+
 @mutation(InputGate, "_records")
 def bundles_reach_across_barriers(original: Any) -> Any:
     """A bundle takes the records behind a message of another kind as well, and leaves that for later."""
@@ -1217,30 +1181,6 @@ def producers_may_have_begun_from_newer_versions(original: Any) -> Any:
 def consumers_may_have_begun_from_newer_versions(original: Any) -> Any:
     """A version counts as usable though a living consumer knows nothing of what it received before a newer one."""
     return _without_neighbours(original, lambda topology, one: [topology.consumer(c) for c in topology.outputs(one)])
-
-
-@mutation(chains.Chain, "begin", scenario="59")
-def what_the_dead_head_persisted_counts(original: Any) -> Any:
-    """Versions of a history that was left count as those of the head that began before them."""
-
-    def begin(self: Any, version: int, unsettled: int) -> None:
-        persisted = self.persisted
-        original(self, version, unsettled)
-        self.persisted = persisted
-
-    return begin
-
-
-@mutation(chains.Chain, "begin", scenario="59")
-def what_was_staged_of_the_dead_head_counts(original: Any) -> Any:
-    """Versions of a history that was left count as held by the standbys."""
-
-    def begin(self: Any, version: int, unsettled: int) -> None:
-        staged = {slot: versions for slot, versions in self.staged.items() if slot != self.head}
-        original(self, version, unsettled)
-        self.staged = staged
-
-    return begin
 
 
 # --- weaker guarantees

@@ -65,6 +65,19 @@ class Window:
     messages: int
     size_bytes: int = NO_LIMIT
 
+    @property
+    def reported_at(self) -> tuple[int, int]:
+        """Messages or bytes consumed after which the consumer reports: half of either."""
+        return max(1, self.messages // 2), max(1, self.size_bytes // 2)
+
+    @property
+    def always_open(self) -> tuple[int, int]:
+        """Messages that the producer may send while all earlier ones are consumed but not reported; and the maximum
+        size of these messages without the last.
+        """
+        messages, size_bytes = self.reported_at
+        return self.messages - messages + 1, self.size_bytes - size_bytes
+
 
 class InputCursor:
     """``start``: the first ``seq``.
@@ -79,9 +92,9 @@ class InputCursor:
         "_most",
         "_received",
         "_reported",
+        "_reported_at",
         "_unreported_bytes",
         "_window",
-        "_window_bytes",
     )
 
     def __init__(
@@ -99,7 +112,7 @@ class InputCursor:
         invariant(start >= 0, "a channel begins at 0 or later", channel=channel, start=start)
         self._channel = channel
         self._generation = generation
-        self._window, self._window_bytes = messages, window.size_bytes
+        self._window, self._reported_at = messages, window.reported_at
         self._most = NO_LIMIT if overdrawn else messages * (REPLAY_WINDOWS if replayed else 1)
         self._received = self._consumed = start
         self._reported = start - messages
@@ -178,8 +191,8 @@ class InputCursor:
         Reports when half a window of messages or of bytes is consumed, and in the first call. So the producer never
         starves: it has used up its credit only after a whole window.
         """
-        few = self._consumed - self._reported < max(1, self._window // 2)
-        if few and self._unreported_bytes < max(1, self._window_bytes // 2):
+        messages, size_bytes = self._reported_at
+        if self._consumed - self._reported < messages and self._unreported_bytes < size_bytes:
             return None
         self._reported, self._unreported_bytes = self._consumed, 0
         return self.limit

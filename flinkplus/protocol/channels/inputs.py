@@ -102,6 +102,7 @@ class InputGate:
     ) -> None:
         self._window = window
         self._limits = (bundle_rows, MAX_BUNDLE_BYTES)
+        self._of_channel = window.always_open
         self._others_turn = True
         self._waiting_rows = self._waiting_others = self._awaited = 0
         self._filled = False
@@ -218,19 +219,23 @@ class InputGate:
         return taken
 
     def _watermarks_ahead(self, end: InputChannel) -> int:
-        marks = takewhile(lambda item: item[0].kind is MessageKind.WATERMARK, islice(end.queue, self._window.messages))
+        most, _ = self._of_channel
+        marks = takewhile(lambda item: item[0].kind is MessageKind.WATERMARK, islice(end.queue, most))
         return sum(1 for _ in marks)
 
     def _records(self, ready: list[InputChannel]) -> Bundle:
-        """Records messages up to the limits, but at least one, and at most one window of each channel: a producer that
-        sends them again may always send as many."""
+        """Records messages up to the limits, but at least one, and from each channel at most as many as its producer
+        can send without a report. If both fail, the step is repeated when all have come, and nothing is reported until
+        then."""
         taken: Bundle = []
         rows, size_bytes = self._limits
+        most, most_bytes = self._of_channel
         for end in ready:
-            count = 0
-            for message, _ in islice(end.queue, self._window.messages):
-                if message.kind is not MessageKind.RECORDS:
+            count = channel_bytes = 0
+            for message, _ in islice(end.queue, most):
+                if message.kind is not MessageKind.RECORDS or channel_bytes > most_bytes:
                     break
+                channel_bytes += message.size
                 rows -= message.rows
                 size_bytes -= message.size
                 if (rows < 0 or size_bytes < 0) and (count or taken):

@@ -21,9 +21,10 @@ Rules:
   one after an abort because of too much channel state is aligned, so that not all of them are aborted.
 - Channel state is limited, in the snapshots of one subtask index, which a deployment puts on one slot, and in all. A
   checkpoint above a limit is aborted; it might be too large to be restored.
-- A subtask that local failover replaced resumes from an older version. Its answers about newer pending checkpoints are
-  void, unless these are ready or being stored; a source is triggered again. A pending last checkpoint is aborted if a
-  source or loop head was replaced, since its end of input may come again; another last one follows.
+- A failover aborts the pending checkpoints for which a replaced subtask would take its snapshot again, unless these are
+  ready or being stored. Otherwise a promoted consumer would align with a producer that is still replaying, and send
+  nothing until then. For the same reason no periodic checkpoint begins within ``AFTER_FAILOVER_MS`` after a failover.
+  Another last checkpoint follows an aborted one.
 - Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
 - After every ``sweep_every`` complete checkpoints, state files that no checkpoint can name any more are removed.
 
@@ -46,6 +47,8 @@ from flinkplus.protocol.vocabulary.events import CheckpointingEvent
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 
+AFTER_FAILOVER_MS = 200
+"""Time from a failover to the next checkpoint; the interval of checkpoints, if that is shorter."""
 NAMED_AT_MOST = 4
 """Maximum number of subtasks named in a reason."""
 
@@ -151,8 +154,8 @@ class CheckpointCoordinator:
                 return []
             case events.CheckpointsAbandoned(after):
                 return self._on_abandoned(after)
-            case events.SubtasksReplaced(subtasks, afresh):
-                return self._on_replaced(now_ms, dict(subtasks), afresh)
+            case events.SubtasksReplaced(subtasks):
+                return self._on_replaced(now_ms, dict(subtasks))
             case events.SourceExhausted(subtask, generation):
                 return self._on_exhausted(now_ms, subtask, generation)
             case events.CheckpointAcknowledged():
@@ -241,9 +244,7 @@ class CheckpointCoordinator:
         """Whether a last checkpoint is pending or complete."""
         return self._final_complete or any(pending.final for pending in self._pending.values())
 
-    def _on_replaced(
-        self, now_ms: int, replaced: dict[SubtaskId, CheckpointId], afresh: bool
-    ) -> list[CheckpointingEffect]:
+    def _on_replaced(self, now_ms: int, replaced: dict[SubtaskId, CheckpointId]) -> list[CheckpointingEffect]:
         invariant(set(replaced) <= set(self._subtasks), "replaced subtasks are of the job", replaced=tuple(replaced))
         if not self._running:
             return []
@@ -252,28 +253,16 @@ class CheckpointCoordinator:
         if not self._all_exhausted():
             self._final_at_ms = None
         for pending in tuple(self._pending.values()):
-            if pending.acknowledged_ms is not None:
+            again = [s for s in self._subtasks if replaced.get(s, pending.checkpoint) < pending.checkpoint]
+            if not again or pending.acknowledged_ms is not None:
                 continue
-            again = [
-                subtask for subtask in self._subtasks if replaced.get(subtask, pending.checkpoint) < pending.checkpoint
-            ]
-            if again and afresh:
-                why = f"{', '.join(str(subtask) for subtask in again)} restarted without replay"
-                found += self._abort(now_ms, pending, why, blame=False)
-                if pending.final and self._all_exhausted():
-                    self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
-                continue
-            sources = tuple(subtask for subtask in self._sources if subtask in again)
-            ended = [str(subtask) for subtask in self._ending if subtask in again]
-            if ended and pending.final:
-                why = f"{', '.join(ended)} moved before the end of its input"
-                found += self._abort(now_ms, pending, why, blame=False)
-                continue
-            for subtask in again:
-                pending.handles.pop(subtask, None)
-                pending.in_flight_bytes.pop(subtask, None)
-            if sources:
-                found.append(effects.TriggerCheckpoint(pending.checkpoint, sources, pending.final, self._generation))
+            why = f"{', '.join(str(subtask) for subtask in again)} moved to another process"
+            found += self._abort(now_ms, pending, why, blame=False)
+            if pending.final and self._all_exhausted():
+                self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)
+        if self._periodic_at_ms is not None and self._config.interval_ms is not None:
+            pause_ms = min(self._config.interval_ms, AFTER_FAILOVER_MS)
+            self._periodic_at_ms = max(self._periodic_at_ms, now_ms + pause_ms)
         return found
 
     def _is_outdated(self, generation: Generation) -> bool:

@@ -179,13 +179,9 @@ class CommitFailed:
 class SubtasksReplaced:
     """Local failover: each of these subtasks resumes from its version (a checkpoint's number; 0: the start) in another
     incarnation. Its answers about newer checkpoints are void.
-
-    ``afresh``: they do not send the same messages again. A subtask that has taken a snapshot at a predecessor's barrier
-    does not match the successor's snapshot, so the checkpoints that wait for them are void.
     """
 
     subtasks: tuple[tuple[SubtaskId, CheckpointId], ...]
-    afresh: bool = False
 
 
 CheckpointingEvent: TypeAlias = (

@@ -169,8 +169,7 @@ class FailoverDriver:
                 self._promote(effect)
             case effects.ReplaceInCheckpoints(subtasks):
                 replaced = tuple((subtask, CheckpointId(version)) for subtask, version in subtasks)
-                repeats = self.promotions.guarantee.repeats
-                self._machines.step_checkpoints(core.SubtasksReplaced(replaced, not repeats))
+                self._machines.step_checkpoints(core.SubtasksReplaced(replaced))
             case effects.RecordFailoverPhase():
                 self._triggers.moves(effect.moved)
                 self._phases.entered(effect, self._failover.newest_generation)

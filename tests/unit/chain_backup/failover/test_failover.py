@@ -425,6 +425,14 @@ def test_staged_versions_newer_than_the_line_are_void() -> None:
     assert history.at(202, *history.staged(2, *ON_1)) == [TrimLogs(2)]
 
 
+def test_versions_of_a_failed_head_newer_than_the_line_are_void() -> None:
+    history = running(failback=False)
+    history.checkpoint(1)
+    history.at(50, *history.persisted(2, *ON_1))
+    history.recover(history.at(100, lost()))
+    assert {max(history.machine._table[subtask].persisted) for subtask in ON_1} == {1}
+
+
 def test_no_line_is_a_rollback() -> None:
     """What ``pending_versions`` costs: lines[1] began from version 2, which count[0] does not have, and has nothing
     older in its logs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.inputs import MAX_BUNDLE_BYTES, InputGate
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
@@ -67,6 +69,20 @@ def test_of_one_channel_a_bundle_has_a_window_at_most() -> None:
     gate = gate_of(one=[RECORDS] * 5, two=[RECORDS] * 2, window=3)
     assert len(taken(gate)) == 5
     assert len(taken(gate)) == 2
+
+
+def test_a_bundle_of_one_channel_can_always_be_sent_again() -> None:
+    """The producer has no report of the messages before it, as far as the consumer need not report them, and none of
+    the bundle."""
+    for messages, size_bytes, size in product((1, 2, 3, 4, 9), (1, 2, 3, 150, 151), (1, 40, 75, 76, 200)):
+        gate = InputGate(Window(messages, size_bytes), lambda end, consumed: None, bundle_rows=1_000)
+        gate.add(ONE, SubtaskId("source", 0), None, Generation(1), 0, ended=False, in_flight=())
+        for seq in range(20):
+            put(gate, ONE, RECORDS, seq=seq, size=size)
+        count = len(taken(gate))
+        unreported, unreported_bytes = max(1, messages // 2) - 1, max(1, size_bytes // 2) - 1
+        assert count >= 1 and count + unreported <= messages
+        assert count == 1 or (count - 1) * size + unreported_bytes < size_bytes
 
 
 def test_a_full_bundle_does_not_always_begin_with_the_same_channel() -> None:

@@ -600,68 +600,59 @@ def replaced(version: CheckpointId, *subtasks: SubtaskId) -> SubtasksReplaced:
     return SubtasksReplaced(tuple((subtask, version) for subtask in subtasks))
 
 
-def again(checkpoint: CheckpointId, *sources: SubtaskId) -> TriggerCheckpoint:
-    return TriggerCheckpoint(checkpoint, sources, False, G1)
+def moved(checkpoint: CheckpointId, *subtasks: SubtaskId) -> AbortCheckpoint:
+    return AbortCheckpoint(checkpoint, f"{', '.join(map(str, subtasks))} moved to another process", G1)
 
 
 def ack(checkpoint: CheckpointId, subtask: SubtaskId, handle: str = "") -> CheckpointAcknowledged:
     return CheckpointAcknowledged(checkpoint, subtask, G1, handle or str(subtask))
 
 
-def test_what_a_replaced_subtask_had_acknowledged_is_taken_again() -> None:
+def test_a_checkpoint_that_waits_for_a_replaced_subtask_is_aborted() -> None:
     history = started()
     history.time(100)
     history.at(110, ack(C1, K0), ack(C1, S0))
-    assert history.at(120, replaced(START, K0)) == []
-    assert history.at(130, ack(C1, S1)) == []
-    (stored,) = history.at(140, ack(C1, K0, "new"))
-    assert isinstance(stored, StoreManifest)
-    assert dict(stored.handles) == {K0: "new", S0: str(S0), S1: str(S1)}
-
-
-def test_a_checkpoint_that_waits_for_a_subtask_which_begins_afresh_is_void() -> None:
-    history = started()
-    history.time(100)
-    history.at(110, ack(C1, K0))
-    assert without_records(history.at(120, SubtasksReplaced(((K0, START),), afresh=True))) == [
-        AbortCheckpoint(C1, f"{K0} restarted without replay", G1)
-    ]
+    assert without_records(history.at(120, replaced(START, S1, K0))) == [moved(C1, K0, S1)]
     assert history.at(130, *acks(C1)) == []
 
 
-def test_a_checkpoint_that_a_subtask_begins_from_is_not_void() -> None:
+def test_after_a_failover_a_moment_passes_until_the_next_checkpoint() -> None:
+    """A promoted consumer would wait for the barrier of a producer that still replays."""
+    history = started(interval_ms=1_000)
+    history.at(990, replaced(START, K0))
+    assert history.time(1_189) == []
+    assert history.time(1_190) == [trigger(C1)]
+    history.at(1_200, *acks(C1), ManifestStored(C1), OutputCommitted(C1))
+    history.at(1_300, replaced(C1, K0))
+    assert history.time(2_190) == [trigger(C2)], "it was not due within that moment"
+    short = started(interval_ms=50)
+    short.at(40, replaced(START, K0))
+    assert short.time(90) == [trigger(C1)], "an interval is enough"
+
+
+def test_a_checkpoint_that_a_subtask_resumes_from_continues() -> None:
     history = started()
     history.time(100)
     history.at(110, ack(C1, K0))
-    assert history.at(120, SubtasksReplaced(((K0, C1),), afresh=True)) == []
+    assert history.at(120, replaced(C1, K0)) == []
     assert history.at(130, ack(C1, S0), ack(C1, S1)) == [store(C1)]
 
 
-def test_a_last_checkpoint_that_is_void_is_tried_again() -> None:
-    history = started(interval_ms=None)
+def test_a_last_checkpoint_that_is_aborted_by_a_failover_is_tried_again() -> None:
+    history = started(interval_ms=None, final_attempts=1)
     history.at(50, *exhausted())
-    abort, again = without_records(history.at(60, SubtasksReplaced(((K0, START),), afresh=True)))
-    assert abort == AbortCheckpoint(C1, f"{K0} restarted without replay", G1)
-    assert isinstance(again, TriggerCheckpoint) and again.final
+    abort, retry = without_records(history.at(60, replaced(START, K0)))
+    assert abort == moved(C1, K0)
+    assert retry == trigger(C2, final=True)
 
 
-def test_a_replaced_source_is_told_again_whether_it_had_acknowledged_or_not() -> None:
-    history = started()
-    history.time(100)
-    assert history.at(110, replaced(START, S1)) == [again(C1, S1)]
-    history.at(120, ack(C1, S0), ack(C1, S1))
-    assert history.at(130, replaced(START, S1, K0)) == [again(C1, S1)]
-    assert history.at(140, ack(C1, K0)) == []
-    assert history.at(150, ack(C1, S1, "new")) != []
-
-
-def test_checkpoints_up_to_the_version_that_a_subtask_goes_on_from_stay_as_they_are() -> None:
+def test_checkpoints_up_to_the_version_that_a_subtask_resumes_from_continue() -> None:
     history = started(max_concurrent=2)
     history.time(100)
     history.at(110, ack(C1, S0), ack(C1, K0))
     assert history.time(200) == [trigger(C2)]
     history.at(210, ack(C2, S0))
-    assert history.at(220, replaced(C1, S0)) == [again(C2, S0)]
+    assert without_records(history.at(220, replaced(C1, S0))) == [moved(C2, S0)]
     assert history.at(230, ack(C1, S1)) == [store(C1)]
 
 
@@ -682,20 +673,11 @@ def test_a_replaced_source_is_not_at_its_end_any_more() -> None:
     assert history.at(110, first) == [trigger(C1, final=True)]
 
 
-def test_a_last_checkpoint_is_given_up_when_a_source_has_to_reach_its_end_again() -> None:
+def test_a_last_checkpoint_waits_until_a_replaced_source_is_at_its_end_again() -> None:
     history = started(final_attempts=1)
     assert history.at(50, *exhausted()) == [trigger(C1, final=True)]
-    effects = history.at(60, ack(C1, S0), replaced(START, S1))
-    assert without_records(effects) == [AbortCheckpoint(C1, "lines[1] moved before the end of its input", G1)]
+    assert without_records(history.at(60, ack(C1, S0), replaced(START, S1))) == [moved(C1, S1)]
     assert history.at(70, SourceExhausted(S1, G1)) == [trigger(C2, final=True)]
-
-
-def test_a_last_checkpoint_goes_on_when_only_others_are_replaced() -> None:
-    history = started()
-    history.at(50, *exhausted())
-    history.at(60, ack(C1, K0, "old"))
-    assert history.at(70, replaced(START, K0)) == []
-    assert history.at(80, *acks(C1)) == [store(C1, final=True)]
 
 
 def test_no_second_last_checkpoint_while_one_is_stored_or_complete() -> None:
@@ -802,14 +784,6 @@ def test_a_checkpoint_that_holds_too_much_in_all_is_given_up() -> None:
     assert kinds(history.at(111, held(S1, 60))) == [], "it has said so before"
     why = "160 bytes were in flight in the job, and the maximum is 150"
     assert recorded(history.at(120, held(K0, 40))) == [(AbortCause.OVER_BUDGET, why)]
-
-
-def test_what_a_checkpoint_may_hold_at_most_is_held() -> None:
-    history = started(in_flight_slot_bytes=100, in_flight_job_bytes=150)
-    history.time(100)
-    history.at(110, held(S0, 60))
-    history.at(111, SubtasksReplaced(((S0, CheckpointId(0)),)))
-    assert kinds(history.at(112, held(S1, 50), held(K0, 40), held(S0, 60))) == ["StoreManifest"], "it counts once"
 
 
 def test_after_too_much_was_in_flight_the_next_checkpoint_is_aligned_and_the_one_after_it_may_overtake() -> None:
