@@ -110,7 +110,7 @@ class Disk(Protocol):
         """A new, empty RocksDB."""
 
     def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
-        """Have a RocksDB take in held files, one over the other; ``swift``: somebody waits for that."""
+        """Ingest held files into a RocksDB, each on top of the previous; ``swift``: a promotion waits for it."""
 
     def give_own(self, names: Mapping[str, bool], generation: int) -> None:
         """The active state of ``generation`` uses ``names`` and no older ones; those that are true are held here, and
@@ -158,7 +158,7 @@ class SlotDisk:
         self._is_left = left is not None
         self._newest_left = newest_checkpoint(left or ())
         self._opened = 0
-        remove_folder(self._files)  # of a copy that was given up: nothing says what was checked
+        remove_folder(self._files)  # of a discarded copy: nothing records what was verified
         self._files.mkdir(parents=True)
 
     def _part(self, name: str) -> Path:

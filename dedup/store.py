@@ -47,7 +47,7 @@ class RocksStore:
         except Exception as error:  # rocksdict has no error type of its own for this
             raise DedupStoreError(f"the store of message IDs {directory} cannot be opened: {error}") from error
         unlogged = WriteOptions()
-        unlogged.disable_wal = True  # type: ignore[assignment,method-assign]  # a property, whatever its stub says
+        unlogged.disable_wal = True  # type: ignore[assignment,method-assign]  # a property, unlike in its stub
         self._db.set_write_options(unlogged)
         self._write = unlogged
 

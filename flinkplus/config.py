@@ -141,7 +141,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class RecoveryOptions:
-    """Recovery: what happens after a failure, and when the job gives up."""
+    """Recovery: what happens after a failure, and when the job fails."""
 
     recovery: str = option("standby", one_of(RECOVERY_MODES))
     """What a failure moves: standby (only the failed subtasks), partial (they and their upstreams) or rollback (the

@@ -1,4 +1,4 @@
-"""JSON that others have written: parsed, or ``ValueError``, whatever is in it; dataclasses that are JSON objects."""
+"""Untrusted JSON: parsed, or ``ValueError`` for any content; dataclasses that are JSON objects."""
 
 from __future__ import annotations
 

@@ -113,17 +113,17 @@ class UserFunctionError(FlinkPlusError):
     """A user's function raised, or returned what its schema does not allow.
 
     Attributes: ``operator`` name, ``subtask`` as text (``count[1]``), ``row`` as text (cut at 1,000 characters),
-    ``cause`` as text. ``told``: the message of all that, where it was made by another process.
+    ``cause`` as text. ``text``: the whole message, if another process has made it.
     """
 
-    def __init__(self, operator: str, subtask: str, row: str, cause: str, told: str | None = None) -> None:
-        super().__init__(operator, subtask, row, cause, told)
-        self.told: str | None
-        self.operator, self.subtask, self.row, self.cause, self.told = self.args  # which show no secret
+    def __init__(self, operator: str, subtask: str, row: str, cause: str, text: str | None = None) -> None:
+        super().__init__(operator, subtask, row, cause, text)
+        self.text: str | None
+        self.operator, self.subtask, self.row, self.cause, self.text = self.args  # which show no secret
 
     def __str__(self) -> str:
-        if self.told is not None:
-            return self.told
+        if self.text is not None:
+            return self.text
         return f"operator {self.operator!r}, subtask {self.subtask}: {self.cause}; input row: {self.row}"
 
 
@@ -232,8 +232,8 @@ class ControlMessageTooLarge(FlinkPlusError):
 class PeerRefused(FlinkPlusError):
     """The peer of a connection could not prove that it belongs to this job; ``reason`` is one word for the cause."""
 
-    def __init__(self, reason: str, told: str) -> None:
-        super().__init__(f"{told} ({reason})")
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(f"{text} ({reason})")
         self.reason = reason
 
 

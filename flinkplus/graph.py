@@ -2,10 +2,10 @@
 
 Rules: only an exchange (``key_by``, ``union``) cuts; everything between two exchanges is one *vertex*, a tree of
 operators whose root is a source or the consumer of one or more exchanges. A vertex is named by its operators joined
-with ``+``; a subtask can be addressed by any of them. Operator names are unique in a job. But for what ``iterate``
-feeds back to the head of a loop the graph is acyclic by construction (a stream can only be used after it was made), and
-nodes, and so vertices, are in topological order. The graph is picklable: it is what slots run and what a checkpoint
-directory keeps for ``resume``.
+with ``+``; a subtask can be addressed by any of them. Operator names are unique in a job. Except for the feedback of
+``iterate`` to the head of a loop, the graph is acyclic by construction (a stream can only be used after it was made),
+and nodes, and so vertices, are in topological order. The graph is picklable: it is what slots run and what a
+checkpoint directory keeps for ``resume``.
 """
 
 from __future__ import annotations
@@ -233,11 +233,11 @@ class JobGraph:
         return Cycles(edges, (*heads, *(vertex.name for vertex in self.vertices)))
 
     def shape(self, parallelism: int) -> dict[str, str]:
-        """What ``fingerprint`` is a digest of, for people: a description for each operator, and of what it gets."""
-        told = {"parallelism": str(parallelism)}
+        """The content of ``fingerprint`` as text: a description of each operator, and of its inputs."""
+        shape = {"parallelism": str(parallelism)}
         for node in self.nodes:
             fields = ", ".join(f"{field.name} {field.type}" for field in node.schema)
-            told[f"{node.kind} {node.name!r}"] = f"{type(node.body).__name__} of ({fields})"
+            shape[f"{node.kind} {node.name!r}"] = f"{type(node.body).__name__} of ({fields})"
         links = [(self.nodes[child].name, node.name) for node in self.nodes for child in node.children]
         for exchange in self.exchanges:
             columns = f" of {', '.join(exchange.columns)}" if exchange.columns else ""
@@ -245,8 +245,8 @@ class JobGraph:
             links.append((self.nodes[exchange.consumer].name, way))
         for consumer, way in links:
             name = f"input of {consumer!r}"
-            told[name] = f"{told[name]} and {way}" if name in told else way
-        return told
+            shape[name] = f"{shape[name]} and {way}" if name in shape else way
+        return shape
 
     def fingerprint(self, parallelism: int) -> str:
         """A digest of the shape: names, kinds, schemas, exchanges, parallelism. State only fits the same shape."""

@@ -50,7 +50,7 @@ def check_packages(names: Iterable[str]) -> None:
 
 
 def use_own_packages(names: Iterable[str]) -> None:
-    """From now on have this process import the packages that belong to FlinkPlus, whatever hides them."""
+    """Have this process import the packages that belong to FlinkPlus from now on, also if others shadow them."""
     for module in list(sys.modules):
         if module.partition(".")[0] in names:
             del sys.modules[module]

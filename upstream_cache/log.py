@@ -178,8 +178,8 @@ class OutputLog(LogCursors, Generic[M]):
     def take_to_send(self, limit: int, max_messages: int, max_bytes: int) -> list[tuple[int, M]]:
         """Several next messages for one transport frame, now counted as sent.
 
-        As ``next_to_send``, until ``max_messages``, or until one more would exceed ``max_bytes``; but one, if any,
-        whatever its size. Raises ``CorruptSegment`` when the first one cannot be read.
+        As ``next_to_send``, until ``max_messages``, or until one more would exceed ``max_bytes``; at least one, if
+        any, of any size. Raises ``CorruptSegment`` when the first one cannot be read.
         """
         taken: list[tuple[int, M]] = []
         left = max_bytes

@@ -176,7 +176,7 @@ class ReplicationAgent:
                 self._upkeep.tend_soon(member)
 
     def abort(self, version: int) -> None:
-        """The checkpoint of ``version`` is given up."""
+        """The checkpoint of ``version`` is aborted."""
         self._upkeep.aborted(version)
 
     # -- frames ---------------------------------------------------------------------------------------------------

@@ -1,20 +1,21 @@
-"""One subtask's copy on one slot: verified files, staged versions, and a RocksDB that is a little behind.
+"""One subtask's copy on one slot: verified files, staged versions, and a RocksDB that lags slightly.
 
 Rules:
-- files are kept under ``<folder>/replica/``, as second names (hard links) where the active state of this slot has them
-  too: each side removes its own names and never the other's;
-- only what was written here by the active state, or was checked whole when it arrived, is *held*; held files are
-  trusted from then on, so that a promotion reads none. What a dead process of this slot has *left* is held after its
-  checksum was found to be right. The rest goes when a version is held whole, with its base, that is as new as the
-  newest file left: a predecessor that is behind offers an older version first;
-- a version is its list of files. The RocksDB holds a list of files too, and further ones are ingested on top only when
-  its list begins the version's list. Otherwise (the version stands on a new base: that has no tombstones for what the
-  old files hold) a new RocksDB is made of the version's files, from links, without reading them;
-- such a new RocksDB is made as soon as the version is held, beside the old one, which stays until the version is
-  trimmed to: a promotion finds either;
-- a base says what it replaces. Who holds that *makes do* with it: a version on such a base is taken at once, and the
-  base fetched beside it, for the versions after it. What a dead process has left serves as well, once it was checked;
-- a version number alone is not believed: a failover may have given it to another content.
+- files are under ``<folder>/replica/``, as hard links where the active state of this slot has them too: each side
+  removes only its own names;
+- only files that the active state has written here, or that were verified whole on arrival, are *held*. Held files are
+  trusted from then on, so a promotion reads none. Files that a dead process of this slot has *left* are held after
+  their checksum was verified. The others are removed once a version as new as the newest of them is held whole, with
+  its base: a lagging predecessor offers an older version first;
+- a version is a list of files, and so is the content of a RocksDB. Further files are ingested on top only when its list
+  is a prefix of the version's. Otherwise (a new base has no tombstones for the content of old files) a new RocksDB is
+  made from links to the version's files, without reading them;
+- such a new RocksDB is made as soon as the version is held. The old one stays until the version is trimmed to, so a
+  promotion finds either;
+- a base names the files that it replaces. A copy that holds these *substitutes* them for the base: it takes a version
+  on the base at once, and fetches the base later, for the versions after it. Verified files of a dead process serve as
+  well;
+- a version number alone is not trusted: a failover may have given it to another content.
 
 One thread. Files, RocksDB and durable storage are behind ``Disk``.
 """
@@ -143,14 +144,14 @@ class Replica:
 
     @property
     def wanted_base(self) -> StateFile | None:
-        """The base of the newest version, if that makes do without it."""
+        """The base of the newest version, if the copy substitutes older files for it."""
         latest = self.latest
         if latest is None or latest.named == latest.files or self.holds(latest.named[0]):
             return None
         return latest.named[0]
 
     def serves(self, file: StateFile) -> bool:
-        """Whether the newest version makes do with what ``file`` stands for."""
+        """Whether the copy substitutes the files that ``file`` replaces for it, in the newest version."""
         latest, older = self.latest, self._stands_for.get(file.name, ())
         return bool(older) and latest is not None and latest.files[: len(older)] == older
 
@@ -204,7 +205,7 @@ class Replica:
             self.disk.check_left(file, swift=True)
             self.adopt_left(file)
         except (CorruptState, OSError) as error:
-            with contextlib.suppress(OSError):  # storage has it, whatever the disk says
+            with contextlib.suppress(OSError):  # storage has it, also if the disk fails
                 self.refuse_left(file, error)
         return self.holds(file)
 
@@ -290,7 +291,7 @@ class Replica:
             self._copies.append(self._make(files))
 
     def apply(self, files: tuple[StateFile, ...]) -> None:
-        """Bring a RocksDB to exactly these held files. What fails is made anew the next time."""
+        """Bring a RocksDB to exactly these held files. One that fails is made again the next time."""
         if files:
             copy = self._bring(files)
             self._copies.remove(copy)

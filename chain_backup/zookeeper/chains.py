@@ -146,7 +146,7 @@ class ChainStore:
         return {subtask: entry for subtask, entry in found.items() if entry[0] != ABSENT}
 
     def _pause(self, error: Exception, deadline: float, what: str) -> None:
-        """Before the next try; a connection that has broken is told of by kazoo a moment after the request's error."""
+        """Before the next try: kazoo reports a broken connection a moment after the request's error."""
         left = deadline - time.monotonic()
         if left <= 0 or self._client.closing.is_set():
             raise RegistryUnavailable(f"{what}: {type(error).__name__}") from error

@@ -58,8 +58,8 @@ class Client:
     """A kazoo client for ``hosts`` that connects in the background once started.
 
     ``on_state(state, reason)`` is called from kazoo's connection thread with ``KazooState`` values; no more after
-    ``close`` has begun. ``auth``: ``user:password``, who alone may read and change what this client makes; ``None``:
-    everybody may. ``tls``: what connections are encrypted with. Raises ``ConfigurationError`` for hosts or a session
+    ``close`` has begun. ``auth``: ``user:password`` required to read and change this client's nodes; ``None``: no
+    restriction. ``tls``: encrypts connections. Raises ``ConfigurationError`` for hosts or a session
     timeout that cannot work.
     """
 
@@ -262,7 +262,7 @@ class _Handler(SequentialThreadingHandler):
         return super().select(rlist, wlist, xlist, timeout)
 
     def sever(self) -> None:
-        """Cut the connection, now and for good: whoever waits for the server learns that it is gone."""
+        """Cut the connection now and permanently: threads that wait for the server get an error."""
         with self._lock:
             self._severed = True
         self.cut()

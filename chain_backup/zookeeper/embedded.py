@@ -203,7 +203,7 @@ class EmbeddedZooKeeper:
 
     @property
     def end(self) -> str | None:
-        """How the server's process ended, with the last lines of its log; None when it runs, or was told to end."""
+        """How the server's process ended, with the last lines of its log; None when it runs, or was stopped."""
         if self._process is None or (status := self._process.poll()) is None:
             return None
         return self._last_words(f"was killed by signal {-status}" if status < 0 else f"ended with status {status}")
@@ -439,7 +439,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _asked(connection: socket.socket) -> socket.socket:
-    """The connection, once something has come back on it for a question. Raises ``OSError``."""
+    """The connection, after an answer to a request. Raises ``OSError``."""
     connection.sendall(b"srvr")
     connection.recv(1)
     return connection

@@ -148,7 +148,7 @@ class SlotNodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class SlotNodeGone:
-    """The registration ``record`` of a slot is gone: closed, expired, or replaced by a newer one (told next)."""
+    """The registration ``record`` of a slot is gone: closed, expired, or replaced by a newer one (reported next)."""
 
     slot: int
     record: SlotRecord
@@ -156,8 +156,7 @@ class SlotNodeGone:
 
 @dataclass(frozen=True, slots=True)
 class RegistryLost:
-    """No connection to ZooKeeper, until ``RegistryReconnected``; never again when ``final``: another driver has taken
-    over."""
+    """No connection to ZooKeeper until ``RegistryReconnected``; ``final``: never again, as another driver took over."""
 
     reason: str
     final: bool = False
@@ -165,7 +164,7 @@ class RegistryLost:
 
 @dataclass(frozen=True, slots=True)
 class RegistryReconnected:
-    """Connected again, and still (or again) the coordinator; what changed in between has been told."""
+    """Connected again, and still (or again) the coordinator; changes in between have been reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ class SessionReconnected:
 
 @dataclass(frozen=True, slots=True)
 class SessionExpired:
-    """The registration is lost for good: the slot must stop sending. Told once; nothing follows."""
+    """The registration is lost permanently: the slot must stop sending. The last event, reported once."""
 
     reason: str
 

@@ -1,9 +1,9 @@
 """The coordinator's side: its election, the chains, and which slots live.
 
-Rules: there is one coordinator per application: whoever holds the ephemeral node, which an election creates together
-with a new epoch. A coordinator whose session expired takes its place again while the epoch is still its own. What lives
-is compared with what was told, in kazoo's callback thread, after each watch and each reconnection: a change that comes
-and goes in between may go untold, the last state never does.
+Rules: each application has one coordinator, which holds the ephemeral node that an election creates together with a new
+epoch. A coordinator whose session expired takes its place again while the epoch is still its own. Kazoo's callback
+thread compares the living slots with those reported, after each watch and each reconnection. A change that is undone
+in between may not be reported; the last state always is.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Registry:
         self._application = application
         self._deliver = deliver
         self._lock = Lock()
-        self._connection = 0  # number of the connection, so that what a broken one has found out is not told
+        self._connection = 0  # number of the connection: findings of a broken one are not reported
         self._lost = False
         self._ended = False
         self._epoch: int | None = None
-        self._slots: dict[int, tuple[int, SlotRecord]] = {}  # what was told: czxid and record
-        self._stale: set[int] = set()  # told slots whose node has changed since
+        self._slots: dict[int, tuple[int, SlotRecord]] = {}  # reported slots: czxid and record
+        self._stale: set[int] = set()  # reported slots whose node has changed since
         self._watches: dict[int, Callable[[object], None]] = {}
         self.client = Client(servers, session_timeout_s, self._state_changed, auth, tls)
         self._chains = ChainStore(self.client, self._paths)
@@ -249,25 +249,25 @@ class Registry:
                 _log.warning("ignoring a malformed slot registration: %s", error)
                 living.discard(slot)
         self._stale.clear()
-        self._tell_slots(living, found, connection)
+        self._report_slots(living, found, connection)
 
     def _watch(self, slot: int) -> Callable[[object], None]:
         """The same function each time, so that kazoo keeps one watch per slot."""
         return self._watches.setdefault(slot, partial(self._slot_changed, slot))
 
-    def _tell_slots(self, living: set[int], found: dict[int, tuple[int, SlotRecord]], connection: int) -> None:
+    def _report_slots(self, living: set[int], found: dict[int, tuple[int, SlotRecord]], connection: int) -> None:
         with self._lock:
             if self._ended or connection != self._connection:
                 self._stale |= set(found)
                 return
             for slot in sorted(self._slots.keys() | found.keys()):
-                told = self._slots.get(slot)
-                new = found.get(slot, told if slot in living else None)
-                if told is not None and new is not None and told[0] == new[0]:
+                reported = self._slots.get(slot)
+                new = found.get(slot, reported if slot in living else None)
+                if reported is not None and new is not None and reported[0] == new[0]:
                     continue
-                if told is not None:
+                if reported is not None:
                     del self._slots[slot]
-                    self._deliver(SlotNodeGone(slot, told[1]))
+                    self._deliver(SlotNodeGone(slot, reported[1]))
                 if new is not None:
                     self._slots[slot] = new
                     self._deliver(SlotNodeSeen(slot, new[1]))

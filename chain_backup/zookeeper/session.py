@@ -1,7 +1,7 @@
-"""A slot's registration: an ephemeral node that says it lives.
+"""A slot's registration: an ephemeral node that exists while the slot lives.
 
-Rules: the newest registration of a slot wins: by the coordinator's epoch, then by incarnation. A slot that finds itself
-replaced, or whose session has expired, is told once (``SessionExpired``) and is never registered again: it needs a new
+Rules: the newest registration of a slot wins: by the coordinator's epoch, then by incarnation. A slot that was
+replaced, or whose session has expired, gets ``SessionExpired`` once and is never registered again: it needs a new
 incarnation. Nothing here blocks the slot: connecting, registering and watching happen in kazoo's threads.
 """
 
@@ -58,7 +58,7 @@ class SlotSession:
         self._record = record
         self._deliver = deliver
         self._lock = Lock()
-        self._connection = 0  # number of the connection, so that what a broken one has found out is not told
+        self._connection = 0  # number of the connection: findings of a broken one are not reported
         self._epoch = 0  # of the coordinator we are registered with
         self._suspended = False
         self._opened = False
@@ -138,7 +138,7 @@ class SlotSession:
         if stat.ephemeralOwner == session:
             return True
         if self._is_newer(data, epoch.version):
-            self._end(f"slot {self._slot} was registered anew by another process")
+            self._end(f"slot {self._slot} was registered again by another process")
             return False
         transaction = self.client.transaction()
         transaction.delete(self._path, stat.version)

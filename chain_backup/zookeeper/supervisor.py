@@ -1,18 +1,19 @@
-"""Keeps a job's own ZooKeeper server running: when its process ends, or hangs, it is started again with its data, on
-its port unless another process has taken that.
+"""Keeps a job's own ZooKeeper server running: when its process ends or hangs, the supervisor restarts it with its data,
+on its port unless another process has taken that.
 
-Sessions outlive that, and clients come back by themselves: a server that starts gives every session its time anew.
+Sessions survive a restart, and clients reconnect by themselves: a server that starts resets the timeout of every
+session.
 
-A server hangs when two requests in a row have not been answered within ``HANG_S`` together. On a busy machine an
-answer may be slow, so this timeout doubles each time that it has expired, up to a limit. It is reset only after a long
-time without a hang: a slow machine does not have its server replaced again and again.
+A server hangs when it has not answered two requests in a row within ``HANG_S`` together. On a busy machine an answer
+may be slow, so this timeout doubles each time that it expires, up to a limit. It is reset only after a long time
+without a hang, so that a slow machine does not have its server replaced repeatedly.
 
-A server that does not answer but works, as in a flood of connections, has that limit at once: a restart would help
-the flood.
+A server that uses the processor but does not answer, as in a flood of connections, gets that limit at once: a restart
+would help the flood.
 
-Rules: a server that ran for a while is started again at once, and whoever needs it waits. One that ends soon after its
-start, or cannot be started, is started after a pause, which doubles up to a limit; for that long nobody is to wait
-(``on_down``), until it serves (``on_back``). It is never given up. ``close`` ends a start that is under way.
+Rules: a server that ran for a while is restarted at once, and its clients wait. One that ends soon after its start, or
+cannot be started, is started after a pause, which doubles up to a limit. Meanwhile callers must not wait (``on_down``),
+until it serves (``on_back``). The supervisor never stops trying. ``close`` ends a start that is under way.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Server(Protocol):
 
 
 class Supervisor:
-    """Watches over a server that has been started. ``on_down`` gets the reason; both are called in a thread of its own,
-    and the watch goes on when they return.
+    """Watches over a server that has been started. ``on_down`` gets the reason; both are called in the supervisor's
+    thread, which continues when they return.
     """
 
     def __init__(self, server: Server, on_down: Callable[[str], None], on_back: Callable[[], None]) -> None:
@@ -87,7 +88,7 @@ class Supervisor:
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more. The server is as it is then, and nobody starts it any more."""
+        """Stop watching. The server stays as it is, and is not restarted any more."""
         self._closing.set()
         self._server.need_no_more()
         self._thread.join()
@@ -149,7 +150,7 @@ class Supervisor:
                 break
             try:
                 self._server.restart()
-            except Exception as error:  # whatever it is, there is no server
+            except Exception as error:  # any error: there is no server
                 why = f"{type(error).__name__}: {error}"
                 continue
             _log.warning("the job's own ZooKeeper server is running again")

@@ -328,7 +328,7 @@ def test_a_replaced_slot_is_told(bench: Bench) -> None:
     until(old, [SessionOpened()])
     _, new = bench.slot(5, incarnation=2)
     until(new, [SessionOpened()])
-    until(old, [SessionOpened(), SessionExpired("slot 5 was registered anew by another process")])
+    until(old, [SessionOpened(), SessionExpired("slot 5 was registered again by another process")])
 
 
 def test_an_older_incarnation_does_not_take_the_node_of_a_newer_one(bench: Bench) -> None:
@@ -336,7 +336,7 @@ def test_an_older_incarnation_does_not_take_the_node_of_a_newer_one(bench: Bench
     _, new = bench.slot(5, incarnation=2)
     until(new, [SessionOpened()])
     _, old = bench.slot(5, incarnation=1)
-    until(old, [SessionExpired("slot 5 was registered anew by another process")])
+    until(old, [SessionExpired("slot 5 was registered again by another process")])
     assert new == [SessionOpened()]
 
 

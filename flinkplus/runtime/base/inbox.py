@@ -1,8 +1,8 @@
-"""What a slot's loop sleeps on: events that other threads put in, and sockets that become ready.
+"""The events and sockets that a slot's loop waits for: other threads put events in, and sockets become ready.
 
 Rules: ``put`` and ``call_soon`` may be called in any thread; everything else belongs to the loop. Callbacks of sockets
-run in ``poll`` and ``sleep``, and may put events, and watch or forget sockets. Nobody pays a system call to wake a loop
-that is awake.
+run in ``poll`` and ``sleep``, and may put events, and watch or forget sockets. A loop that is awake is not
+woken by a system call.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Inbox(Generic[E]):
         selector = self._selector
         if self._timers:
             timeout = min(timeout, self._timers[0][0] - time.monotonic())
-        self._asleep = True  # before the look at the events: whoever puts one in after it sees this, and wakes
+        self._asleep = True  # before the check for events: a thread that adds one later sees this, and wakes the loop
         try:
             ready = selector.select(0 if self._events or self._calls else max(0.0, timeout))
         finally:

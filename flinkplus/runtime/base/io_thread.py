@@ -55,7 +55,7 @@ class IoThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        aio.init_grpc_aio()  # for good: else gRPC ends its poller between two jobs, and prints what it trips over
+        aio.init_grpc_aio()  # permanently: otherwise gRPC ends its poller between two jobs, and prints errors
         self.loop.run_forever()
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:

@@ -1,12 +1,11 @@
-"""Logs that say whose they are: one line for each record, as JSON or for people, with job, slot, subtask, generation
-and phase.
+"""Structured logs: one line for each record, as JSON or as text, with job, slot, subtask, generation and phase.
 
 ``FLINKPLUS_LOG`` in the driver's environment, or the option ``log``, is ``json`` or ``text``, with a level if it is not
 to be ``info``: ``json:debug``. The driver ships it to the slots. Without it nothing is set up here: the loggers
-``flinkplus`` and ``chain_backup`` do as the program has told Python's logging.
+``flinkplus`` and ``chain_backup`` follow the program's configuration of Python's logging.
 
-Rules: what a record is about is said where it is logged (``about``), whose it is by the thread or the process that logs
-it (``speak_as``). A record is one line of printable characters, as ``escaped`` makes it, whatever its message contains.
+Rules: the call that logs a record adds its subject (``about``), and the thread or process its owner (``speak_as``). A
+record is always one line of printable characters (``escaped``).
 In the text format the lines of a traceback follow, each indented, so that none can pass for a record. Only ``checked``
 raises; a record that cannot be written is none of the job's failures.
 """
@@ -78,7 +77,7 @@ class JsonLines(logging.Formatter):
     """One JSON object a line; what is not known is null."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": _time(record, "%Y-%m-%dT%H:%M:%S") + "Z",
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -86,8 +85,8 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return escaped(json.dumps(told, ensure_ascii=False, default=str))
+            fields["exception"] = self.formatException(record.exc_info)
+        return escaped(json.dumps(fields, ensure_ascii=False, default=str))
 
 
 class TextLines(logging.Formatter):
@@ -122,7 +121,7 @@ class _ToStderr(_StreamHandler):
 
 
 def install(setting: str | None) -> None:
-    """Have FlinkPlus's loggers of this process write as ``setting`` says, and to nobody else; ``None``: leave them."""
+    """Set up FlinkPlus's loggers of this process by ``setting``, without other handlers; ``None``: leave them."""
     if setting is None:
         return
     form, level = checked(setting)

@@ -28,7 +28,7 @@ SUBTASK, OPERATOR, EDGE, PRODUCER, SEQ, FIRST_ROW, ROWS, TEXT_BYTES = range(8)
 FIELDS = 8
 """Numbers of 8 bytes each. ``SUBTASK``: which one is in a step (0: none), ``OPERATOR``: which one is working (0: none),
 both counted from 1. ``EDGE`` (counted from 1; 0: the subtask is a source), ``PRODUCER``, ``SEQ``: the message.
-``FIRST_ROW``, ``ROWS``: of what the operator was given. ``TEXT_BYTES``: length of the text behind the numbers."""
+``FIRST_ROW``, ``ROWS``: of the operator's input. ``TEXT_BYTES``: length of the text after the numbers."""
 NUMBERS = struct.Struct(f"={FIELDS}Q")
 TEXT_AT = 128
 MAX_TEXT_BYTES = 300

@@ -13,7 +13,7 @@ log = logging.getLogger("flinkplus")
 
 
 def clear_away(work: Callable[[], None]) -> None:
-    """Run ``work``, which removes something. Nobody waits for that, so nobody is there to be told when it fails."""
+    """Run ``work``, which removes something. No caller waits for it, so a failure is only logged."""
     try:
         work()
     except Exception:

@@ -1,10 +1,11 @@
-"""A moment of preference for the thread that everybody waits for, where the system grants it.
+"""Briefly raises the priority of the thread on the failover path, where the system permits it.
 
-A failover is a few milliseconds of work for one thread, on processors that Spark, the new process and everybody's
-resent messages want at the same time. Whoever may (root, or by a ``RLIMIT_NICE``) gives that thread a better ``nice``
-value until it is over; for everybody else nothing happens.
+A failover is a few milliseconds of work for one thread, while Spark, the new process and resent messages compete for
+the processors. A process that may (root, or by ``RLIMIT_NICE``) gives that thread a better ``nice`` value until the end
+of the failover; otherwise nothing happens.
 
-Rules: a preference is for the calling thread alone, and always ends; threads that it starts meanwhile would inherit it.
+Rules: only the calling thread gets the priority, and always loses it again; threads that it starts meanwhile inherit
+it.
 """
 
 from __future__ import annotations

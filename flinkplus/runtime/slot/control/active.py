@@ -1,7 +1,7 @@
-"""The active subtasks of a slot, and who in the slot is at which end of a channel.
+"""The active subtasks of a slot, and which of them is at which end of a channel.
 
-Rules: the slot's loop thread alone. ``retire`` closes a subtask whatever state it is in; what it held outside of memory
-is in the slot's scratch directory, which goes with the slot.
+Rules: only the slot's loop thread. ``retire`` closes a subtask in any state; its files are in the slot's scratch
+directory, which is removed with the slot.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class ActiveSubtasks(Generic[S]):
                 end.credit(*self._early.pop(channel))
 
     def credit(self, channel: ChannelId, credit: Credit) -> S | None:
-        """Credit for a producer: returned when it is here, else kept until it is. Newer credit tells all of older.
+        """Credit for a producer: returned when it is here, otherwise kept until it is. Newer credit includes older.
 
-        What a fenced consumer has said may come behind its successor's, since it comes over another stream.
+        Credit of a fenced consumer may arrive after that of its successor, as it comes over another stream.
         """
         producer = self.producer(channel)
         if producer is None:
@@ -85,16 +85,16 @@ class ActiveSubtasks(Generic[S]):
 
     @property
     def stale(self) -> int:
-        """Messages and credit of fenced generations that came to all that are or were active here."""
+        """Messages and credit of fenced generations that subtasks received here, also those that are retired."""
         return self._stale + sum(subtask.inputs.stale for subtask in self._order)
 
     def stale_credit(self) -> None:
-        """Credit of a fenced consumer has come."""
+        """Count credit of a fenced consumer."""
         self._stale += 1
 
     def retire_for_successor(self, subtask: S) -> None:
-        """Close a subtask whose successor will be in this slot as well: what consumers have allowed the one to send,
-        perhaps when they had been told of the other, they have allowed the other. Nobody will say it again.
+        """Close a subtask whose successor will be in this slot as well. Credit that consumers have granted it holds for
+        the successor: they may have granted it after the fence, and will not send it again.
         """
         ends = [end for end in subtask.outputs.channels.values() if not end.resuming]
         granted = {end.channel: (end.consumer_generation, end.granted) for end in ends}

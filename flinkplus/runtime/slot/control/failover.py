@@ -1,20 +1,20 @@
 """The slot's part in a local failover: fence, promote, hold standbys, join again.
 
-The coordinator decides (``chain_backup.failover.machine``), this obeys:
+The coordinator decides (``chain_backup.failover.machine``), and the slot obeys:
 
-- *fence*: subtasks of the failed set that are active here are retired; whoever talked to them notes the new generation
-  and the new slot, closes the channel, and says how far it has come. Whoever knows how steps of the failed, or of their
-  ancestors, began says that. From then on nothing old has an effect here;
-- *promote*: the standby's state is made ready, the subtask is built on it, says to its producers where it goes on, and
-  runs. The streams it needs have been there since the job started;
-- *join*: a new incarnation of a slot hosts nothing, holds standbys, and gets work back by a promotion like any other.
+- *fence*: the slot retires subtasks of the failed set that are active here. Their neighbours here note the new
+  generation and slot, close the channel, and report their positions. Subtasks that know determinants of the failed, or
+  of their ancestors, report these. From then on, messages of older generations have no effect here;
+- *promote*: the standby's state is made ready, and the subtask is built on it. It reports to its producers where it
+  resumes, and runs. The streams that it needs have existed since the job started;
+- *join*: a new incarnation of a slot hosts no subtask. It holds standbys, and work returns to it by promotion.
 
-In partial recovery there are no standbys: what a subtask needs to begin anew comes from the durable store, as far as
-this slot does not have it. Whoever is alive and goes back with the failed is retired by the fence, and promoted here.
+Partial recovery has no standbys: state that this slot does not have comes from the durable store. The fence also
+retires living subtasks that go back with the failed, and they are promoted here.
 
-Rules: the slot's loop thread alone. A promotion continues when others fail meanwhile, except for the subtasks that
-their fence takes over. A promotion is kept exactly as long as it waits for a standby: it ends when the last one is
-ready, also when that is because a fence took the others over, and when a fence has taken all of them.
+Rules: only the slot's loop thread. A promotion continues when others fail meanwhile, except for subtasks that their
+fence takes over. A promotion is kept exactly as long as it waits for a standby: it ends when the last one is ready, or
+when fences have taken over all that were not.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.ports import GraphPort, PreparedPort, S, StandbyReady, StandbysPort
 
 Spans: TypeAlias = Sequence[tuple[int, Any]]
-"""Values one after the other, each span with the number of its first."""
+"""Spans of consecutive values, each with the number of its first."""
 PART_VALUES = 100_000
-"""Determinants and digests in one message at most: about a megabyte, which takes some 50 ms to write."""
+"""Maximum number of determinants and digests in one message: about a megabyte, which takes some 50 ms to write."""
 log = logging.getLogger("flinkplus.slot")
 
 
@@ -59,7 +59,7 @@ class Host(Protocol[S]):
 
     @property
     def graph(self) -> GraphPort:
-        """The job's."""
+        """The job graph."""
 
     def report(self, message: control.ControlMessage) -> None:
         """Send to the coordinator."""
@@ -78,18 +78,22 @@ class Host(Protocol[S]):
 
 @dataclass
 class _Promotion:
-    """A promotion under way. ``given_up``, ``overtaking``, ``complete``: checkpoints, meanwhile."""
+    """A promotion that waits for standbys.
+
+    ``aborted``, ``overtaking``: checkpoints that were aborted, or may overtake, since the order.
+    ``complete``: the newest one that became complete since.
+    """
 
     order: control.Promote
     begun: float
     subtasks: dict[SubtaskId, PromotionOrder]
     ready: dict[SubtaskId, PreparedPort] = field(default_factory=dict)
-    given_up: list[CheckpointId] = field(default_factory=list)
+    aborted: list[CheckpointId] = field(default_factory=list)
     overtaking: list[CheckpointId] = field(default_factory=list)
     complete: int = 0
 
     def drop(self, name: SubtaskId) -> None:
-        """Another attempt has taken this one over."""
+        """Another attempt has taken over this subtask."""
         self.subtasks.pop(name, None)
         prepared = self.ready.pop(name, None)
         if prepared is not None:
@@ -97,7 +101,7 @@ class _Promotion:
 
 
 class SlotFailover(Generic[S]):
-    """One slot's end of the failover protocol. ``part_values``: determinants and digests in one message at most."""
+    """One slot's end of the failover protocol. ``part_values``: maximum of determinants and digests in one message."""
 
     def __init__(self, host: Host[S], standbys: StandbysPort, clock: Clock, part_values: int = PART_VALUES) -> None:
         self._host = host
@@ -107,14 +111,14 @@ class SlotFailover(Generic[S]):
         self.standbys = standbys
 
     def reset(self) -> None:
-        """The whole job is deployed anew."""
+        """The whole job is deployed again."""
         for attempt in list(self._promotions):
             self._drop(attempt)
 
     # --- fence
 
     def fence(self, order: control.Fence) -> None:
-        """Take no more of the failed set's older generations, and answer how far everyone has come."""
+        """Accept no more from older generations of the failed set, and report the positions of its neighbours."""
         host = self._host
         failed = {parse_subtask(name): slot for name, slot in order.failed.items()}
         for name, slot in failed.items():
@@ -141,13 +145,13 @@ class SlotFailover(Generic[S]):
             self._end_when_ready(attempt)
 
     def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Span, ...]]]:
-        """What is known here of the failed, and of the ancestors that what they are to repeat may depend on; put
-        together one subtask after the other, which takes its time when it is much.
+        """The determinants known here of each failed subtask, and of ancestors that its repeated steps may depend on.
+        One subtask at a time, since uniting many spans takes long.
         """
         ancestors = self._host.lineage.asked_of(failed)
         known = [one.steps.history.known for one in self._host.active if one.steps.history.known is not None]
         for promotion in self._promotions.values():
-            known += [KnownSteps(_ancestors_of(told, self._host.runs_ahead)) for told in promotion.subtasks.values()]
+            known += [KnownSteps(_ancestors_of(found, self._host.runs_ahead)) for found in promotion.subtasks.values()]
         spans: dict[SubtaskId, list[Span]] = {}
         for one in known:
             for subtask in [s for s in one.subtasks() if s in failed or s.vertex in ancestors]:
@@ -158,9 +162,9 @@ class SlotFailover(Generic[S]):
             yield str(subtask), unite(spans[subtask])
 
     def _fence_promotion(self, promotion: _Promotion, failed: dict[SubtaskId, int], answer: control.Fenced) -> None:
-        """What is about to become active begins where its version was taken."""
-        for name, told in promotion.subtasks.items():
-            inputs = {**told.handle.operator_state.inputs, **told.inputs}
+        """Subtasks that wait for promotion start at the position of their version."""
+        for name, found in promotion.subtasks.items():
+            inputs = {**found.handle.operator_state.inputs, **found.inputs}
             for channel, producer in self._host.graph.inputs_of(name, self._host.parallelism):
                 if producer in failed:
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
@@ -186,15 +190,15 @@ class SlotFailover(Generic[S]):
     # --- promote
 
     def promote(self, order: control.Promote) -> None:
-        """Begin: have the standbys ready."""
-        told = {parse_subtask(name): found for name, found in order.subtasks.items()}
-        self._promotions[order.attempt] = _Promotion(order, self._clock.monotonic(), told)
-        for name, found in told.items():
+        """Start a promotion: have the standbys made ready."""
+        subtasks = {parse_subtask(name): found for name, found in order.subtasks.items()}
+        self._promotions[order.attempt] = _Promotion(order, self._clock.monotonic(), subtasks)
+        for name, found in subtasks.items():
             self._host.reach("promotion", order.generation - 1, name)
             self.standbys.prepare(order.attempt, str(name), found.version, found.handle, order.generation)
 
     def ready(self, event: StandbyReady) -> None:
-        """A standby is ready; when all of its promotion are, they become active together."""
+        """A standby is ready; when all standbys of its promotion are, they become active together."""
         promotion = self._promotions.get(event.attempt)
         name = parse_subtask(event.subtask)
         if promotion is None or name not in promotion.subtasks:
@@ -208,7 +212,7 @@ class SlotFailover(Generic[S]):
         self._end_when_ready(event.attempt)
 
     def _end_when_ready(self, attempt: int) -> None:
-        """Activate the subtasks of a promotion, and end it, unless it waits for one of them."""
+        """Unless the promotion still waits for a standby: activate its subtasks, and end it."""
         promotion = self._promotions[attempt]
         if len(promotion.ready) < len(promotion.subtasks):
             return
@@ -223,14 +227,14 @@ class SlotFailover(Generic[S]):
     def _activate(self, promotion: _Promotion) -> None:
         host, order = self._host, promotion.order
         host.notes_rows = order.notes_rows
-        # Whoever has this generation is promoted with these; whoever has a newer one will be. All say where they go on.
+        # Subtasks of this generation are promoted now, those of a newer one later. All report where they resume.
         resuming = frozenset(n for n, generation in host.generations.items() if generation >= order.generation)
         built: list[S] = []
-        for name, told in promotion.subtasks.items():
+        for name, found in promotion.subtasks.items():
             prepared = promotion.ready.pop(name)
             try:
-                plan = _promotion_of(told, resuming, prepared, host.runs_ahead)
-                subtask = host.build(name, told.handle, CheckpointId(told.version), told.mark, plan)
+                plan = _promotion_of(found, resuming, prepared, host.runs_ahead)
+                subtask = host.build(name, found.handle, CheckpointId(found.version), found.mark, plan)
             except Exception as error:
                 log.info("promoting %s failed", name, exc_info=True)
                 prepared.close()
@@ -244,19 +248,19 @@ class SlotFailover(Generic[S]):
             built.append(subtask)
         for subtask in built:
             subtask.steps.checkpoints.resume_after(CheckpointId(max(order.complete, promotion.complete)))
-            given_up = [*promotion.subtasks[subtask.id].given_up, *promotion.given_up]
+            aborted = [*promotion.subtasks[subtask.id].given_up, *promotion.aborted]
             overtaking = [*promotion.subtasks[subtask.id].overtaking, *promotion.overtaking]
             fields = about(subtask=str(subtask.id), generation=order.generation, phase="replay")
             log.info("promoted subtask starts from version %d", promotion.subtasks[subtask.id].version, extra=fields)
-            host.guard(subtask, self._begin, subtask, order, given_up, overtaking)
+            host.guard(subtask, self._begin, subtask, order, aborted, overtaking)
             host.reach("promoted", order.generation - 1, subtask.id)
         milliseconds = (self._clock.monotonic() - promotion.begun) * 1e3
         host.report(control.Promoted(order.attempt, round(milliseconds, 3), self._clock.time()))
 
-    def _begin(self, subtask: S, order: control.Promote, given_up: list[int], overtaking: list[int]) -> None:
+    def _begin(self, subtask: S, order: control.Promote, aborted: list[int], overtaking: list[int]) -> None:
         subtask.inputs.announce()
         subtask.begin(order.run, order.run_age_s)
-        for checkpoint in given_up:  # their barriers will come again, and perhaps not on all inputs
+        for checkpoint in aborted:  # their barriers arrive again, perhaps not on all inputs
             subtask.steps.abort(CheckpointId(checkpoint))
         for checkpoint in overtaking:
             subtask.steps.checkpoints.overtake(CheckpointId(checkpoint))
@@ -270,29 +274,29 @@ class SlotFailover(Generic[S]):
                 promotion.drop(name)
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is given up: who is about to become active has to know, and who keeps versions."""
+        """``checkpoint`` is aborted; for standbys, and for subtasks that wait for promotion."""
         self.standbys.abort(checkpoint)
         for promotion in self._promotions.values():
-            promotion.given_up.append(checkpoint)
+            promotion.aborted.append(checkpoint)
 
     def overtake(self, checkpoint: CheckpointId) -> None:
-        """Barriers of a checkpoint may overtake: who is about to become active has to know."""
+        """Barriers of ``checkpoint`` may overtake; for subtasks that wait for promotion."""
         for promotion in self._promotions.values():
             promotion.overtaking.append(checkpoint)
 
     def complete(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is complete: who is about to become active has to know."""
+        """``checkpoint`` is complete; for subtasks that wait for promotion."""
         for promotion in self._promotions.values():
             promotion.complete = checkpoint
 
     # --- versions
 
     def chains(self, order: control.Chains) -> None:
-        """Who follows whom."""
+        """The coordinator has new chains."""
         self.standbys.form({name: (int(found[0]), tuple(found[1])) for name, found in order.chains.items()})
 
     def trim(self, version: CheckpointId) -> None:
-        """Nobody goes back before ``version``."""
+        """No subtask goes back before ``version``."""
         for subtask in self._host.active:
             self._host.guard(subtask, subtask.steps.checkpoints.trim, version)
         self.standbys.trim(version)
@@ -306,8 +310,10 @@ class SlotFailover(Generic[S]):
 def in_parts(
     answer: control.Fenced, known: Iterable[tuple[str, Spans]], digests: Iterable[tuple[str, Spans]], most: int
 ) -> Iterator[control.FencedPart | control.Fenced]:
-    """The messages of an answer to a fence, ``answer`` last. ``known``: determinants, by subtask; ``digests``: by
-    channel. ``most``: how many of both together one message has.
+    """The messages of an answer to a fence, ``answer`` last.
+
+    ``known``: determinants by subtask. ``digests``: by channel.
+    ``most``: maximum of both together in one message.
     """
     part, left = control.FencedPart(answer.attempt, {}, {}), most
     kinds = ("determinants", known, control.spans_to_json), ("digests", digests, control.digests_to_json)
@@ -333,30 +339,30 @@ def _pieces(spans: Spans, most: int) -> Iterator[tuple[int, Any]]:
 
 
 def _promotion_of(
-    told: PromotionOrder, resuming: frozenset[SubtaskId], state: PreparedPort | None, runs_ahead: bool
+    order: PromotionOrder, resuming: frozenset[SubtaskId], state: PreparedPort | None, runs_ahead: bool
 ) -> Promotion:
-    determinants = merge(told.handle.operator_state.steps, control.spans_from_json(told.determinants))
-    had = {channel: control.digests_from_json(spans) for channel, spans in told.digests.items()}
+    determinants = merge(order.handle.operator_state.steps, control.spans_from_json(order.determinants))
+    had = {channel: control.digests_from_json(spans) for channel, spans in order.digests.items()}
     return Promotion(
-        told.received,
+        order.received,
         determinants,
-        _ancestors_of(told, runs_ahead),
-        told.marks,
+        _ancestors_of(order, runs_ahead),
+        order.marks,
         resuming,
         state,
         had,
-        told.inputs,
-        told.pass_over,
+        order.inputs,
+        order.pass_over,
     )
 
 
-def _ancestors_of(told: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Span]:
-    """What a promotion tells of ancestors. Where barriers run ahead some survivors may have heard of none of an
-    ancestor's steps since a checkpoint, and others have let go of all before it: what is older than the gap is of no
-    use to anybody."""
+def _ancestors_of(order: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Span]:
+    """The determinants of ancestors in a promotion order. Where barriers run ahead, some survivors may know no step of
+    an ancestor since a checkpoint, and others have dropped all earlier ones: spans before such a gap are useless.
+    """
     found: dict[SubtaskId, Span] = {}
-    for name, told_spans in told.ancestors.items():
-        spans = control.spans_from_json(told_spans)
+    for name, order_spans in order.ancestors.items():
+        spans = control.spans_from_json(order_spans)
         first = unite(spans)[-1][0] if runs_ahead else min(start for start, _ in spans)
         found[parse_subtask(name)] = first, merge(first, spans)
     return found

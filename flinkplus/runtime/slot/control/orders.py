@@ -90,7 +90,7 @@ class SlotOrders(ABC, Generic[S]):
         mark: int | None,
         promotion: Promotion | None = None,
     ) -> S:
-        """A subtask restored from ``handle``, not yet active. Raises whatever restoring raises."""
+        """A subtask restored from ``handle``, not yet active. Raises the errors of restoring."""
 
     @abstractmethod
     def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None:

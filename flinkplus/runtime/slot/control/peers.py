@@ -3,7 +3,7 @@
 Rules:
 
 - a stream counts when it goes to the incarnation that is wanted. One that breaks is opened again after a pause, as
-  often as it takes: whether a peer is waited for or given up is the coordinator's decision (``reachability``);
+  often as it takes: whether to wait for a peer or evict it is the coordinator's decision (``reachability``);
 - a peer that refuses every connection for a while is not reached. So is one that keeps sending frames that cannot be
   read, though the streams to it were opened again. Both are forgotten when they end;
 - nothing that a peer does is a failure of this slot, or of its subtasks.
@@ -69,18 +69,18 @@ class Peers:
         return peer in self._targets and self._targets[peer][0] == incarnation
 
     def forget(self) -> None:
-        """Wait for every stream to say again that it is there; nothing was lost on any, for all begins anew."""
+        """Wait again for every stream to connect; nothing was lost on any, since all subtasks start again."""
         self._connected.clear()
         self._broken_since.clear()
         self._refusing.clear()
 
     @property
     def complete(self) -> bool:
-        """Whether all streams are there."""
+        """Whether all streams are connected."""
         return all(self._connected.get(peer) == target[0] for peer, target in self._targets.items())
 
     def connected(self, peer: int, incarnation: int) -> bool:
-        """There is a stream; true when it replaces one that broke."""
+        """A stream is connected; returns whether it replaces one that broke."""
         self._connected[peer] = incarnation
         self._refusing.discard(peer)
         return self._broken_since.pop(peer, None) is not None
@@ -95,7 +95,7 @@ class Peers:
         self.next_reconnect = now + RECONNECT_PAUSE_S
 
     def reconnect(self, now: float) -> None:
-        """Try again what is due."""
+        """Open again the streams that are due."""
         if self.next_reconnect is not None and now >= self.next_reconnect:
             self.next_reconnect = None
             self._data.connect(self._targets)
@@ -109,7 +109,7 @@ class Peers:
 
     @property
     def to_blame(self) -> dict[int, int]:
-        """The peers (slot -> incarnation) that refuse connections, or keep sending what cannot be read."""
+        """The peers (slot -> incarnation) that refuse connections, or keep sending malformed frames."""
         since = self._clock.monotonic() - MALFORMED_SPAN_S
         garbling = {p for p, times in self._malformed.items() if len(times) == MALFORMED_FRAMES and times[0] > since}
         return {p: self._targets[p][0] for p in sorted(self._refusing | garbling) if p in self._targets}

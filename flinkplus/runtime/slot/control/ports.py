@@ -90,10 +90,10 @@ S = TypeVar("S", bound=ActiveSubtask)
 
 
 class PreparedPort(Protocol):
-    """What a promoted standby begins with: its state."""
+    """The state that a promoted standby starts with."""
 
     def close(self) -> None:
-        """Not needed after all."""
+        """Release it, unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class StandbyReady:
 
 
 class StandbysPort(Protocol):
-    """The standby copies on this slot. ``malformed``, ``fenced``: frames, and offers of older generations, in vain."""
+    """The standby copies on this slot. ``malformed``, ``fenced``: rejected frames, and offers of older generations."""
 
     @property
     def malformed(self) -> int: ...

@@ -16,9 +16,9 @@ class SlotConfig:
     ``coordinator``, ``lifelines``, ``pulses``: ``host:port`` of the servers of the driver.
     ``zookeeper`` (hosts) and ``application`` are set when there are standbys.
     ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``directory``
-    is the job's own, when it is on the slots' host as well: a slot sees there that the job is over, and removes it when
-    the ``driver`` (process id, creation time) is dead: nobody else is left to do it. ``log``: how slots write their
-    logs (``flinkplus.runtime.base.logs``).
+    is the job's own, if it is on the slots' host as well: a slot sees there that the job has ended, and removes it if
+    the ``driver`` (process id, creation time) is dead. ``log``: how slots write their logs
+    (``flinkplus.runtime.base.logs``).
     """
 
     job_id: str

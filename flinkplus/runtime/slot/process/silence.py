@@ -15,9 +15,9 @@ from flinkplus.config import Options
 
 LOOKS_IN_TIMEOUT = 4
 GIVEN_UP_SHARE = 2
-"""Of ``heartbeat_timeout``: a slot whose heartbeats were not answered for so long was given up long ago."""
+"""Multiple of ``heartbeat_timeout`` after which the driver has certainly evicted a slot that got no answers."""
 SILENT_SHARE = 0.75
-"""Of ``hang_timeout``: for so long nothing may come back of what was sent. The rest is for the driver, to decide."""
+"""Share of ``hang_timeout`` for which a peer may leave messages unanswered. The driver needs the rest to decide."""
 
 
 class _Data(Protocol):
@@ -35,10 +35,10 @@ class _Pulse(Protocol):
 class SilenceWatch:
     """Looks for silence with each heartbeat.
 
-    ``lost``: called with the reason when the driver is given up.
+    ``lost``: called with the reason when the driver is considered lost.
 
     ``interval_s``: between two heartbeats.
-    ``refused_s``: for so long a peer may refuse connections.
+    ``refused_s``: how long a peer may refuse connections.
     """
 
     def __init__(self, options: Options, data: _Data, link: _Link, pulse: _Pulse, lost: Callable[[str], None]) -> None:
@@ -64,5 +64,5 @@ class SilenceWatch:
             self._pulse.tell(deaf)
         silent = self._data.silent(now, self._limit_s)
         if self._deaf_since is not None and now - self._deaf_since > self._patience_s:
-            self._lost(f"nothing has come back from it for {self._patience_s} s")
+            self._lost(f"no answer from it for {self._patience_s} s")
         return silent

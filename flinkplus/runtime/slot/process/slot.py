@@ -2,14 +2,14 @@
 assigned to it. The task's own process is the slot's keeper (``keeper``), which starts the slot's process again.
 
 One thread, the loop, owns all subtasks and, with ``transport="tcp"``, all sockets. Other threads (the snapshot pool,
-the standbys, gRPC) only put events into its inbox. The loop takes all events there
-are, lets every runnable subtask do one step, consumers before producers, writes what that has put out, and sleeps on
-inbox and sockets when nothing can run.
+the standbys, gRPC) only put events into its inbox. The loop takes all waiting events, lets every runnable subtask do
+one step, consumers before producers, and writes their output. It sleeps on the inbox and the sockets when no subtask
+can run.
 
-Rules: a slot obeys its coordinator and nobody else; when the control stream breaks, it closes everything and ends
-with an error, so that its keeper starts a new process if the job still lives. A subtask's failure is reported and the
-subtask stops; the slot lives on. Its scratch directory is removed at its end, unless its next process has a use for the
-state files.
+Rules: a slot obeys only its coordinator. When the control stream breaks, it closes everything and ends with an error,
+so that its keeper starts a new process if the job still lives. When a subtask fails, the slot reports it and stops the
+subtask, and keeps running. Its scratch directory is removed at its end, unless its next process can use the state
+files.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Slot(SlotOrders[Subtask]):
     # --- the loop
 
     def run(self) -> None:
-        """Register and obey until told to stop."""
+        """Register, and obey orders until the order to stop."""
         address = self._address = self._data.start()
         self._link.open()
         name = f"{self.index}-{secrets.token_hex(8)}"
@@ -203,7 +203,7 @@ class Slot(SlotOrders[Subtask]):
             known = self._config.credentials
             timeout_s, hides_rows = self._options.hang_timeout, known.tls is not None
             self._pulse.open(self._config.pulses, known.secret, name, timeout_s, self._note, hides_rows)
-        gc.freeze()  # what is loaded by now stays for good; the collector need not look at it again
+        gc.freeze()  # everything loaded by now stays until the end; the collector need not scan it
         while True:
             self._handle_all()
             self._data.flush()
@@ -375,7 +375,7 @@ class Slot(SlotOrders[Subtask]):
             self._session.client.move_to(hosts)
 
     def _lose_session(self) -> None:
-        """Others may have taken over: stop sending at once, and begin anew."""
+        """Other slots may have taken over: stop sending at once, and start again."""
         reason = f"the ZooKeeper session of slot {self.index} expired"
         self._link.send(control.SessionLost(reason))
         self.active.retire_all()
@@ -471,7 +471,7 @@ class Slot(SlotOrders[Subtask]):
 
 
 def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | None:
-    """The one behind ``error``, if there is one: it may have come through a user's function."""
+    """The cause of ``error`` of that type, if any: it may have passed through a user's function."""
     while error is not None and not isinstance(error, NondeterministicOperator):
         error = error.__cause__ or error.__context__
     return error

@@ -42,10 +42,10 @@ class ProcessStart:
 
 
 def run_slot(index: int, config: SlotConfig, start: ProcessStart = ProcessStart()) -> None:
-    """Run slot ``index`` until the job ends, in this process. Raises ``CoordinatorLost`` when the driver is gone, and
-    whatever else ends the slot; that is logged here, in one line. Does nothing when the job is over already.
+    """Run slot ``index`` in this process until the job ends. Does nothing when the job has ended already.
 
-    A slot that fails before its driver knows of it reports why to the driver.
+    Raises ``CoordinatorLost`` when the driver is gone, and any other error that ends the slot, which is logged here in
+    one line. A slot that fails before its driver knows it reports the reason to the driver.
     """
     made: list[Slot] = []
     try:
@@ -119,9 +119,7 @@ def _has_successor(config: SlotConfig, failure: Exception, welcomed: bool, last:
 
 
 def _remove_job(config: SlotConfig, orphaned: bool) -> None:
-    """Remove the job's own directory when nobody else will: the driver is dead, or has done so before the slot put
-    something there.
-    """
+    """Remove the job's own directory when the driver will not: it is dead, or did so before the slot wrote there."""
     directory = config.directory
     if directory is not None and ((orphaned and not is_alive(*config.driver)) or is_removed(directory)):
         remove_tree(directory, ORPHAN_PATIENCE_S)

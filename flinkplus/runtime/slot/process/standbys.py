@@ -1,11 +1,11 @@
 """The standbys of a slot: the agent of its chains, run by one thread of its own.
 
-The slot's loop posts what concerns the chains; the agent sends frames over the same streams as the data, in pieces
-small enough not to hold it up. Its answers come back as events. What it fetches from durable storage is fetched by a
-second thread, so that a promotion never waits for that.
+The slot's loop posts orders about chains to it. The agent sends frames over the same streams as the data, in pieces
+small enough not to delay it. Its answers come back as events. A second thread fetches from durable storage, so a
+promotion never waits for that.
 
-Rules: a fault of a standby is never a fault of the stream: it is logged, the copy stays behind, and a failover finds
-another member or the durable store.
+Rules: a fault of a standby is never a fault of the stream. It is logged, the copy lags, and a failover uses another
+member or the durable store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_CHANNEL = ChannelId(0, 0, 0)
 
 class Standbys:
     """Called by the slot's loop; ``deliver`` may be called in any thread and must only enqueue. ``in_turn`` has the
-    loop call something when it is this slot's turn to do what all slots are told at once.
+    loop call a function later, so that slots which receive the same order at once do not all work at once.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Standbys:
         self._post(self._agent.peer_connected, peer)
 
     def trim(self, version: int) -> None:
-        """Nobody goes back before ``version``. What follows from that is work which nobody waits for."""
+        """No subtask goes back before ``version``. The cleanup that follows is not urgent."""
         self._in_turn(lambda: self._post(self._agent.trim, version))
 
     def abort(self, version: int) -> None:
-        """A checkpoint is given up."""
+        """A checkpoint is aborted."""
         self._post(self._agent.abort, version)
 
     def retire(self, subtask: str) -> None:
@@ -163,7 +163,7 @@ class Standbys:
 
     @property
     def fenced(self) -> int:
-        """Versions that heads of older generations have offered, in vain."""
+        """Rejected versions that heads of older generations have offered."""
         return self._agent.figures.offers_fenced
 
     @property

@@ -1,6 +1,6 @@
 """How a slot that cannot begin tells the driver why, before its process ends.
 
-Rules: bounded, whatever the driver does; what goes wrong here is only logged, since the first error matters more.
+Rules: bounded in time even if the driver does not answer. Errors here are only logged: the first error matters more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which subtask of a slot runs next: each one in turn, consumers before producers, one step at a time.
 
-Rules: one thread, the slot's loop. A subtask that replays gives way to others, for some turns; a barrier that overtakes
-waits for nobody's turn.
+Rules: one thread, the slot's loop. A replaying subtask yields some turns to the others; a barrier that overtakes waits
+for no turn.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 
 FLUSH_AFTER_S = 0.001
-"""What short steps have sent is written together: one write for each slot that gets something."""
+"""Messages of short steps are written together, in one write for each destination slot."""
 MOST_PASSED_OVER = 4
-"""Turns that a subtask which replays gives up to others, one after the other."""
+"""Maximum number of turns in a row that a replaying subtask yields to others."""
 
 
 class Turns:

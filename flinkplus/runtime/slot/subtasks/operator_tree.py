@@ -1,12 +1,11 @@
 """The fused operators of one subtask: a tree of instances through which batches are pushed.
 
-Rules: a push is a generator that yields whenever something has been appended to an output, so that its driver can
-wait for
-room; it must be exhausted before the next push or snapshot. Batches reach user functions and sinks with plain columns.
+Rules: a push is a generator that yields when it has appended to an output, so that its driver can wait for room. It
+must be exhausted before the next push or snapshot. Batches reach user functions and sinks with plain columns.
 Row counters belong to the state: they are saved and restored with it, so replayed rows are not counted twice.
 
-A watermark goes down the tree like a batch: what an operator emits because of it goes before it. Where an operator
-makes watermarks of its own, those from above end, and its own go on, behind the batch that they were made of.
+A watermark passes down the tree like a batch: rows that an operator emits because of it precede it. Where an operator
+makes its own watermarks, those from above end, and its own follow the batch from which they were made.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Exchanges(Protocol):
 
 @dataclass
 class FusedNode:
-    """One node of the vertex at work in this subtask."""
+    """One node of the vertex, as it runs in this subtask."""
 
     node: Node
     context: OperatorContext
@@ -216,7 +215,7 @@ class FusedOperators:
         yield from self._rise(index, watermark_ms)
 
     def _rise(self, index: int, watermark_ms: int) -> Iterator[None]:
-        """The watermark behind what a node has emitted, if it is higher than the last one."""
+        """The watermark after a node's output, if it is higher than the last one."""
         fused = self.nodes[index]
         if fused.watermark_ms is not None and watermark_ms <= fused.watermark_ms:
             return
@@ -243,8 +242,8 @@ class FusedOperators:
         }
 
     def settle(self, saved: dict[str, OperatorPart]) -> dict[str, OperatorPart]:
-        """Finish what sinks have set aside in ``stage``; what that gave, completed. In any thread. Raises whatever
-        finishing raises."""
+        """Finish what sinks have set aside in ``stage``, and return the completed parts. In any thread. Raises the
+        errors of the sinks."""
         settled = dict(saved)
         for fused in self.nodes.values():
             if fused.writer is not None:

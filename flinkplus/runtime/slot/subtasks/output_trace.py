@@ -1,12 +1,12 @@
-"""When each subtask with a sink put out how much: a record of time and rows per step, for measuring recoveries.
+"""The output of each subtask with a sink over time: a record of time and rows per step, to measure recoveries.
 
 Rules:
 
-- a record is (seconds since the Unix epoch, rows the subtask has put out in all). The rows belong to the state, so a
-  subtask that went back counts up again from less; what is *new* is what lies beyond the most it ever had;
+- a record is (seconds since the Unix epoch, total rows that the subtask has put out). The rows belong to the state, so
+  a subtask that went back counts up again from less; only rows above the highest total so far are *new*;
 - a record is in the file when its step is over: one small write, no buffer, so that nothing is lost when the process
   is killed. Some 2 us per step, and nothing at all when no directory is given (option ``trace_output``);
-- bounded: a file takes ``MAX_RECORDS`` records, then no more; ``truncated`` files are told by their name in a warning;
+- bounded: a file takes ``MAX_RECORDS`` records, then no more; a warning names ``truncated`` files;
 - one file for each subtask and incarnation. The slots and the driver must see the same directory; times are those of
   each slot's own clock, so compare them within one host only.
 """

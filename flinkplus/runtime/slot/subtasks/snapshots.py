@@ -3,7 +3,7 @@
 Life cycle of a snapshot: *taken* (the operators stage, keyed state is frozen; in the slot's loop), *persisted* (files
 are written, in the snapshot pool), *acknowledged* or *declined*; or *discarded* before that.
 
-Rules: called in the slot's loop thread, but for the work given to ``ports.persist``, which runs in the snapshot pool.
+Rules: called in the slot's loop thread, except for work given to ``ports.persist``, which runs in the snapshot pool.
 Snapshots are persisted in the order in which they were taken.
 """
 

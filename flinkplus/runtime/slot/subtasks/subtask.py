@@ -1,6 +1,6 @@
 """One active subtask: its parts are made here, put together, and given back.
 
-Which step comes next, what is taken, blocked, repeated, sent again or let go is the protocol's
+The protocol decides the next step, and what is taken, blocked, repeated, sent again or dropped
 (``flinkplus.protocol.subtask.subtask``). The parts: ``work`` (operators), ``snapshots``, ``output_gate`` (channels).
 
 Rules: called by the slot's loop thread only. An exception anywhere in a step is the subtask's failure.
@@ -43,7 +43,7 @@ MIN_READ_SCALE = 0.125
 """Of ``flush_interval``: a paced source does not read each row by itself."""
 REPLAY_SLICE_S = 0.002
 DIGEST = digests(digest_of)
-"""Of a message and its payload, whatever its kind: receivers and producers compare the same."""
+"""The digest of a message of any kind and its payload; producers and receivers compute the same."""
 
 
 def _wall_ms() -> int:
@@ -213,7 +213,7 @@ class Subtask:
     def run(self) -> None:
         """Continue the current step, or begin the next one; the time counts as busy.
 
-        Steps that are repeated follow each other at once, for a while: others wait for what comes behind them.
+        Repeated steps follow each other at once, for a while, since other subtasks wait for the output after them.
         """
         steps, note = self.steps, self._note
         begun = time.perf_counter()

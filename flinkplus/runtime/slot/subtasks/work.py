@@ -89,7 +89,7 @@ class CatchUp:
         return mark is not None and end.cursor.consumed > mark
 
     def reached(self) -> None:
-        """All that was put out before the failure is put out again, or the end is: nothing is beyond it."""
+        """The output has reached the position before the failure, or the end of input."""
         if self._mark is not None or self._awaits_new:
             self._mark, self._awaits_new = None, False
             self._report()
@@ -100,7 +100,7 @@ class OperatorWork:
 
     ``note``: where the step under way is noted.
     ``note_row``: called with each row before a user's function gets it, when a process was lost; otherwise ``None``.
-    ``counted``: the operator behind which a source's rate counts.
+    ``counted``: the operator after which a source's rate counts.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class OperatorWork:
 
     @property
     def rows_counted(self) -> int:
-        """Rows that have left the operator behind which the rate counts."""
+        """Rows that have left the operator after which the rate counts."""
         return self._counted.rows_out
 
     def push(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:

@@ -22,12 +22,13 @@ JOB, OPEN = "job", "open"
 
 @dataclass(frozen=True)
 class Credentials:
-    """Of one run of a job.
+    """The credentials of one run of a job.
 
-    ``secret``: what the handshake proves knowledge of. ``zookeeper``: ``user:password`` of those who may see and change
-    the job's nodes in ZooKeeper; ``None``: everybody may. ``tls``: certificates, or a directory that each host has them
-    in; ``None``: connections are not encrypted. ``registry``: the same for connections to the job's own ZooKeeper
-    server, which are always encrypted; ``None``: the job has no such server.
+    ``secret``: the handshake proves that both ends know it.
+    ``zookeeper``: ``user:password`` required to read and change the job's nodes in ZooKeeper; ``None``: no restriction.
+    ``tls``: certificates, or a directory of certificates on each host; ``None``: connections are not encrypted.
+    ``registry``: the same for connections to the job's own ZooKeeper server, which are always encrypted; ``None``: the
+    job has no such server.
     """
 
     secret: bytes = field(repr=False)

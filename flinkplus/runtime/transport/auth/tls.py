@@ -112,7 +112,7 @@ def context(certificates: Certificates, server: bool) -> ssl.SSLContext:
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED
     if server:
-        made.num_tickets = 0  # nobody comes back with one
+        made.num_tickets = 0  # no client resumes a session
     descriptor, name = tempfile.mkstemp(prefix="flinkplus-key-")  # readable by this user only; OpenSSL wants a file
     try:
         with open(descriptor, "wb") as file:
@@ -146,7 +146,7 @@ class TlsSocket:
         return self._sock.fileno()
 
     def do_handshake(self) -> None:
-        """Go on with TLS's own handshake."""
+        """Continue TLS's own handshake."""
         with self._lock:
             try:
                 self._sock.do_handshake()

@@ -83,7 +83,7 @@ class GrpcControlLink:
             reason = f"{error.code().name}: {printable(error.details())}"
         except asyncio.TimeoutError:
             reason = f"no answer from the coordinator at {self._address} within {CONNECT_TIMEOUT_S} s"
-        except Exception as error:  # whatever it is, the stream is gone, and the slot must hear of it
+        except Exception as error:  # any error: the stream is gone, and the slot must know
             reason = described(error)
         finally:
             for task in (pump, beat):

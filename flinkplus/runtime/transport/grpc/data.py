@@ -257,7 +257,7 @@ class _Outgoing:
                 self._deliver(FrameArrived(self.peer, frame))
         except aio.AioRpcError as error:
             reason = f"{error.code().name}: {printable(error.details())}"
-        except Exception as error:  # whatever it is, the stream is gone, and the slot must hear of it
+        except Exception as error:  # any error: the stream is gone, and the slot must know
             reason = described(error)
         finally:
             self.alive = self.connected = False

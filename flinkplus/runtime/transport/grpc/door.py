@@ -40,7 +40,7 @@ class Door:
         self._refusals = refusals
         self.name = name
         self.address = ""
-        self.crowd = Crowd(lambda reason, told: refusals.count(protocol.decode(), reason, told))
+        self.crowd = Crowd(lambda reason, text: refusals.count(protocol.decode(), reason, text))
         self._open: dict[bytes, tuple[float, str, Listening]] = {}  # the oldest is the first
 
     async def admit(self, context: Any) -> Listening | None:

@@ -1,13 +1,12 @@
 """The sockets that gRPC does not show: found among the open files of the process, by the address of their other end.
 
-gRPC has no call for them, but they are the process's own, and the system tells of each where it leads. So silence on a
-stream over gRPC is what it is over TCP (``silence``): nothing comes back of what the system has sent.
+gRPC has no call for them, but they belong to the process, and the system reports the other end of each. So silence on a
+stream over gRPC has the same definition as over TCP (``silence``).
 
-Rules: a socket found here is gRPC's to write, to read and to close, also while one looks. So what is found is checked
-at every look, and searched for again when it is gone. Only questions are asked of it, except that a connection may be
-ended, as the other end could end it. That is done over a descriptor of its own: the number that it was found by may
-mean another file by then. Where the system does not tell (it is Linux that does), nothing is found, and nobody is ever
-silent.
+Rules: gRPC writes, reads and closes a socket that is found here, at any time. So each use checks it, and searches again
+when it is gone. A socket is only inspected, except that a connection may be shut down, as the other end could do. That
+is done over a duplicated descriptor, since the number may mean another file by then. Only Linux reports this: on other
+systems no socket is found, and no peer is ever silent.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ def place_of_peer(peer: str) -> Place | None:
 def _leads_to(sock: socket.socket) -> Place | None:
     for size in (V6_BYTES, V4_BYTES):
         with contextlib.suppress(OSError):  # its address is shorter, or it has none
-            told = sock.getsockopt(socket.SOL_SOCKET, SO_PEERNAME, size)
-            family, port = FAMILY_AND_PORT.unpack_from(told)
+            name = sock.getsockopt(socket.SOL_SOCKET, SO_PEERNAME, size)
+            family, port = FAMILY_AND_PORT.unpack_from(name)
             if family == socket.AF_INET6 and size == V6_BYTES:
-                return told[8:24], int.from_bytes(port, "big")
+                return name[8:24], int.from_bytes(port, "big")
             if family == socket.AF_INET:
-                return MAPPED + told[4:8], int.from_bytes(port, "big")
+                return MAPPED + name[4:8], int.from_bytes(port, "big")
     return None
 
 
@@ -148,8 +147,8 @@ class HiddenConnection:
         self._silences: dict[int, Silence] = {}
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether nothing has come back for ``limit_s`` of what was sent; to be asked several times within that span,
-        by one thread.
+        """Whether sent data was not acknowledged for ``limit_s``. Must be called several times within that span, by one
+        thread.
         """
         if TCP_INFO is None or self._remote is None:
             return False

@@ -1,12 +1,11 @@
-"""Connections over plain TCP, served by the loop that owns them: no thread lies between a message and its receiver.
+"""Connections over plain TCP, served by the loop that owns them, without a thread between a message and its receiver.
 
-On a connection there are frames (``frames``): four bytes of length, then that many bytes. The first four are the
-handshake (``handshake``); then each end sends what it likes.
+A connection carries frames (``frames``): four bytes of length, then that many bytes. The first four frames are the
+handshake (``handshake``).
 
-Rules: the loop owns its connections, reads them and ends them; any thread may write, for a socket is written under a
-lock. Nothing waits: what a socket does not take stays queued until it does. Until the handshake is done nothing but its
-short frames is taken, nobody hears of the connection, few such are held at a time, and none for long; what is refused
-is counted.
+Rules: the loop owns its connections, reads them and ends them; any thread may write, under a lock. Writing never waits:
+data that a socket does not take stays queued. Until the handshake is done, only its short frames are accepted, and the
+connection is not reported. Few such connections are held at a time, and none for long. Refusals are counted.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def server_at(host: str) -> tuple[socket.socket, str]:
-    """A socket that listens at ``host``, and its address. A path is that of a socket on this machine, which nobody
-    reaches who may not enter its directory. Raises ``OSError``.
+    """A socket that listens at ``host``, and its address. A path means a Unix socket, reachable for processes that
+    may enter its directory. Raises ``OSError``.
     """
     if host.startswith("/"):
         listening = socket.create_server(host, family=socket.AF_UNIX, backlog=128)
@@ -71,9 +70,9 @@ def server_at(host: str) -> tuple[socket.socket, str]:
 
 
 class Connection:
-    """One connection. ``frame`` is called with each frame that has come in, ``broken`` once, with a reason.
+    """One connection. ``frame`` is called with each received frame, ``broken`` once, with a reason.
 
-    ``limit``: the longest frame that is taken, in bytes. ``joined``: waiting messages are sent together in one frame;
+    ``limit``: maximum length of a received frame in bytes. ``joined``: waiting messages are sent together in one frame;
     otherwise each message is a frame. ``frame`` may raise ``Broken``.
     """
 
@@ -130,7 +129,7 @@ class Connection:
             raise Broken("does not take the handshake")
 
     def watch(self, events: int) -> None:
-        """Be told when the socket can be read or written."""
+        """Watch for the socket to become readable or writable."""
         if events != self._watched and self.open:
             self._watched = events
             if not self._held:
@@ -247,8 +246,7 @@ class Connection:
         return bool(self._writing or self._pending)
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether nothing has come back for ``limit_s`` of what was sent, though it should have; to be asked several
-        times within that span, in the loop."""
+        """Whether sent data was not acknowledged for ``limit_s``. Must be called several times within that span."""
         if not self.open:
             return False
         try:
@@ -337,7 +335,7 @@ class Outgoing(Connection):
             self._begin()
 
     def _begin(self) -> None:
-        """The connection is there, or has failed; or TLS goes on."""
+        """The connection is established, or has failed; or TLS continues."""
         if isinstance(self._sock, socket.socket):
             error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
@@ -422,9 +420,9 @@ class Listener:
     def _accept(self, _ready: int) -> None:
         try:
             sock, place = self._socket.accept()
-        except OSError as error:  # it went away again, or there are no more files: the listener stays
+        except OSError as error:  # closed again by the peer, or no descriptors left: the listener stays
             log.info("cannot accept a connection: %s", error)
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # whoever waits there would have the loop turn without end
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # otherwise the waiting connection would make the loop spin
                 self._inbox.forget(self._socket)
                 self._inbox.call_later(REST_S, self._watch)
             return
@@ -486,12 +484,12 @@ class Listener:
                 self._refuse(connection, handshake.TIMEOUT, f"no handshake within {handshake.TIMEOUT_S} s")
         self._sweep_later()
 
-    def _refuse(self, connection: Connection, reason: str, told: str) -> None:
-        """End a stranger's connection; nothing happens when it is none any more."""
+    def _refuse(self, connection: Connection, reason: str, text: str) -> None:
+        """End an unauthenticated connection; no effect if it is none any more."""
         place, _ = self._strangers.pop(connection, (None, 0.0))
         if place is not None:
             connection.close()
-            self._refusals.count(f"{self.address} ({self._protocol.decode()})", reason, f"{place}: {told}")
+            self._refusals.count(f"{self.address} ({self._protocol.decode()})", reason, f"{place}: {text}")
 
     def close(self) -> None:
         """Take no more connections, and close those of strangers."""

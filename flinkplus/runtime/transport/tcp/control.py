@@ -1,8 +1,8 @@
 """The control plane over TCP (``transport="tcp"``), in the loops of slot and coordinator; see ``wire.ports`` and
 ``connections``.
 
-Rules: a frame is one control message. Heartbeats are written by a thread of their own, everything else by whoever
-sends.
+Rules: a frame is one control message. A thread writes heartbeats; other messages are written by the
+thread that sends them.
 """
 
 from __future__ import annotations

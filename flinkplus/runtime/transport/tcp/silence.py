@@ -1,13 +1,12 @@
-"""How long nothing has come back of what was sent on a connection, as the system's TCP has it.
+"""How long TCP has received no acknowledgement of data sent on a connection.
 
-What a socket has sent is acknowledged by the *system* at the other end, at once, whatever the process there does: that
-it computes for a long time, is stopped, or reads nothing says nothing here. So silence means that the network loses
-what goes there, or what comes back, or that the host stands still.
+The *system* at the other end acknowledges data at once, even if the process there computes for a long time, is stopped,
+or does not read. So silence means that the network loses packets in one direction, or that the host hangs.
 
-Rules: a connection on which nothing waits for an answer is not silent. Progress is any segment that was delivered, also
-out of order; where the other end takes no more (a window of zero), any segment that comes in. Time between two looks
-counts for half the limit at most, so that a host which was frozen itself does not take that for the silence of others.
-Where the system tells nothing of that kind (it is Linux that does), nobody is ever silent.
+Rules: a connection without unacknowledged data is not silent. Progress is any delivered segment, also out of order;
+with a window of zero, any received segment. The time between two calls counts at most as half the limit, so that a host
+which was frozen itself does not take that for the silence of others. Only Linux reports this: on other systems no peer
+is ever silent.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Silence:
         self._silent_s = 0.0
 
     def lasts_s(self, sock: HasOptions, now_s: float, limit_s: float) -> float:
-        """A look: for how many seconds nothing has come back. Raises ``OSError``."""
+        """For how many seconds sent data was not acknowledged. Raises ``OSError``."""
         if TCP_INFO is None:
             return 0.0
         return self.goes_on(waits_for(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, INFO_BYTES)), now_s, limit_s)

@@ -69,9 +69,14 @@ _known_schemas: dict[bytes, pa.Schema] = {}
 def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
     """One record batch as a payload, the same for equal ones (see ``flinkplus.operators.base.canonical``). Of a
     small one, dictionary-encoded columns come back plain."""
-    if batch.num_rows <= SMALL_ROWS and _cut_by_writing(batch.schema) and not any(c.null_count for c in batch.columns):
+    if batch.num_rows <= SMALL_ROWS and _cut_by_writing(batch.schema) and not any(map(_has_validity, batch.columns)):
         return encode_canonical(batch)
     return encode_canonical(canonical(batch))
+
+
+def _has_validity(column: pa.Array) -> bool:
+    """Whether it has a validity bitmap, perhaps without a null: Arrow writes that, too."""
+    return column.buffers()[0] is not None
 
 
 def encode_canonical(batch: pa.RecordBatch) -> pa.Buffer:

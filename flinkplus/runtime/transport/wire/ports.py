@@ -2,17 +2,17 @@
 
 Data plane: one stream for each ordered pair of slots, opened when the job is deployed and kept over rollbacks, as long
 as both processes live. Frames of messages travel with it, from a producer's slot to its consumers'; credit travels
-against it. A broken stream to a living peer is opened again when the slot asks for it; the slot then sends again from
-its output logs, so whatever was on its way may be dropped.
+against it. A broken stream to a living peer is opened again when the slot requests it. The slot then sends again from
+its output logs, so messages in transit may be dropped.
 
-Control plane: one stream from each slot to the coordinator, that lives as long as the slot's process. Both ends take a
-stream that breaks for the end of the peer.
+Control plane: one stream from each slot to the coordinator, that lives as long as the slot's process. For both ends, a
+broken stream means that the peer has ended.
 
 Two transports carry both: ``tcp`` and ``grpc``; ``transport.factory`` chooses.
 
-Rules: ``deliver`` only enqueues. Whoever cannot prove to be of the job is refused and counted, and nobody else hears of
-it (``handshake``). A process speaks for its own slot only, and an older process of a slot not after a newer one. A
-slot's listener accepts no peer before the slot knows its incarnation, which is a part of the listener's name.
+Rules: ``deliver`` only enqueues. A peer that cannot prove to belong to the job is refused and counted, and not reported
+further (``handshake``). A process may send only for its own slot, and not after a newer process of that slot. A slot's
+listener accepts no peer before the slot knows its incarnation, which is a part of the listener's name.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class DataPlane(Protocol):
         """Break the streams from and to ``peer``: something that came on one is lost, and is to be sent again."""
 
     def expire(self, now_s: float) -> None:
-        """Give up what has not been connected in time (``now_s``: monotonic clock); called now and then."""
+        """Drop attempts to connect that timed out (``now_s``: monotonic clock); called periodically."""
 
     def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
-        """The peers (slot -> incarnation) of which nothing has come back for ``limit_s`` of what was sent to them; see
-        ``silence``. To be asked several times within that span.
+        """The peers (slot -> incarnation) that have not acknowledged sent data for ``limit_s``; see ``silence``. Must
+        be called several times within that span.
         """
 
     def close(self) -> None:
@@ -147,10 +147,10 @@ class ControlLink(Protocol):
         """Start connecting; a failure is a ``ControlLost``."""
 
     def send(self, message: control.ControlMessage) -> None:
-        """Send a message; may be called in any thread, and before the connection is there."""
+        """Send a message; may be called in any thread, and before the connection is established."""
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether nothing has come back of what was sent, as in ``DataPlane.silent``."""
+        """Whether sent data was not acknowledged, as in ``DataPlane.silent``."""
 
     def close(self) -> None:
         """Close the stream, after what was queued is written; bounded."""

@@ -62,4 +62,4 @@ def test_a_driver_that_does_not_answer_for_long_is_given_up(slot: Silent) -> Non
     assert not slot.lost
     slot.look(1.1 + GIVEN_UP_SHARE)
     (lost,) = slot.lost
-    assert "nothing has come back" in lost
+    assert "no answer" in lost

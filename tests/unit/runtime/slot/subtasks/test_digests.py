@@ -64,6 +64,14 @@ def spilled(messages: Sequence[tuple[Message, Any]]) -> list[tuple[Message, Any]
     return [codec.decode(memoryview(b"".join(map(bytes, codec.encode(entry))))) for entry in messages]
 
 
+def test_a_slice_without_nulls_of_a_column_with_nulls_has_the_digest_of_a_column_without() -> None:
+    plain, cut = pa.array([0.5]), pa.array([0.5, None]).slice(0, 1)
+    here, elsewhere = Gate(HERE), Gate(ELSEWHERE)
+    for gate, column in ((here, plain), (elsewhere, cut)):
+        gate.take(pa.record_batch([column], names=["v"]))
+    assert digests(here.handed) == digests(elsewhere.sent)
+
+
 @settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_however_a_message_comes_its_digest_is_the_same(data: st.DataObject) -> None:
