@@ -17,7 +17,7 @@ Rules:
   done. (Partial: it restarts where it was, and elsewhere only when that does not work.)
 - A failure calls off the handover under way before anything else, if no slot knows of it.
 - What cannot be proved safe is left to rollback (``FallBack``): the same subtask throws twice without a complete
-  checkpoint in between, a subtask does not repeat what its predecessor did, or ``attempts`` gives up.
+  checkpoint in between, a subtask does not repeat what its predecessor did, or ``attempts`` refuses.
 
 Invariants: at most one slot is head of a subtask, and it is alive; no line is older than what is trimmed or complete.
 """

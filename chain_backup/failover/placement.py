@@ -105,7 +105,7 @@ def _crowding(chain: list[int], hosts: Mapping[int, str | None]) -> int:
 def near(subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int) -> tuple[int, ...]:
     """Standbys on the hosts that follow the head's by name, at the same place within the host.
 
-    So a host exchanges deltas only with its ``replicas`` - 1 neighbours, whatever the number of hosts.
+    So a host exchanges deltas only with its ``replicas`` - 1 neighbours, for any number of hosts.
     """
     head = home(subtask_index, slots_alive)
     names = sorted({hosts.get(slot, "") for slot in slots_alive})

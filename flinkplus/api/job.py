@@ -76,7 +76,7 @@ class JobHandle:
             raise error
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the job is over, whatever its result; ``False`` when ``timeout`` seconds passed first."""
+        """Wait until the job is over, with any result; ``False`` when ``timeout`` seconds passed first."""
         # In slices: Ctrl-C cannot interrupt an unlimited wait on every platform.
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._running.closed.wait(
@@ -278,7 +278,7 @@ class JobHandle:
         as planned with the new slots, or the old ones are empty. Raises ``MoveRefused`` as ``migrate`` does;
         ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, unless ``force``;
         ``InsufficientSlots`` when the master cannot run so many tasks. ``await_done`` raises ``InsufficientSlots`` when
-        Spark has not started some within ``slot_timeout`` seconds (these are given up), and ``MoveCancelled`` after a
+        Spark has not started some within ``slot_timeout`` seconds (these are dropped), and ``MoveCancelled`` after a
         request for another number, or when the job is over.
         """
         return _begun(self._running.coordinator.moves.scale(check_count(count), force))

@@ -98,7 +98,7 @@ def run_scale(arguments: argparse.Namespace) -> int:
 
 
 def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
-    """Ask, and tell how it goes on until it is done, or nobody waits any more."""
+    """Send the request, and print progress until it is done, or the wait is over."""
     if not 0 <= arguments.wait <= MAX_WAIT_S:
         raise ConfigurationError(f"--wait must be from 0 to {MAX_WAIT_S:g} seconds, not {arguments.wait:g}")
     access = job_of(arguments)

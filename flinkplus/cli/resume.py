@@ -1,4 +1,4 @@
-"""``flinkplus resume``: continue a job, whatever it is, from what its checkpoint directory holds."""
+"""``flinkplus resume``: continue any job from its checkpoint directory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A quiet SparkSession for the command line, and a clear word when Java is missing or too old.
+"""A quiet SparkSession for the command line, and a clear error when Java is missing or too old.
 
-Rules: a ``local`` master listens on loopback only. Whatever ``SPARK_*`` or ``PYSPARK_*``
-the user has set is kept. Whoever interrupts a command, or loses Spark's Java process, is told so in a line, and no Java
-process is left.
+Rules: a ``local`` master listens on loopback only. All ``SPARK_*`` and ``PYSPARK_*`` variables of the user are kept.
+After Ctrl-C, or the loss of Spark's Java process, the command prints one line and leaves no Java process.
 """
 
 from __future__ import annotations
@@ -193,8 +192,9 @@ def _stop(spark: SparkSession) -> None:
 
 
 class _Py4jFilter(logging.Filter):
-    """Keeps back the tracebacks that py4j logs of calls that were interrupted, or had no Java process any more: such a
-    call raises something as well, which whoever called deals with."""
+    """Drops the tracebacks that py4j logs of calls that were interrupted, or had no Java process any more: such a call
+    also raises an error, which its caller handles.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.exc_info or "py4j" not in Path(record.pathname).parts

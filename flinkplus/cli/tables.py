@@ -1,10 +1,10 @@
-"""Tables and lines for people, on a terminal and elsewhere.
+"""Tables and lines of text, on a terminal and elsewhere.
 
 Rules:
 
-- Names, hosts and messages are of others: nothing in them is markup, an emoji, or an order to the terminal.
-- Nothing is cut. A table that is too wide goes on below, with its keys again; what is still too wide is folded.
-- Where nobody looks at a terminal, lines may be ``LEAST_WIDTH`` long.
+- Names, hosts and messages are untrusted: nothing in them is markup, an emoji, or a terminal control sequence.
+- Nothing is cut. A table that is too wide continues below, with its keys again; cells still too wide are folded.
+- Without a terminal, lines may be ``LEAST_WIDTH`` long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Connected components, by label propagation over a stream of edges.
 
-Every vertex has a label, at first itself, and takes the lowest that it hears of. Whenever its label falls it tells all
-its neighbours, and a new neighbour is told at once; what it tells goes round the loop. When nothing goes round any
-more, the labels of a component are all equal to its lowest vertex.
+Every vertex has a label, at first itself, and takes the lowest that it receives. When its label falls, it sends the
+label to all its neighbours, round the loop; a new neighbour gets it at once. When no message is left in the loop, all
+labels of a component are equal to its lowest vertex.
 
 The result does not depend on the order in which anything happens: labels only fall, and stop at the least that can be
 reached. Every fall is one row of the output, so a row that was doubled or lost shows there, too.
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from flinkplus.api.stream import Stream
 from flinkplus.examples.graphs import Adjacency, last_values
 
-LOOP, LOWEST, TOLD = "spread", "lowest", "told"
+LOOP, LOWEST, SENT = "spread", "lowest", "sent"
 HEARD = "vertex long, neighbours array<long>, label long"
-STEP = "vertex long, label long, fell boolean, told array<long>"
+STEP = "vertex long, label long, fell boolean, targets array<long>"
 
 
 class Heard(NamedTuple):
-    """What a vertex hears: further neighbours, or a label."""
+    """A message to a vertex: further neighbours, or a label."""
 
     vertex: int
     neighbours: list[int] | None
@@ -30,12 +30,12 @@ class Heard(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """What a vertex makes of it: its label, whether that ``fell``, and who is to be told."""
+    """The reaction of a vertex: its label, whether that ``fell``, and the vertices to send it to."""
 
     vertex: int
     label: int
     fell: bool
-    told: list[int]
+    targets: list[int]
 
 
 def both_ways(row: Any) -> Iterable[Heard]:
@@ -57,8 +57,8 @@ def lowest(vertex: int, row: Any, ctx: Any) -> list[Labelled]:
     fell = now != before
     if fell:
         label.put(now)
-    told = known + added if fell else added
-    return [Labelled(vertex, now, fell, list(told))] if fell or told else []
+    targets = known + added if fell else added
+    return [Labelled(vertex, now, fell, list(targets))] if fell or targets else []
 
 
 def labels(rows: Stream) -> Stream:
@@ -66,11 +66,11 @@ def labels(rows: Stream) -> Stream:
 
     def spread(heard: Stream) -> tuple[Stream, Stream]:
         steps = heard.key_by("vertex").process(lowest, schema=STEP, name=LOWEST)
-        told = steps.flat_map(
-            lambda row: [Heard(other, None, row.label) for other in row.told], schema=HEARD, name=TOLD
+        sent = steps.flat_map(
+            lambda row: [Heard(other, None, row.label) for other in row.targets], schema=HEARD, name=SENT
         )
         fallen = steps.filter(lambda row: row.fell, name="fell")
-        return told, fallen.map(lambda row: (row.vertex, row.label), schema="vertex long, label long", name="label")
+        return sent, fallen.map(lambda row: (row.vertex, row.label), schema="vertex long, label long", name="label")
 
     return rows.flat_map(both_ways, schema=HEARD, name="edges").iterate(spread, name=LOOP)
 

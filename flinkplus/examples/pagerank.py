@@ -1,14 +1,14 @@
 """PageRank by pushing residuals, in whole numbers, so that the result is the same in any order.
 
 Every vertex begins with ``MASS`` units of residual. One with *d* neighbours and at least ``FULL`` * *d* units *fires*,
-as often as it can: it turns ``KEPT`` * *d* of them into rank, for good, and pushes ``PUSHED`` to each neighbour, round
-the loop. So of what is moved, 15 % become rank, which is PageRank's probability to begin anew (0.15), and 85 % go on.
-A vertex without neighbours keeps all it gets. When nobody can fire any more, the ranks are those of PageRank, in units
-of ``MASS``, but for what is left as residual: less than ``FULL`` * *d* at every vertex.
+as often as it can: it turns ``KEPT`` * *d* of them into rank, and pushes ``PUSHED`` to each neighbour, round the
+loop. So 15 % of the moved units become rank, PageRank's probability of a restart (0.15), and 85 % are pushed. A
+vertex without neighbours keeps all units. When no vertex can fire any more, the ranks are those of PageRank, in units
+of ``MASS``, except for the residuals: less than ``FULL`` * *d* at every vertex.
 
-This is chip firing, which is *abelian*: in whatever order vertices fire, each fires equally often until nobody can, and
-so ranks and residuals are equal to the last unit (Björner and Lovász, "Chip-firing games on directed graphs", 1992). A
-unit that was lost, or doubled, would show.
+This is chip firing, which is *abelian*: in any order, each vertex fires equally often until none can, so ranks and
+residuals are equal to the last unit (Björner and Lovász, "Chip-firing games on directed graphs", 1992). A lost or
+doubled unit would show.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KEPT, PUSHED = 3, 17
 FULL = KEPT + PUSHED
 """Units that a vertex fires with, for each of its neighbours."""
 PAGE = "vertex long, neighbours array<long>, mass long"
-STEP = "vertex long, rank long, told array<long>, share long"
+STEP = "vertex long, rank long, targets array<long>, share long"
 
 
 class Page(NamedTuple):
-    """What comes to a vertex: its neighbours, once, or ``None``; and units of residual."""
+    """A message to a vertex: its neighbours, once, or ``None``; and units of residual."""
 
     vertex: int
     neighbours: list[int] | None
@@ -38,16 +38,16 @@ class Page(NamedTuple):
 
 
 class Firing(NamedTuple):
-    """That a vertex has fired: its rank so far, and the ``share`` of each of those that are ``told``."""
+    """A firing of a vertex: its rank so far, and the ``share`` of each of its ``targets``."""
 
     vertex: int
     rank: int
-    told: list[int]
+    targets: list[int]
     share: int
 
 
 def fired(degree: int, residual: int) -> tuple[int, int, int]:
-    """What becomes of a residual: what turns into rank, the share of each neighbour, what is left."""
+    """The parts of a residual: new rank, the share of each neighbour, the rest."""
     if not degree:
         return residual, 0, 0
     times, left = divmod(residual, FULL * degree)
@@ -78,7 +78,7 @@ def ranks(rows: Stream) -> Stream:
     def pushing(pages: Stream) -> tuple[Stream, Stream]:
         steps = pages.key_by("vertex").process(fire, schema=STEP, name=RANK)
         pushed = steps.flat_map(
-            lambda row: [Page(other, None, row.share) for other in row.told], schema=PAGE, name=PUSH
+            lambda row: [Page(other, None, row.share) for other in row.targets], schema=PAGE, name=PUSH
         )
         return pushed, steps.map(lambda row: (row.vertex, row.rank), schema="vertex long, rank long", name="ranks")
 

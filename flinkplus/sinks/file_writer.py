@@ -126,7 +126,7 @@ class FileSinkWriter(SinkWriter):
     def settle(self, staged: Sequence[StagedFile]) -> list[StagedFile]:
         self._check()  # what is half written must not be written on
         try:
-            while self._set_aside:  # of later checkpoints too, if there are any by now, and of those that were given up
+            while self._set_aside:  # also of later checkpoints, and of aborted ones
                 self._finish(self._set_aside[0])
                 self._set_aside.popleft()
         except Exception as error:

@@ -138,7 +138,7 @@ class LocalDirectory:
 
     @contextmanager
     def _published(self, name: str, check: Callable[[], None] | None = None, mode: int = 0o666) -> Iterator[BinaryIO]:
-        """A file to write, which is there under its name, for good, when the block has ended well, and not before."""
+        """A file to write; it appears under its name, durably, when the block ends without an error."""
         with self._folder.at(name, make=True) as (folder, last):
             with suppress(FileNotFoundError):
                 self._folder.found_in(folder, last, name)  # a link is not replaced in silence

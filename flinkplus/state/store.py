@@ -11,9 +11,9 @@ Rules:
   files are ingested. ``rocksdict``'s ``Snapshot`` is not used: its point reads honour the snapshot, its iterators
   were seen not to.
 
-rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read. So nothing that RocksDB is
-told to do here may wait for the disk: all threads of the process would. It syncs the files that it ingests: no work for
-a file in shared memory, and little for one that was synced before.
+rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read. So no call of
+RocksDB here may wait for the disk: all threads of the process would. It syncs the files that it ingests: no work for a
+file in shared memory, and little for one that was synced before.
 
 Any thread may read while another ingests. ``close`` does not wait: its caller makes sure that no other call is
 running.

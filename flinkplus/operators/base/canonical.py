@@ -7,7 +7,7 @@ Rules:
 
 - the rows and the schema stay, except for dictionary-encoded columns of small batches, which become plain;
 - buffers end with the last row, have zeros or nothing under a null, and have no validity where no value is null (bytes
-  before the first row may stay: whatever is made of the batch leaves them out);
+  before the first row may stay: no result contains them);
 - numbers keep their bits: ``0.0`` and ``-0.0``, and NaNs of different bits, are different;
 - a dictionary-encoded column of a large batch keeps its dictionary and its order: both follow from the rows, since
   operators are deterministic, and recomputing them would cost many times what a digest does;

@@ -1,7 +1,7 @@
 """The join of two keyed streams by key and event time: rows whose times are not too far apart.
 
-A row of the left at *t* is paired with the rows of the right from *t + lower* to *t + upper*. Each row is paired, when
-it comes, with what has come of the other side before. A null key is equal to nothing.
+A row of the left at *t* is paired with the rows of the right from *t + lower* to *t + upper*. Each row is paired, on
+arrival, with earlier rows of the other side. A null key is equal to nothing.
 
 Rules and invariants:
 

@@ -9,7 +9,7 @@ Rules:
 - ``window_start`` is before the watermark at which a row is emitted, so the operator's own watermark stays behind by
   the size of a window;
 - each batch is reduced to a row for each key and window; those are kept, and merged when they become many (``parts``).
-  So nothing is looked up by key, and the state of a window is given up at once.
+  So nothing is looked up by key, and the state of a window is dropped at once.
 """
 
 from __future__ import annotations

@@ -18,5 +18,5 @@ class LoopHead(Union):
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Whatever comes round may be null in any column."""
+        """Rows that are fed back may be null in any column."""
         return pa.schema([field.with_nullable(True) for field in schema])

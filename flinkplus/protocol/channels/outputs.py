@@ -45,14 +45,14 @@ class OutputChannel:
     """The producer's end of one channel.
 
     ``peer``: the consumer's slot, ``None`` when it is this one.
-    ``window``: when its bytes are in flight, no new message is sent, whatever the credit; one message always may be.
+    ``window``: when its bytes are in flight, no new message is sent, despite credit; one message always may be.
     ``limit``: the first ``seq`` that may not be sent.
     ``consumer_generation``: the only generation whose credit counts.
     ``retain``: consumed messages are kept until ``trim``.
     ``is_back``: the channel belongs to a back edge, and never refuses a message, so that a loop never waits for itself.
     ``resuming``: the consumer has failed; the channel is closed until its successor says where to resume.
-    ``told``: the first step of the producer whose determinant this channel has not been sent.
-    ``told_of_ancestors``: the same as a position in the producer's ``AncestorLog``.
+    ``steps_sent``: the first step of the producer whose determinant this channel has not been sent.
+    ``ancestors_sent``: the same as a position in the producer's ``AncestorLog``.
     ``trim_to``: no consumer will ask for anything before it.
     ``had``: digests of messages that the consumer has from a predecessor and that are still to be regenerated
     (``None``: they are not compared).
@@ -70,8 +70,8 @@ class OutputChannel:
     retain: bool = False
     is_back: bool = False
     resuming: bool = False
-    told: int = 0
-    told_of_ancestors: int = 0
+    steps_sent: int = 0
+    ancestors_sent: int = 0
     trim_to: int = 0
     had: dict[int, int] | None = None
     had_to: int = 0
@@ -271,7 +271,7 @@ class OutputChannels(ABC):
             if is_back:
                 end.is_back = True
                 log.lift_limits()
-            end.told = self._steps.next_step if self._steps is not None else 0
+            end.steps_sent = self._steps.next_step if self._steps is not None else 0
             end.trim_to = start
             end.had_to = received
             if peer.had is not None:
@@ -327,7 +327,7 @@ class OutputChannels(ABC):
             return self.accepts
 
     def overdraw(self) -> None:
-        """Send all that was appended so far, whatever the credit; ``accepts`` is false until credit covers it.
+        """Send all that was appended so far, without credit; ``accepts`` is false until credit covers it.
 
         Where that would be too much (``OutputChannel.may_be_overdrawn``), the excess goes with credit first.
         """
@@ -392,22 +392,22 @@ class OutputChannels(ABC):
         steps, ancestors = self._steps, self._ancestors
         if steps is None and ancestors is None:
             return b""
-        told, told_of_ancestors = end.told, end.told_of_ancestors
-        end.told = told if steps is None else steps.next_step
-        end.told_of_ancestors = told_of_ancestors if ancestors is None else ancestors.end
-        key = told, end.told, told_of_ancestors, end.told_of_ancestors, at_barrier
+        steps_sent, ancestors_sent = end.steps_sent, end.ancestors_sent
+        end.steps_sent = steps_sent if steps is None else steps.next_step
+        end.ancestors_sent = ancestors_sent if ancestors is None else ancestors.end
+        key = steps_sent, end.steps_sent, ancestors_sent, end.ancestors_sent, at_barrier
         if key != self._news_key:  # usually a step sends the same to all channels
-            self._news_key, self._newest = key, self._encode_news(told, told_of_ancestors, at_barrier)
+            self._news_key, self._newest = key, self._encode_news(steps_sent, ancestors_sent, at_barrier)
         return self._newest
 
-    def _encode_news(self, told: int, told_of_ancestors: int, at_barrier: bool) -> bytes:
-        own = b"" if self._steps is None else self._steps.since(told)
+    def _encode_news(self, steps_sent: int, ancestors_sent: int, at_barrier: bool) -> bytes:
+        own = b"" if self._steps is None else self._steps.since(steps_sent)
         if at_barrier and not own:
-            own = encode_span(told, ())
+            own = encode_span(steps_sent, ())
         if self._ancestors is None:
             return own
-        others = self._ancestors.since(told_of_ancestors, everyone=at_barrier)
-        return (own or encode_span(told, ())) + others if others else own
+        others = self._ancestors.since(ancestors_sent, name_all=at_barrier)
+        return (own or encode_span(steps_sent, ())) + others if others else own
 
     def _append(self, end: OutputChannel, kind: MessageKind, watermark_ms: int = 0) -> None:
         """Append a message without records."""

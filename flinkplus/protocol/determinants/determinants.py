@@ -267,8 +267,8 @@ class AncestorLog:
             self._entries.append((number, reached, determinants[reached - first :]))
             self._reached[number] = end
 
-    def since(self, position: int, *, everyone: bool = False) -> bytes:
-        """Entries after ``position``, encoded. ``everyone``: name each ancestor, even without new determinants."""
+    def since(self, position: int, *, name_all: bool = False) -> bytes:
+        """Entries after ``position``, encoded. ``name_all``: name each ancestor, even without new determinants."""
         news: dict[int, tuple[int, list[int]]] = {}
         for number, first, determinants in self._entries[position - self._first :]:
             span = news.get(number)
@@ -276,7 +276,7 @@ class AncestorLog:
                 news[number] = (first, list(determinants))
             else:
                 span[1].extend(determinants)
-        if everyone:
+        if name_all:
             news = {number: news.get(number, (reached, [])) for number, reached in sorted(self._reached.items())}
         return b"".join([encode_ancestor(number, *span) for number, span in news.items()])
 
@@ -289,17 +289,17 @@ class AncestorLog:
 class KnownSteps:
     """The determinants of producers and ancestors that one subtask knows, from the messages that it has received.
 
-    ``told``: what it got at its promotion, until the ancestors have sent it again.
+    ``given``: what it got at its promotion, until the ancestors have sent it again.
     ``cyclic``: the job has loops, or takes unaligned checkpoints. Two things differ then. First, a subtask that sends
     its barrier has not taken all that others sent before theirs: the steps in a barrier are lower bounds, and the
     highest counts. Second, after a start from a snapshot, spans of one ancestor may arrive on two paths, starting at
     different steps; the lower ones may come second or never. All missing steps precede the snapshot.
     """
 
-    def __init__(self, told: Mapping[SubtaskId, Span] | None = None, cyclic: bool = False) -> None:
+    def __init__(self, given: Mapping[SubtaskId, Span] | None = None, cyclic: bool = False) -> None:
         self._cyclic = cyclic
         self._spans: dict[SubtaskId, tuple[int, list[int]]] = {}
-        self._told = dict(told or {})
+        self._given = dict(given or {})
         self._at_barrier: dict[CheckpointId, dict[SubtaskId, int]] = {}
 
     def learn(self, subtask: SubtaskId, first: int, determinants: Sequence[int]) -> None:
@@ -328,12 +328,12 @@ class KnownSteps:
 
     def _begin(self, subtask: SubtaskId, first: int) -> tuple[int, list[int]]:
         """No subtask goes back before ``first``. What came at the promotion may extend further than what is sent."""
-        told = self._told.pop(subtask, None)
-        if told is None or first > told[0] + len(told[1]):
+        given = self._given.pop(subtask, None)
+        if given is None or first > given[0] + len(given[1]):
             return first, []
-        if first < told[0]:
-            return (told[0], list(told[1])) if self._cyclic else (first, [])
-        return first, list(told[1][first - told[0] :])
+        if first < given[0]:
+            return (given[0], list(given[1])) if self._cyclic else (first, [])
+        return first, list(given[1][first - given[0] :])
 
     def barrier(self, checkpoint: CheckpointId, subtask: SubtaskId, step: int) -> None:
         """The barrier of ``checkpoint`` arrived, which ``subtask`` sent, or forwarded, before its ``step``."""
@@ -347,12 +347,12 @@ class KnownSteps:
     def complete(self, checkpoint: CheckpointId) -> None:
         """``checkpoint`` is complete: no subtask goes back before it."""
         if checkpoint in self._at_barrier and not self._cyclic:
-            self._told.clear()  # all ancestors have sent theirs again
+            self._given.clear()  # all ancestors have sent theirs again
         for subtask, step in self._at_barrier.get(checkpoint, {}).items():
             first, determinants = self._spans[subtask]
-            told = self._told.get(subtask)
-            if told is not None and told[0] + len(told[1]) <= step:
-                del self._told[subtask]
+            given = self._given.get(subtask)
+            if given is not None and given[0] + len(given[1]) <= step:
+                del self._given[subtask]
             if step > first:
                 self._spans[subtask] = (step, determinants[step - first :])
         self._at_barrier = {number: steps for number, steps in self._at_barrier.items() if number > checkpoint}
@@ -361,12 +361,12 @@ class KnownSteps:
         """The known span of ``subtask``, or None."""
         span = self._spans.get(subtask)
         if span is None:
-            return self._told.get(subtask)
+            return self._given.get(subtask)
         return None if not span[1] else (span[0], tuple(span[1]))
 
     def subtasks(self) -> tuple[SubtaskId, ...]:
         """Subtasks that may have a known span."""
-        return (*self._told, *self._spans)
+        return (*self._given, *self._spans)
 
 
 def merge(first: int, spans: Iterable[Span]) -> tuple[int, ...]:

@@ -60,9 +60,9 @@ class AncestorProgress(AncestorLog):
             self._entries.append((number, first, ()))
 
     @override
-    def since(self, position: int, *, everyone: bool = False) -> bytes:
+    def since(self, position: int, *, name_all: bool = False) -> bytes:
         news = (
-            self._reached if everyone else {number: rows for number, rows, _ in self._entries[position - self._first :]}
+            self._reached if name_all else {number: rows for number, rows, _ in self._entries[position - self._first :]}
         )
         return b"".join([encode_ancestor(number, rows, ()) for number, rows in sorted(news.items())])
 

@@ -31,7 +31,7 @@ Rules:
 - *Spare* slots come and go while the job lives. No deployment uses them, and the job waits for them only to stop at its
   end; for this machine, the loss of one has no effect.
 - An input that has ended two processes at the same place ends the job (``crashes``).
-- After the final commit the job is FINISHED, whatever else happens, because all its output is there.
+- After the final commit the job is FINISHED in any case, because all its output is there.
 
 Invariants: ``DeploySubtasks`` only when all slots are registered, no manifest or commit is in flight and the backoff
 has ended; generations rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except

@@ -267,8 +267,8 @@ class Reachability:
             among = [edge for edge in among if not any(_is_within(place, worst) for place in edge[:2])]
         going = _needed(going, pairs, known)
         places = {standing.host for standing in known.values()}
-        everybody = len(places) if len(places) > 1 else len(known)
-        if 2 * len(going) > everybody:
+        total = len(places) if len(places) > 1 else len(known)
+        if 2 * len(going) > total:
             if self._hopeless_since_ms is None:
                 self._hopeless_since_ms = now_ms
             if now_ms - self._hopeless_since_ms < self._config.patience_ms:

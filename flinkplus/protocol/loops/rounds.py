@@ -8,8 +8,8 @@ one. A round reports whether any head subtask took a record off a back edge duri
 Why this is exact. Channels keep their order, and a subtask forwards a round after the output of all that came before
 it. So a round sweeps the loop: when round *n* is back at a head subtask, all that was in the loop before it has left
 the loop, or has reached the head. Suppose that round *n + 1* comes back and reports that no head subtask took a record
-off a back edge in round *n*. All head subtasks had started round *n*, so no input has come from outside since. Whatever
-was in the loop then was swept to the head by round *n*, and that was nothing. So no record has been sent into the loop
+off a back edge in round *n*. All head subtasks had started round *n*, so no input has come from outside since. Round
+*n* swept every record that was in the loop to the head, and found none. So no record has been sent into the loop
 since. The same round reports the same to all head subtasks, since it combines all of them, and they end the loop after
 it. Conversely, a loop without moving records ends after two rounds.
 

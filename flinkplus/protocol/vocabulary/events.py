@@ -391,7 +391,7 @@ class FinalAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class CommitAbandoned:
-    """The manifest or the output of ``checkpoint`` was refused for good, or it is unknown whether it is stored. No
+    """The manifest or the output of ``checkpoint`` was refused permanently, or it is unknown whether it is stored. No
     further checkpoint is triggered, stored or committed."""
 
     checkpoint: CheckpointId

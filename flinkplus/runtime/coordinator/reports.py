@@ -1,7 +1,7 @@
 """Dispatches the reports of slots to the machines.
 
 Rules: a subtask's report counts only in its current generation. The machines of the job and of checkpoints get it with
-the generation of the deployment, the only one that they know. Reports on a connection that was given up are dropped.
+the generation of the deployment, the only one that they know. Reports on a closed connection are dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Reports:
             self._presence.start_failed(connection, message)
             return
         process = self._dispatch.processes.on(connection)
-        if process is None:  # the connection was given up
+        if process is None:  # the connection was closed
             self._figures.fenced_reports += 1
             return
         process.heard_s = self._dispatch.clock.monotonic()

@@ -4,7 +4,7 @@ With a ``local`` master all ports of FlinkPlus listen on loopback. Spark's drive
 the addresses of the user's session, by default all. A process that can connect to them may read what Spark sends to the
 job's tasks, including the job's secret, unless Spark itself authenticates connections; the UI never does.
 
-Rules: the warning names the ports on which the Java process listens, whatever the settings are. One warning per
+Rules: the warning names the ports on which the Java process listens, not those in the settings. One warning per
 session. Ports that the system does not list are left out.
 """
 

@@ -72,7 +72,7 @@ def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None
 
 
 def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
-    """The maximum number of earlier runs, also of a job that starts anew without a checkpoint: their late writes must
+    """The maximum number of earlier runs, also of a job that starts again without a checkpoint: their late writes must
     be distinguishable from those of the next run."""
     try:
         return storage.runs.earlier()

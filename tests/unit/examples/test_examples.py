@@ -56,11 +56,11 @@ def in_any_order(graph: Adjacency, seed: int, name: str) -> list[tuple[int, int]
         ctx.key = row.vertex
         if isinstance(row, components.Heard):
             for heard in components.lowest(row.vertex, row, ctx):
-                waiting += [components.Heard(other, None, heard.label) for other in heard.told]
+                waiting += [components.Heard(other, None, heard.label) for other in heard.targets]
                 output += [(heard.vertex, heard.label)] if heard.fell else []
         else:
             for step in pagerank.fire(row.vertex, row, ctx):
-                waiting += [pagerank.Page(other, None, step.share) for other in step.told]
+                waiting += [pagerank.Page(other, None, step.share) for other in step.targets]
                 output.append((step.vertex, step.rank))
     return output
 

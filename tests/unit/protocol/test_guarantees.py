@@ -63,7 +63,7 @@ def test_what_is_passed_on_is_the_highest_number_of_each_source() -> None:
     log.take(1, 9, ())
     assert decode_spans(encode_span(0, ()) + log.since(0))[1] == ((1, 9, ()), (2, 3, ()))
     assert decode_spans(encode_span(0, ()) + log.since(told))[1] == ((1, 9, ()),)
-    assert decode_spans(encode_span(0, ()) + log.since(log.end, everyone=True))[1] == ((1, 9, ()), (2, 3, ()))
+    assert decode_spans(encode_span(0, ()) + log.since(log.end, name_all=True))[1] == ((1, 9, ()), (2, 3, ()))
 
 
 def test_what_is_known_is_the_highest_number_whatever_was_lost_in_between() -> None:

@@ -247,13 +247,13 @@ class Spares:
         started = any(self._dispatch.processes.get(slot) is not None for slot in late)
         what = "joined" if started else "been started by Spark, which may have no room for more"
         why = f"{', '.join(f'slot-{slot}' for slot in late)} had not {what} after {self._timeout_s:g} s"
-        log.warning("giving up spare slots: %s", why)
+        log.warning("cancelling the start of spare slots: %s", why)
         for slot in late:
             self._end(slot)
         scale, self._open = self._open, None
         if scale is not None:
             left = len(self._in(SpareState.STARTING, SpareState.JOINED))
-            reason = f"{why}; given up; the job now has {left} spare slot{'s'[: left != 1]}"
+            reason = f"{why}; cancelled; the job now has {left} spare slot{'s'[: left != 1]}"
             self._requests.report(ScaleReported(scale.request, "cancelled", reason, no_room=True))
 
     # --- one slot

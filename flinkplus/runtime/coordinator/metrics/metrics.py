@@ -103,7 +103,7 @@ class Figures:
         self.malformed_reports = 0
         """Malformed reports of slots, which were dropped."""
         self.fenced_reports = 0
-        """Dropped reports of slots that were given up, or of subtasks of older generations."""
+        """Dropped reports of evicted slots, or of subtasks of older generations."""
 
     def update_process(self, process: tuple[int, int], heartbeat: Heartbeat) -> None:
         """Note what a process (slot, incarnation) has dropped, and copied to its standbys, since it started."""

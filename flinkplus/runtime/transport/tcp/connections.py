@@ -176,7 +176,7 @@ class Connection:
         except (Broken, PeerProtocolError) as error:
             self.fail(str(error))
         except OSError as error:
-            self.fail(_told(error))
+            self.fail(_text_of(error))
 
     def _serve(self, events: int) -> None:
         if events & READ:
@@ -237,7 +237,7 @@ class Connection:
             except BlockingIOError:
                 self._inbox.call_soon(lambda: self.watch(READ | WRITE))
             except OSError as error:
-                reason = _told(error)
+                reason = _text_of(error)
                 self._inbox.call_soon(lambda: self.fail(reason))
 
     @property
@@ -452,7 +452,7 @@ class Listener:
             try:
                 connection.secure(self._certificates, server=True)
             except OSError as error:
-                connection.fail(_told(error))
+                connection.fail(_text_of(error))
                 return
         connection.watch(READ)
         self._sweep_later()
@@ -500,5 +500,5 @@ class Listener:
         self._strangers.clear()
 
 
-def _told(error: OSError) -> str:
+def _text_of(error: OSError) -> str:
     return f"{type(error).__name__}: {error.strerror or error}"

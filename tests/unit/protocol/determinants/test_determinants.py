@@ -202,7 +202,7 @@ def test_a_barrier_names_every_ancestor_and_the_log_begins_anew():
     log = AncestorLog()
     log.take(2, 0, (8,))
     log.take(1, 5, ())
-    assert told(log.since(log.end, everyone=True)) == ((1, 5, ()), (2, 1, ()))
+    assert told(log.since(log.end, name_all=True)) == ((1, 5, ()), (2, 1, ()))
     before = log.end
     log.clear()
     assert log.end == before
@@ -250,7 +250,7 @@ def test_receivers_over_any_paths_know_what_their_messages_depend_on_and_no_more
                 relays[relay].take(SOURCE_NUMBER, sent[relay], tuple(steps[sent[relay] :]))
                 sent[relay] = depends[relay] = len(steps)
                 for receiver in range(2):
-                    for _, first, determinants in told(relays[relay].since(positions[relay, receiver], everyone=True)):
+                    for _, first, determinants in told(relays[relay].since(positions[relay, receiver], name_all=True)):
                         receivers[receiver].learn(SOURCE, first, determinants)
                         receivers[receiver].barrier(CheckpointId(checkpoint), SOURCE, first + len(determinants))
                 relays[relay].clear()
