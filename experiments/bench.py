@@ -1,6 +1,6 @@
 """The benchmark: ``python -m experiments.bench [--json FILE] [--quick] [--soak-minutes M]``.
 
-The engine alone, that is without standbys; what these cost is told by ``flinkplus experiment cost``. What is measured,
+The engine alone, that is without standbys; ``flinkplus experiment cost`` measures their cost. What is measured,
 each in this one run:
 
 - *throughput*: WordCount emitting the running count of every word, RocksDB state, exactly-once, a checkpoint every

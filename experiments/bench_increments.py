@@ -2,7 +2,7 @@
 
 Run: ``python -m experiments.bench_increments [--keys 10000,100000,1000000] [--share 0.01] [--same 2000] [--rounds 5]
 [--json FILE]``. One subtask with objects of ``VALUE_BYTES`` random bytes; a snapshot after each change of ``share`` of
-the keys, and after each change of ``same`` keys, whatever the size. Prints a line for each size: bytes that are new in
+the keys, and after each change of ``same`` keys, for each size. Prints a line for each size: bytes that are new in
 a snapshot by the bytes of the keys and values that changed, and its synchronous and asynchronous part; medians.
 """
 
@@ -80,7 +80,7 @@ def main() -> None:
         "Measure incremental snapshots of large states.",
         keys=option((10_000, 100_000, 1_000_000), whole_numbers(1), metavar="N,..."),
         share=option(0.01, float, help="of the keys that change"),
-        same=option(2_000, int, help="keys that change, whatever the size"),
+        same=option(2_000, int, help="keys that change, for each size"),
         rounds=option(5, int, help="snapshots of each kind"),
     )
     rows = []

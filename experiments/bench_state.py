@@ -35,7 +35,7 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def fresh(keys: list[bytes]) -> list[bytes]:
-    """The same keys as objects nobody has hashed yet, as they come from a channel."""
+    """The same keys as new objects, not hashed yet, as they come from a channel."""
     return [bytes(bytearray(key)) for key in keys]
 
 

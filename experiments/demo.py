@@ -19,7 +19,7 @@ def run_demo(json_path: str | None = None) -> int:
     settings = Settings(parallelism=(PARALLELISM,), failure=("sigkill",), runs=1, rate=RATE)
     console.show(
         f"WordCount at {RATE:,.0f} words/s on Spark, {PARALLELISM} slots, a checkpoint every second. In full flow one",
-        "slot's process is killed with SIGKILL: once a standby goes on where the dead process was, once the whole job",
+        "slot's process is killed with SIGKILL: once a standby resumes where the dead process was, once the whole job",
         "goes back to its last checkpoint (rollback). A run to warm up comes first. Takes about a minute.",
     )
     content = EXPERIMENT.run(settings, Path(json_path or OUT / "recovery.json"), OUT)

@@ -2,8 +2,8 @@
 
 WordCount at a steady rate; a drawn subtask of ``count`` is moved to a drawn slot, again and again. The *output gap* of
 a partition is the longest time between two new outputs of it (``measure``), here around the handover: from its order
-to the registry until ``AFTER_S`` later. It is told for the partition that moved and for the others, and, with no move
-in it, for the same span of time before.
+to the registry until ``AFTER_S`` later. It is reported for the partition that moved and for the others, and for the
+same span of time before, without a move.
 """
 
 from __future__ import annotations

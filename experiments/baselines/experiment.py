@@ -39,7 +39,7 @@ DEFINITIONS = (
     "settled; every running count and sum is a row that comes out, none is hidden in a batch",
     "CPU s/M: processor seconds of all processes of the engine (driver, workers, JVMs) per million of these rows; "
     "memory: their resident memory, pages that they share counted in each",
-    "latency: from the moment when a row was due, by a schedule that waits for nobody, to its output; so rows that "
+    "latency: from the moment when a row was due, by a schedule that never waits, to its output; so rows that "
     "wait for an engine that is behind count with all of their wait. Of window: from the end of the window",
     "recovery: from the failure until every partition that it hit has put out a row that was due later than all it had "
     "put out; first output: the same of any row, which may be one that was put out before",

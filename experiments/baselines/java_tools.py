@@ -1,7 +1,7 @@
 """Flink's jars, and this project's Java programs compiled: fetched and made once, when they are first needed.
 
 Rules: everything is in one directory of the user's cache, or in the one of ``--flink-home``; what is there is whole,
-since it gets its name last. Whatever is missing is one ``BaselineMissing``, which says what to do.
+since it gets its name last. A missing part raises ``BaselineMissing``, which says what to do.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def flink_jars(home: Path, say: Say) -> list[Path]:
             _fetch(partial)
     jars = sorted((*lib.glob("flink-dist-*.jar"), *lib.glob("log4j-*.jar")))
     if not any(jar.name.startswith("flink-dist-") for jar in jars):
-        raise BaselineMissing(f"{lib} holds no flink-dist-*.jar: remove it, and it is fetched anew, or give another")
+        raise BaselineMissing(f"{lib} holds no flink-dist-*.jar: remove it, and it is fetched again, or give another")
     return jars
 
 
@@ -108,7 +108,7 @@ def _instead() -> str:
 def compiled(program: str, jars: Sequence[Path], home: Path, say: Say) -> Path:
     """The directory with the classes of a program (a folder below ``java``) and of what all programs share.
 
-    Compiled anew when the source has changed. Raises ``BaselineMissing``.
+    Compiled again when the source has changed. Raises ``BaselineMissing``.
     """
     sources = sorted(path for folder in (COMMON, program) for path in (SOURCES / folder).glob("*.java"))
     text = b"\0".join([*(source.read_bytes() for source in sources), *(jar.name.encode() for jar in jars)])

@@ -1,9 +1,9 @@
-"""From what an engine has noted (``notes``) to figures. Pure but for ``measured``, which waits and samples.
+"""From what an engine has noted (``notes``) to figures. Pure, except for ``measured``, which waits and samples.
 
 - *rows per second*: rows put out between the beginning and the end of the time measured (of ``window``: rows that came
   to the windows), by linear interpolation between the lines of each incarnation of each partition;
-- *latency*: output less due time of every row put out in that time. The due time is that of a schedule that waits for
-  nobody, so rows that wait for a slow engine count with all of their wait (no coordinated omission);
+- *latency*: output less due time of every row put out in that time. The due time is that of a schedule that waits
+  for nothing, so rows that wait for a slow engine count with all of their wait (no coordinated omission);
 - *processor seconds per million rows*: of all processes of the engine, over the same time.
 """
 

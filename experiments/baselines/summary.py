@@ -1,4 +1,4 @@
-"""Rows of the summary, tables and pictures, from runs. Pure but for the files of pictures."""
+"""Rows of the summary, tables and pictures, from runs. Pure, except for the files of pictures."""
 
 from __future__ import annotations
 

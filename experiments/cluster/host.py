@@ -40,7 +40,7 @@ while [ $# != 0 ]; do mkdir -p "$2"; mount --bind "$1" "$2"; shift 2; done
 trap '' CHLD
 exec cat
 """
-"""$1: name, $2: file of names; then pairs of a directory and where it is mounted. Ends of orphans are for nobody."""
+"""$1: name, $2: file of names; then pairs of a directory and where it is mounted. Orphans are not waited for."""
 
 
 class Host:
@@ -165,7 +165,7 @@ class Host:
         self._signal_all(signal.SIGSTOP, lambda process: process.status() in STILL)
 
     def resume(self) -> None:
-        """Let everything go on after a ``pause``."""
+        """Continue everything after a ``pause``."""
         self._signal_all(signal.SIGCONT, lambda process: process.status() != psutil.STATUS_STOPPED)
         for process in (*self._processes, self._keeper):
             if process is not None:

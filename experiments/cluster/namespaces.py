@@ -2,7 +2,7 @@
 
 Rules: however this process ends, no process, network or directory of the cluster outlives it for long: a block that is
 left stops the cluster; hosts see the end of this process; a directory that it leaves behind, and a host that was paused
-when it died, is removed by whoever starts the next cluster.
+when it died, is removed by the next start of a cluster.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Cluster:
         environment |= {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             "PYTHONDONTWRITEBYTECODE": "1",
-            # As TMPDIR does for everybody else: what a JVM unpacks goes with its host.
+            # As TMPDIR does for other programs: what a JVM unpacks goes with its host.
             "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData",
             **service.environment,
         }
@@ -141,7 +141,7 @@ class Cluster:
         """Start a host and its service."""
         host = self.hosts[name]
         host.boot()
-        if name != JOB:  # what runs there is what it is told to
+        if name != JOB:  # it runs what is requested
             root = str(self._compose.parent)
             host.start(["sh", "-c", 'cd "$1"; shift; exec "$@"', "sh", root, *self._services[name].command])
 
@@ -180,7 +180,7 @@ class Cluster:
                 end.result()
 
     def revive(self, name: str) -> None:
-        """Whatever was done to a host, it is up and connected again, with an empty disk if it was down."""
+        """Undo all faults of a host: it is up and connected again, with an empty disk if it was down."""
         host = self._host_named(name)
         self.network.heal(name)
         if host.up:
@@ -194,11 +194,11 @@ class Cluster:
         self._host_named(name).pause()
 
     def resume(self, name: str) -> None:
-        """A host that hung goes on."""
+        """A host that hung continues."""
         self._host_named(name).resume()
 
     def cut(self, name: str, peer: str | None = None) -> None:
-        """A host hears nothing of ``peer`` any more, nor the other way round; ``None``: of anybody."""
+        """A host and ``peer`` lose each other's packets; ``None``: those of all peers."""
         self._host_named(name)
         self.network.cut(name, peer)
 
@@ -209,7 +209,7 @@ class Cluster:
         return {**add_up(host.processes()), "disk": round(disk, 2)}
 
     def lose(self, name: str, peer: str | None = None) -> None:
-        """What a host sends to ``peer`` does not arrive any more, but for the other direction; ``None``: to anybody."""
+        """What a host sends to ``peer`` does not arrive any more, the other direction does; ``None``: to all peers."""
         self._host_named(name)
         self.network.lose(name, peer)
 

@@ -1,10 +1,10 @@
-"""Network namespaces: one for each host, and a switch between them that can be told to lose packets.
+"""Network namespaces: one for each host, and a switch between them that loses packets on request.
 
 Each host has one address and a cable (``veth``) to the switch, which forwards from cable to cable. A packet that is not
-to arrive is dropped in the switch, without a word to either end, as by a broken cable: nobody's connection breaks,
+to arrive is dropped in the switch, without notice to either end, as by a broken cable: no connection breaks,
 it falls silent.
 
-Rules: a namespace lives as long as an open file here, or a process in it: when this process is gone, by whatever
+Rules: a namespace lives as long as an open file here, or a process in it: when this process is gone, for whatever
 signal, so is the network. Nothing of it is seen in the machine's own network.
 """
 
@@ -26,7 +26,7 @@ FIRST_RULE = 100
 
 
 class ClusterError(FlinkPlusError):
-    """A cluster of namespaces cannot be made, or does not do what it is told."""
+    """A cluster of namespaces cannot be made, or does not work."""
 
 
 class Namespace:
@@ -37,7 +37,7 @@ class Namespace:
         found: list[int] = []
         reason: list[OSError] = []
 
-        def make() -> None:  # in a thread of its own: it moves into the new namespace for good
+        def make() -> None:  # in a thread of its own: it stays in the new namespace
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.unshare(CLONE_NEWNET) != 0:
                 number = ctypes.get_errno()
@@ -67,7 +67,7 @@ class Namespace:
         return ["nsenter", f"--net={self.path}", *command]
 
     def close(self) -> None:
-        """Let go of it; its processes may keep it for a while."""
+        """Release it; its processes may keep it for a while."""
         with contextlib.suppress(OSError):
             os.close(self.file)
 
@@ -175,6 +175,6 @@ class Network:
             del self._rules[key]
 
     def close(self) -> None:
-        """Let go of all namespaces."""
+        """Release all namespaces."""
         for namespace in (*self._hosts.values(), self._switch):
             namespace.close()

@@ -15,7 +15,7 @@ SLOT_MODULE, DRIVER_MODULE = "flinkplus.runtime", "flinkplus.cli.main"
 
 
 def add_up(processes: Iterable[psutil.Process], driver: int | None = None) -> dict[str, float]:
-    """PSS in MB by kind of process; ``driver``: the process that is one whatever its command line says."""
+    """PSS in MB by kind of process; ``driver``: that process, with any command line."""
     total = dict.fromkeys(KINDS, 0.0)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError, ProcessLookupError):
@@ -46,7 +46,7 @@ def pss_mb(process: psutil.Process) -> float:
 
 
 def directory_mb(path: Path) -> float:
-    """What the files below ``path`` take on disk, each once whatever names it has; they may come and go meanwhile."""
+    """Bytes of the files below ``path`` on disk, each once, also with several names; they may come and go meanwhile."""
     seen: dict[tuple[int, int], int] = {}
     for base, _, files in os.walk(path):
         for file in files:

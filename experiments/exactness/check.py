@@ -1,6 +1,6 @@
 """Whether an output is one that *some* interleaving of the job gives, and nothing else: every row, exactly.
 
-From the last stage to the first, against what holds whatever the interleaving:
+From the last stage to the first, against what holds for every interleaving:
 
 - of each bucket, rows are numbered *k* = 1, 2, ..., K, each number once; folded in this order by the sequential model
   (``pipeline.after``), they give each row's top ten and its link of the chain, character for character;
@@ -11,7 +11,7 @@ From the last stage to the first, against what holds whatever the interleaving:
 - channels keep their order: of a word, the rows of one source were counted in the order of the input; of a bucket, the
   rows of one count came in the order of their places.
 
-Rules: pure. Damage that leads to more damage is told each time; of a bucket whose fold breaks, the first row is.
+Rules: pure. Damage that leads to more damage is reported each time; of a bucket whose fold breaks, the first row is.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _check_fold(taken: list[Ranked], findings: Findings) -> None:
 
 
 def _check_order(what: str, numbers: list[int], findings: Findings) -> None:
-    """They rise. (Or stay: what is there twice is told elsewhere.)"""
+    """They rise. (Or stay: duplicates are reported elsewhere.)"""
     for before, number in pairwise(numbers):
         if number < before:
             findings.note("out of order", f"{what}: {number} came behind {before}")

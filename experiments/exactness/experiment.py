@@ -1,4 +1,4 @@
-"""Whether the output of a job is exact to the last row, whatever fails: ``flinkplus experiment exactness``.
+"""Whether the output of a job is exact to the last row after any failure: ``flinkplus experiment exactness``.
 
 One job after the other. When as much of its input has been read as the seed says, its failures come, at once or one
 after the other (``strikes``); then the rest of the input, the end, and the check (``check``).
@@ -42,7 +42,7 @@ from flinkplus.runtime.job.homes import local_master
 PATIENCE_S = 40.0
 """For a job, beyond the time that its input takes."""
 CHECKPOINT_TIMEOUT_S = 3.0
-"""A job that lacks a part may lose a barrier; then it continues when the checkpoint is given up."""
+"""A job that lacks a part may lose a barrier; then it continues when the checkpoint is aborted."""
 PROTECTIONS = ({DETERMINANTS, DIGESTS}, {SUPPRESSION, FILTER, CURSOR})
 """Each of these parts is enough against one kind of damage: histories that are mixed; messages that are taken twice."""
 RECORDED = ("mode", "failure", "subtasks", "reason", "recovery_ms", "fallback")

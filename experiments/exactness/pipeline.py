@@ -9,7 +9,7 @@ Which occurrence of a word has which count, and comes to which place, is the int
 behind it: a history that is continued by another one leaves gaps, doubles, or a row that does not follow from those
 before it. What holds for every interleaving, and for nothing else, is what ``check`` checks.
 
-Rules: ``after`` is the sequential model, for the job and for the check alike. Words come at a steady rate, but for
+Rules: ``after`` is the sequential model, for the job and for the check alike. Words come at a steady rate, except for
 stalls of a source now and then, which the seed decides.
 """
 
@@ -68,7 +68,7 @@ def after(before: Standing, i: int, word: str, n: int, m: int) -> Standing:
     k, top, chain = before
     others = [entry for entry in top.split(",") if entry and entry.rpartition(":")[0] != word]
     at = sum(int(entry.rpartition(":")[2]) >= n for entry in others)
-    # Who has dropped out is forgotten, whoever may fall behind later: so the list is what the order of rows made it.
+    # Words that have dropped out are forgotten, also if others fall behind later: the list depends on the order of rows.
     ranked = [*others[:at], f"{word}:{n}", *others[at:]][:TOP_ROWS]
     link = hashlib.blake2b(f"{chain}/{i}/{word}/{n}/{m}".encode(), digest_size=HASH_BYTES)
     return k + 1, ",".join(ranked), link.hexdigest()
@@ -76,7 +76,7 @@ def after(before: Standing, i: int, word: str, n: int, m: int) -> Standing:
 
 @dataclass(frozen=True)
 class Input:
-    """Row ``i`` of the input; a pure function of ``i``, but for the time it takes."""
+    """Row ``i`` of the input; a pure function of ``i``, except for the time it takes."""
 
     seed: int
     vocabulary: int
@@ -130,7 +130,7 @@ def draw(
     output: str,
     raises: dict[str, Trigger],
 ) -> None:
-    """Draw the job; behind every stage, fused with it, is an operator that raises when it is told to."""
+    """Draw the job; behind every stage, fused with it, is an operator that raises on request."""
     stream = _probed(env.generate(words, schema=WORDS_SCHEMA, count=rows, rate=rate, name=WORDS), raises)
     stream = _probed(stream.key_by("word").count(output="n", name=COUNT), raises)
     stream = _probed(stream.key_by("n").count(output="m", name=PLACE), raises)

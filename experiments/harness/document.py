@@ -3,7 +3,7 @@
 It has ``experiment``, ``parameters``, ``versions``, ``machine``, ``commit``, ``started``, ``interrupted``, ``runs``
 (one object each) and what is computed from all runs.
 
-Rules: written anew after each run, whole or not at all, so that an experiment that is interrupted keeps what it has.
+Rules: rewritten after each run, whole or not at all, so that an experiment that is interrupted keeps what it has.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _commit() -> str | None:
 
 
 class Document:
-    """What an experiment has found so far, in ``path``. ``derive``: what is computed anew from all runs."""
+    """The results of an experiment so far, in ``path``. ``derive``: recomputed from all runs."""
 
     def __init__(
         self, name: str, parameters: Any, path: Path, derive: Callable[[list[dict[str, Any]]], dict[str, Any]]
@@ -95,13 +95,13 @@ class Document:
         try:
             known = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot go on with {self.path}: {error}") from error
+            raise ConfigurationError(f"cannot continue {self.path}: {error}") from error
         if not isinstance(known, dict):
-            raise ConfigurationError(f"cannot go on with {self.path}: it holds no experiment")
+            raise ConfigurationError(f"cannot continue {self.path}: it holds no experiment")
         for name in ("experiment", "parameters", "commit"):
             # As JSON: what was written has lists where tuples were.
             if json.dumps(known.get(name)) != json.dumps(self.content[name]):
-                raise ConfigurationError(f"cannot go on with {self.path}: {name} differ; give another --json")
+                raise ConfigurationError(f"cannot continue {self.path}: {name} differ; give another --json")
         self.content |= {"runs": known["runs"], "started": known["started"], **self._derive(known["runs"])}
 
     def add(self, figures: dict[str, Any]) -> None:

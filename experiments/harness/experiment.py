@@ -42,7 +42,7 @@ class Experiment(Generic[S]):
 
     ``settings``: a dataclass of options. ``slots``: of the largest job.
     ``runs``: the figures of one run after the other, ``None`` for a step that is no run; ``total``: how many of both.
-    ``derive``: parts of the document that are computed anew from all runs; ``more``: further ones, at the beginning;
+    ``derive``: parts of the document that are recomputed from all runs; ``more``: further ones, at the beginning;
     ``conclude``: adds what is known at the end.
     ``tables``: tables and lines for people. ``pictures``: files, and what draws them and returns whether it could.
     ``found_any``: whether there is anything to show. ``passed``: whether the exit code is 0.

@@ -29,7 +29,7 @@ from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER
 
 SIGKILL, EXCEPTION = FAILURES = ("sigkill", "exception")
 HOST_FAILURES = ("host", "hang", "cut")
-"""On a cluster: a host is killed; it stands still, or is cut off from all others, for ``PAUSE_S``."""
+"""On a cluster: a host is killed; it is frozen, or is cut off from all others, for ``PAUSE_S``."""
 PAUSE_S = 2.5
 CHECKPOINTS_BEFORE = 2
 CHECKPOINTS_AFTER_FILL = 8

@@ -6,7 +6,7 @@ each step is timed. Of each vertex, the time of a step is ``step_s`` + rows take
 many). Beside it what a message from another slot costs: system calls for a frame of its size, and taking it apart.
 
 What a job of one row takes is measured as well (start, last checkpoint, commit), and how much slower a core is when all
-of this machine's are at work: they may share caches, and be two threads of one core. Not measured, and so not in the
+of this machine's are busy: they may share caches, and be two threads of one core. Not measured, and so not in the
 model: the loop around the steps, garbage collection, the other threads of a slot, the driver.
 """
 
@@ -64,7 +64,7 @@ class VertexCosts:
 class Costs:
     """``vertices``: from the source to the last. ``frame_s``, ``byte_s``, ``row_bytes``: of what goes to another slot,
     both ends together. ``job_s``: what a job of one row takes. ``crowded``: how much longer the same work takes on this
-    machine when all its cores are at work."""
+    machine when all its cores are busy."""
 
     vertices: list[VertexCosts]
     frame_s: float

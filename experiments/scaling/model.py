@@ -4,7 +4,7 @@ A slot is a thread on a core of its own (or, to compare with this machine, ``cor
 the other, of the subtask that is furthest downstream and can do one, as the engine does: a source reads a batch, others
 take a bundle of what waits on all channels; a step sends a part of its rows to each consumer, and begins only where
 each channel has room. Who waits for which barrier, and when the state is copied, is decided by the engine's
-own machine (``BarrierAlignment``). Times are the measured ones (``costs``), but for the network, which is assumed.
+own machine (``BarrierAlignment``). Times are the measured ones (``costs``), except for the network, which is assumed.
 
 A plain heap, and no library for simulations: slots choose their work by rules of their own, which fits no queue or
 resource of such a library; what is left of it is the heap.
@@ -127,7 +127,7 @@ class Simulation:
         return stages
 
     def run(self) -> float:
-        """Raises ``RuntimeError`` when everybody waits for somebody else."""
+        """Raises ``RuntimeError`` in a deadlock."""
         if self._setting.interval_s is not None:
             self._at(self._setting.interval_s, self._trigger_due)
         for slot in range(self._setting.parallelism):
@@ -137,7 +137,7 @@ class Simulation:
             action()
             if self._final and not self._missing:
                 return self._now_s + self._costs.job_s
-        raise RuntimeError("the model stands still")
+        raise RuntimeError("the model is in a deadlock")
 
     def _at(self, time_s: float, action: Callable[[], None]) -> None:
         self._count += 1

@@ -22,12 +22,12 @@ from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import COUNT
 
 LOCAL_FAULTS = ("sigkill", "exception", "pause")
-"""Of a slot: its process is killed, one of its subtasks raises, its process stands still and goes on."""
+"""Of a slot: its process is killed, one of its subtasks raises, its process is stopped and continued."""
 CLUSTER_FAULTS = ("sigkill", "exception", "host", "hang", "cut", "zookeeper")
-"""Further: a host is killed and comes back, stands still and goes on, is cut off and connected again; a server of
+"""Further: a host is killed and comes back, is frozen and continued, is cut off and connected again; a server of
 ZooKeeper is killed and comes back."""
 HOLD_S = (1.0, 3.0)
-"""How long a slot or host stands still, is cut off or down."""
+"""How long a slot or host is frozen, cut off or down."""
 SERVER_TIMEOUT_S = 2.0
 WAIT_S = 60.0
 POLL_S = 0.05
@@ -147,7 +147,7 @@ class Striker:
 
 
 def serves(server: str) -> str | None:
-    """``leader`` or ``follower``; ``None`` for a server of ZooKeeper that serves nobody just now."""
+    """``leader`` or ``follower``; ``None`` for a server of ZooKeeper that does not serve at the moment."""
     host, _, port = server.partition("/")[0].rpartition(":")
     try:
         with socket.create_connection((host, int(port)), SERVER_TIMEOUT_S) as connection:

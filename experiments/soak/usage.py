@@ -27,7 +27,7 @@ WARM_UP = 0.1
 """Share of the run that does not count for what is flat: processes grow into their work."""
 LIMITS = {"slots": (0.10, 30.0), "driver": (0.10, 30.0), "java": (0.30, 150.0), "disk": (0.25, 20.0)}
 """Growth from the median of the first quarter to that of the last: by a share, and by MB that say nothing.
-A Java heap grows up to its limit, whatever it holds."""
+A Java heap grows up to its limit, independent of its content."""
 LEAST_SAMPLES = 8
 
 

@@ -239,7 +239,7 @@ def test_summary_document_and_tables(tmp_path: Path, capsys: pytest.CaptureFixtu
     text = " ".join(capsys.readouterr().out.split())
     assert "100 (90 - 130)" in text and "14 *" in text and "the rate was not held" in text
     assert "run 1: it broke" in text and "1, 1 failed" in text
-    assert "coordinated" not in text and "a schedule that waits for nobody" in text
+    assert "coordinated" not in text and "a schedule that never waits" in text
 
 
 def test_pictures(tmp_path: Path) -> None:

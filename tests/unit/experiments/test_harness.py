@@ -144,7 +144,7 @@ def test_an_experiment_goes_on(spark: Spark, tmp_path: Path) -> None:
     assert written(tmp_path)["started"] == "before" and len(written(tmp_path)["runs"]) == 2
     with pytest.raises(ConfigurationError, match="parameters differ"):
         command(tmp_path, "--numbers", "3,5", "--go-on")
-    for content, reason in (("[]", "it holds no experiment"), ("{", "cannot go on with")):
+    for content, reason in (("[]", "it holds no experiment"), ("{", "cannot continue")):
         (tmp_path / "counting.json").write_text(content)
         with pytest.raises(ConfigurationError, match=reason):
             command(tmp_path, "--numbers", "3,4", "--go-on")
