@@ -4,7 +4,7 @@ A request is one line of JSON, ``{"order": "kill", "host": "worker-2"}``, and so
 moment right before it was carried out, or ``{"error": ...}``. The order ``usage`` changes nothing; its answer has the
 host's memory and disk, as ``Cluster.usage`` gives it, under ``usage``.
 
-Rules: orders are carried out one after the other. A process that can open the socket may give them: it is the user's own.
+Rules: orders are carried out one after the other. A process that can open the socket may give them: it is the user's.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def after(before: Standing, i: int, word: str, n: int, m: int) -> Standing:
     k, top, chain = before
     others = [entry for entry in top.split(",") if entry and entry.rpartition(":")[0] != word]
     at = sum(int(entry.rpartition(":")[2]) >= n for entry in others)
-    # Words that have dropped out are forgotten, also if others fall behind later: the list depends on the order of rows.
+    # Words that have dropped out are forgotten, also if others fall later: the list depends on the order of rows.
     ranked = [*others[:at], f"{word}:{n}", *others[at:]][:TOP_ROWS]
     link = hashlib.blake2b(f"{chain}/{i}/{word}/{n}/{m}".encode(), digest_size=HASH_BYTES)
     return k + 1, ",".join(ranked), link.hexdigest()
