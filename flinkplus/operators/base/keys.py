@@ -45,7 +45,7 @@ _ONE = np.uint64(1)
 _BYTE, _HALF = np.uint64(255), np.uint64(32)
 _BYTE_SHIFTS = (np.uint64(24), np.uint64(16), np.uint64(8))
 _LONG_KEY = 4096
-_POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER, dtype=np.uint64))
+_POWERS: npt.NDArray[np.uint64] = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER, dtype=np.uint64))
 _MAX_TARGETS = 1 << 16
 _BINARY = pa.binary()
 _PLAIN_NUMBERS: dict[pa.DataType, type[np.signedinteger]] = {
@@ -98,6 +98,38 @@ class KeyCodes:
     def first_rows(self) -> npt.NDArray[np.int64]:
         """The first row of each code."""
         return _first_positions(self.codes, len(self.encoded))
+
+
+class NumberCodes:
+    """As ``KeyCodes``, for a column of plain numbers; makes the bytes of the keys only when they are asked for.
+
+    ``codes``: int per row. ``numbers``: the number of each code. ``first``: the first row of each code.
+    """
+
+    column: None = None
+    is_text = False
+    distinct = True
+
+    def __init__(
+        self, codes: npt.NDArray[np.signedinteger], numbers: npt.NDArray[np.int64], first: npt.NDArray[np.int64]
+    ) -> None:
+        self.codes = codes
+        self._numbers = numbers
+        self._first = first
+
+    @property
+    def encoded(self) -> pa.BinaryArray:
+        """The bytes of each code's key."""
+        return number_keys(self._numbers)
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The same, as a list."""
+        return keys_of(self._numbers)
+
+    def first_rows(self) -> npt.NDArray[np.int64]:
+        """The first row of each code."""
+        return self._first
 
 
 def _first_positions(codes: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int64]:
@@ -218,6 +250,12 @@ def number_keys(numbers: npt.NDArray[np.int64]) -> pa.BinaryArray:
     return pa.Array.from_buffers(_BINARY, len(numbers), [None, pa.py_buffer(offsets), data])
 
 
+def keys_of(numbers: npt.NDArray[np.int64]) -> list[bytes]:
+    """``number_keys`` as a list."""
+    keys: list[bytes] = number_keys(numbers).to_numpy(zero_copy_only=False).tolist()
+    return keys
+
+
 def encode_values(values: pa.Array) -> pa.BinaryArray:
     """The bytes of single-column keys, one for each value; see the module's rules."""
     dtype = values.type
@@ -304,11 +342,9 @@ def hash_numbers(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """``hash_keys(number_keys(numbers))``, without making the bytes."""
     ordered = numbers.view(np.uint64) ^ _SIGN
     high = ordered >> _HALF
-    if len(high) and (high == high[0]).all():  # as of most numbers: the same for all
-        hashes = _polynomial(high[:1], _POWERS[:4]) + _polynomial(ordered, _POWERS[4:8])
-    else:
-        hashes = _polynomial(high, _POWERS[:4]) + _polynomial(ordered, _POWERS[4:8])
-    return _mixed(hashes)
+    if len(high) and (high == high[0]).all():  # usual: numbers of one sign below 2**32
+        high = high[:1]
+    return _mixed(_polynomial(ordered, _POWERS[4:8]) + _polynomial(high, _POWERS[:4]))
 
 
 def _polynomial(numbers: npt.NDArray[np.uint64], powers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
