@@ -45,7 +45,7 @@ _ONE = np.uint64(1)
 _BYTE, _HALF = np.uint64(255), np.uint64(32)
 _BYTE_SHIFTS = (np.uint64(24), np.uint64(16), np.uint64(8))
 _LONG_KEY = 4096
-_POWERS: npt.NDArray[np.uint64] = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER, dtype=np.uint64))
+_POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER), dtype=np.uint64)
 _MAX_TARGETS = 1 << 16
 _BINARY = pa.binary()
 _PLAIN_NUMBERS: dict[pa.DataType, type[np.signedinteger]] = {
