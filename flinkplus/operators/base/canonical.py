@@ -81,7 +81,9 @@ def _form_of(dtype: pa.DataType) -> Form:
 
 def is_cut_by_writing(dtype: pa.DataType) -> bool:
     """Whether Arrow IPC writes a column of this type, without nulls, as the same bytes before and after ``canonical``.
-    Writing cuts off the bytes before its rows, and those after them up to a multiple of eight bytes.
+
+    It cuts off what is before the rows, and after them up to a multiple of eight bytes, of any slice that does not
+    begin where its buffer begins.
     """
     return _is_fixed(dtype) and dtype.byte_width % 8 == 0
 

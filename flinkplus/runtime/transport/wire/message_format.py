@@ -7,9 +7,9 @@ to end.
 The payload of RECORDS is one record batch that tells its own schema: eight bytes (format version, encoding, two zeros,
 size of the schema), and, by the encoding,
 
-- PLAIN: the schema and the batch, each an Arrow IPC message: for small batches, without dictionaries. To write and to
-  read a schema costs more than all the rest of a small message: both ends keep those they know, by their bytes;
-- STREAM: an Arrow IPC stream (schema, dictionaries, one batch).
+- PLAIN: the schema and the batch, each an Arrow IPC message: for batches without dictionaries. To write and to read a
+  schema costs more than all the rest of a small message: both ends keep those they know, by their bytes;
+- STREAM: an Arrow IPC stream (schema, dictionaries, one batch): for batches with dictionaries.
 
 That of a WATERMARK is its time, eight bytes; of a ROUND, its number, too.
 
@@ -27,7 +27,7 @@ from xxhash import xxh3_64_intdigest
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.operators.base.canonical import canonical, is_cut_by_writing
-from flinkplus.operators.base.columns import SMALL_ROWS, SchemaMemo, holds_dictionary
+from flinkplus.operators.base.columns import SchemaMemo, holds_dictionary
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.transport.wire.frames import MAX_FRAME_BYTES
@@ -69,19 +69,23 @@ _known_schemas: dict[bytes, pa.Schema] = {}
 def encode_records(batch: pa.RecordBatch) -> pa.Buffer:
     """One record batch as a payload, the same for equal ones (see ``flinkplus.operators.base.canonical``). Of a
     small one, dictionary-encoded columns come back plain."""
-    if batch.num_rows <= SMALL_ROWS and _cut_by_writing(batch.schema) and not any(map(_has_validity, batch.columns)):
+    if _cut_by_writing(batch.schema) and all(map(_is_cut, batch.columns)):
         return encode_canonical(batch)
     return encode_canonical(canonical(batch))
 
 
-def _has_validity(column: pa.Array) -> bool:
-    """Whether it has a validity bitmap, perhaps without a null: Arrow writes that, too."""
-    return column.buffers()[0] is not None
+def _is_cut(column: pa.Array) -> bool:
+    """Whether Arrow writes just the rows of a column of fixed width. It writes a validity bitmap without a null, too;
+    and of a slice from the beginning it may write some bytes behind the rows."""
+    validity, values = column.buffers()
+    if validity is not None or values is None:
+        return False
+    return column.offset > 0 or values.size == len(column) * column.type.byte_width
 
 
 def encode_canonical(batch: pa.RecordBatch) -> pa.Buffer:
     """The same for a batch that is in canonical form already, as those are that a ``Message`` holds."""
-    prefix = _plain_prefix_of(batch.schema) if batch.num_rows <= SMALL_ROWS else None
+    prefix = _plain_prefix_of(batch.schema)
     if prefix is not None:
         buffer = pa.py_buffer(b"".join((prefix, batch.serialize())))
     else:

@@ -170,3 +170,12 @@ def test_without_nulls_there_is_no_validity(values: list[Any]) -> None:
     here, alone = canonical(batch), pa.record_batch([pa.array(values)], names=["v"])
     assert here.column(0).buffers()[0] is None
     assert here.nbytes == decode_records(encode_records(batch)).nbytes == alone.nbytes
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 300])
+def test_a_slice_from_the_beginning_has_the_bytes_of_its_rows(rows: int) -> None:
+    """Arrow writes up to 64 bytes behind such a slice."""
+    for more in (0, 1, 7, 8, 9, 100):
+        longer = pa.array(range(1, rows + more + 1), pa.int64())
+        assert payload(longer.slice(0, rows)) == payload(pa.array(range(1, rows + 1), pa.int64()))
+        assert payload(longer.slice(more)) == payload(pa.array(range(more + 1, more + rows + 1), pa.int64()))
