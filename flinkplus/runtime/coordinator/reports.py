@@ -32,7 +32,7 @@ from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
-from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
 MISMATCHES = {error.__name__: error for error in (NondeterministicOperator, MessageIdConflict)}
 log = logging.getLogger("flinkplus.coordinator")

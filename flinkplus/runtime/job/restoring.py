@@ -1,7 +1,6 @@
 """The begin of a run of a job: takes over its checkpoints, prepares its output, finds the newest checkpoint.
 
-Rules: a new job stores its plan before it changes its output. If another driver has taken the job over, nothing is
-changed (``Runs.begin``).
+Rules: if another driver has taken the job over, nothing is changed (``Runs.begin``).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def begin_run(
 ) -> tuple[Commits, Restore]:
     """Take over the checkpoints, prepare the output, and find where the job begins.
 
-    A new job stores its plan before it changes its output. So if the driver dies from then on, the next run recognizes
-    the output as its own (``Ownership.has_begun``).
+    A new job stores its plan before it changes its output, so that the next run knows that the output is its own
+    (``Ownership.has_begun``).
     """
     runs = _earlier_runs(storage, resume)
     storage.runs.begin(runs + 1)
@@ -59,8 +58,7 @@ def begin_run(
 
 
 def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None:
-    """The secret from which all runs of a job derive the password of its nodes in an ensemble; stored in the checkpoint
-    directory. ``None``: the job has no such nodes."""
+    """The secret from which all runs of a job derive the password of its nodes in an ensemble; ``None``: no nodes."""
     if options.zookeeper is None or options.zookeeper_acl != JOB:
         return None
     try:
@@ -72,8 +70,7 @@ def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None
 
 
 def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
-    """The maximum number of earlier runs, also of a job that starts again without a checkpoint: their late writes must
-    be distinguishable from those of the next run."""
+    """The maximum number of earlier runs, whose late writes must be distinguishable from those of the next run."""
     try:
         return storage.runs.earlier()
     except CorruptCheckpoint as error:

@@ -1,7 +1,6 @@
 """A running job: the coordinator, the Spark jobs of the slots, and the job's own directory.
 
-Rules: at every end of the job (finish, failure, ``cancel``, exit of the interpreter) the slots are stopped, the ports
-closed and the job's directory removed.
+Rules: every end of the job, even the interpreter's exit, stops the slots, closes the ports and removes its directory.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The Arrow type of each Spark type that a DataFrame's column may have.
 
-Rules:
-
-- A timestamp is an instant: in any session time zone, its type is a timestamp in UTC, like the schema text
-  ``timestamp``. So streams from several sources have equal types.
-- The types are those of the Parquet files that Spark stages, or lossless casts of them.
-- An unsupported type raises a ``ConfigurationError`` that names the column and the remedy.
+Rules: a timestamp is an instant: in any session time zone its type is a timestamp in UTC, like the schema text
+``timestamp``, so that streams from several sources have equal types. The types are those of the Parquet files that
+Spark stages, or lossless casts of them.
 """
 
 from __future__ import annotations

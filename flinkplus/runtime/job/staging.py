@@ -1,10 +1,7 @@
 """Batch DataFrames as replayable input: Spark writes their rows to Parquet files, which slots read from any position.
 
-Rules:
-
-- staged files belong to the checkpoint directory, and live as long as checkpoints that refer to them;
-- the partitions of the DataFrame are kept, because repartitioning would change the order of the rows. The source splits
-  the staged files into contiguous ranges of rows.
+Rules: staged files live in the checkpoint directory, as long as checkpoints that refer to them. The partitions of the
+DataFrame are kept: others would change the order of the rows. The source splits the files into contiguous ranges.
 """
 
 from __future__ import annotations
@@ -44,9 +41,8 @@ def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet
     try:
         df.write.mode("overwrite").parquet(target)
     except Exception as error:  # errors of pyspark and py4j
-        raise InputError(
-            f"source {source.name!r}: Spark could not stage the DataFrame: {spark_reason(error)}"
-        ) from error
+        why = f"Spark could not stage the DataFrame: {spark_reason(error)}"
+        raise InputError(f"source {source.name!r}: {why}") from error
     return source.staged_at(target)
 
 

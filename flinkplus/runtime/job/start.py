@@ -1,7 +1,7 @@
 """From a fused graph to a running job: ``start_job`` from a program, ``resume_job`` from a checkpoint directory.
 
-Rules: everything that can be checked is checked before anything runs. When a step fails, earlier steps are undone. Only
-one driver may run a job: checkpoints and output stay untouched until that is settled (``directory``, ``registry``).
+Rules: checks come before anything runs. When a step fails, earlier steps are undone. Checkpoints and output stay
+untouched until it is certain that no other driver runs the job (``directory``, ``registry``).
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ requests that were added to its ``Commands``, each with the function that carrie
     commands.add(DrainCommand, drain)  # def drain(request: DrainCommand) -> dict[str, Any] | Later
 
 and, in the shell, ``call(access, DrainCommand("worker-2"))``. It returns the result of ``drain``, or raises
-``CommandRefused`` with the text of the ``FlinkPlusError`` that ``drain`` raised. A slow function returns a ``Later``
-and answers through it.
+``CommandRefused`` with the text of its ``FlinkPlusError``. A slow function returns a ``Later`` and answers through it.
 
 Rules: this module uses no socket. Requests are carried out in the coordinator's thread, which must not be blocked.
 Malformed and unknown requests are refused and change nothing; an error in a command does not fail the job.
@@ -80,18 +79,19 @@ class Commands:
 
     def obey(self, data: bytes, answer: Callable[[bytes], None]) -> Later:
         """Carry out the request in ``data``; ``answer`` gets the reply, now or later."""
-        found: Body | FlinkPlusError | Later
+        later = Later()
         try:
             request, carry_out = self.decode(data)
             found = carry_out(request)
+            if isinstance(found, Later):
+                later = found
+            else:
+                later.give(found)
         except FlinkPlusError as error:
-            found = error
+            later.give(error)
         except Exception as error:
             log.exception("a command failed")
-            found = CommandRefused(f"the command failed: {described(error)}")
-        later = found if isinstance(found, Later) else Later()
-        if not isinstance(found, Later):
-            later.give(found)
+            later.give(CommandRefused(f"the command failed: {described(error)}"))
         later.then(lambda outcome: answer(encode_reply(outcome)))
         return later
 

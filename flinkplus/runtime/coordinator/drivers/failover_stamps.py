@@ -12,13 +12,13 @@ from chain_backup.failover import effects
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
-from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER, STANDBY, RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import HANDOVER, STANDBY, RecoveryLog
 
 KEPT_REASONS = 100
 log = logging.getLogger("flinkplus.coordinator")
 
 
-class FailoverPhases:
+class FailoverStamps:
     """Logs the phases of failovers. ``mode``: their mode in the recovery log."""
 
     def __init__(self, dispatch: Dispatch, recoveries: RecoveryLog, mode: str = STANDBY) -> None:
