@@ -24,6 +24,11 @@ def positive_number(text: str) -> float:
     return value
 
 
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the job among the arguments."""
+    return {name: value for name, value in vars(arguments).items() if name in TYPES}
+
+
 def add_option(command: argparse.ArgumentParser, name: str, **different: Any) -> None:
     """``--name``, for an option of the job, with its default and its text. ``different``: as for ``add_argument``."""
     (field,) = (field for field in dataclasses.fields(Options) if field.name == name)

@@ -1,5 +1,4 @@
-"""``flinkplus migrate``, ``drain``, ``undrain`` and ``scale``: work of a running job goes elsewhere, slots are started
-and ended, and nothing stops."""
+"""``flinkplus migrate``, ``drain``, ``undrain`` and ``scale``: planned moves and spare slots of a running job."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from flinkplus.runtime.coordinator.commands.moves import (
     UndrainHostCommand,
     check_count,
 )
-from flinkplus.runtime.operations.access_file import Access, call
+from flinkplus.runtime.operations.access_file import call
 
 SLOT = re.compile(r"(?:slot-)?(\d{1,9})\Z")
 POLL_S = 0.1
@@ -108,15 +107,11 @@ def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
     while news["status"] != "done" and arguments.wait > 0:
         if time.monotonic() >= deadline:
             return EXIT_NOT_DONE
-        before, news = news, _news(access, news["number"])
+        time.sleep(POLL_S)
+        before, news = news, call(access, MoveNewsCommand(news["number"]))
         if news != before:
             _print(news, arguments.json, done)
     return 0
-
-
-def _news(access: Access, number: int) -> dict[str, Any]:
-    time.sleep(POLL_S)
-    return call(access, MoveNewsCommand(number))
 
 
 def _print(news: dict[str, Any], as_json: bool, done: str) -> None:

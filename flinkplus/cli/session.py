@@ -40,8 +40,7 @@ SPARE_THREADS = 2  # for the user's own queries beside the slots
 JAVA_STOP_S = 10.0
 JAVA_ENDS_S = 2.0
 ADDRESSES = ("spark.driver.bindAddress", "spark.driver.host")
-PY4J_LOGGERS = (None, "py4j.java_gateway", "py4j.clientserver")
-"""That py4j logs with; the first is the root."""
+PY4J_LOGGERS = (None, "py4j.java_gateway", "py4j.clientserver")  # the first is the root
 log = logging.getLogger("flinkplus.session")
 
 
@@ -184,39 +183,31 @@ def _has_ended(spark: SparkSession) -> bool:
 
 
 def _stop(spark: SparkSession) -> None:
-    """Stop the session. Where its Java process has ended there is nothing to stop, and PySpark fails over that."""
     try:
         spark.stop()
-    except Exception as error:
+    except Exception as error:  # its Java process has ended
         log.info("Spark was not stopped: %s", described(error))
 
 
-class _Py4jFilter(logging.Filter):
-    """Drops the tracebacks that py4j logs of calls that were interrupted, or had no Java process any more: such a call
-    also raises an error, which its caller handles.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.exc_info or "py4j" not in Path(record.pathname).parts
-
-
-_py4j_filter = _Py4jFilter()
+def _is_useful(record: logging.LogRecord) -> bool:
+    """``False`` for tracebacks that py4j logs of failed calls: these also raise errors, which their callers handle."""
+    return not record.exc_info or "py4j" not in Path(record.pathname).parts
 
 
 def _quieten_accumulators(spark: SparkSession) -> None:
-    """PySpark's server for accumulators prints a traceback when the Java process has gone, which others tell of."""
+    """Let PySpark's server for accumulators print no traceback when the Java process has ended."""
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is None:
         return
-    tell = server.handle_error
+    report = server.handle_error
 
     def handle_error(request: Any, address: Any) -> None:
         if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
-            tell(request, address)
+            report(request, address)
 
     server.handle_error = handle_error
 
 
 def _quieten() -> None:
     for name in PY4J_LOGGERS:
-        logging.getLogger(name).addFilter(_py4j_filter)
+        logging.getLogger(name).addFilter(_is_useful)

@@ -1,20 +1,11 @@
-"""What commands to a running job have in common: which job is meant, and asking it."""
+"""Which running job a command means."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.operations.access_file import (
-    REPLY_TIMEOUT_S,
-    Access,
-    access_of,
-    call,
-    read_access,
-    the_running_job,
-)
-from flinkplus.runtime.operations.commands import Body
+from flinkplus.runtime.operations.access_file import Access, access_of, read_access, the_running_job
 
 
 def add_job_arguments(command: argparse.ArgumentParser) -> None:
@@ -32,8 +23,3 @@ def job_of(arguments: argparse.Namespace) -> Access:
     if arguments.checkpoint_dir is not None:
         return access_of(arguments.checkpoint_dir)
     return the_running_job()
-
-
-def ask(arguments: argparse.Namespace, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Body:
-    """What the job that is meant answers. Raises also ``CommandRefused``."""
-    return call(job_of(arguments), request, timeout_s)
