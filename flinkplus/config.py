@@ -1,10 +1,9 @@
 """Options of a streaming job: declared here, each with its default, rule and text, in six groups.
 
 Rules: keyword arguments of ``StreamEnvironment`` win over ``spark.flinkplus.*`` of the session's configuration, which
-wins over the defaults. The configuration key of ``checkpoint_interval`` is ``spark.flinkplus.checkpointInterval``.
-Times are seconds here (what users type) and milliseconds in the protocol. ``Options.checked`` checks every value once.
-docs/options.md (``make options``) and the help of the command line are made from the docstrings here, in Markdown. The
-types are repeated only in ``flinkplus.job_options``, for editors and type checkers; a test compares the two.
+wins over the defaults. Times are seconds here and milliseconds in the protocol. ``Options.checked`` checks every value
+once. docs/options.md (``make options``) and the help of the command line are made from the docstrings here, in
+Markdown. The types are repeated in ``flinkplus.job_options``, for editors and type checkers; a test compares the two.
 """
 
 from __future__ import annotations
@@ -43,26 +42,20 @@ CLOSE_OPTIONS = 0.75
 """How alike a misspelt name must be to the one that an error suggests: high, because there are many options."""
 
 
-def _is_placement(value: object) -> bool:
-    return isinstance(value, str) and (value in PLACEMENTS or bool(CUSTOM_PLACEMENT.match(value)))
-
-
-def _is_tls(value: object) -> bool:
-    return isinstance(value, bool) or (isinstance(value, str) and bool(value.strip()))
-
-
-def _is_texts(value: Any) -> bool:
-    return not isinstance(value, str) and all(isinstance(one, str) for one in value)
-
-
 PLACEMENT = Rule(
-    _is_placement,
+    lambda value: isinstance(value, str) and (value in PLACEMENTS or bool(CUSTOM_PLACEMENT.match(value))),
     f"{' or '.join(PLACEMENTS)}, or a function of your own as 'module:function'",
     "`spread`, `near`, `module:function`",
     metavar="STRATEGY",
 )
-TLS = Rule(_is_tls, "True, False or a directory with certificates", "true, false, a directory")
-TEXTS = Rule(_is_texts, "a sequence of texts")
+TLS = Rule(
+    lambda value: isinstance(value, bool) or (isinstance(value, str) and bool(value.strip())),
+    "True, False or a directory with certificates",
+    "true, false, a directory",
+)
+TEXTS = Rule(
+    lambda value: not isinstance(value, str) and all(isinstance(one, str) for one in value), "a sequence of texts"
+)
 
 
 @dataclass(frozen=True)
@@ -244,7 +237,7 @@ class DiagnosticOptions:
 class Options(
     ProcessingOptions, CheckpointOptions, RecoveryOptions, LivenessOptions, ConnectionOptions, DiagnosticOptions
 ):
-    """Settings of one job. Times are in seconds; ``checked`` raises ``ConfigurationError`` for one that cannot work."""
+    """Settings of one job. Times are in seconds."""
 
     def checked(self) -> Options:
         """Return self; raise ``ConfigurationError`` naming the first setting that cannot work."""
@@ -274,8 +267,7 @@ class Options(
 
     @property
     def bundle_rows(self) -> int:
-        """Maximum number of rows that a step takes from several messages. A barrier that overtakes waits for the end of
-        a step, so there it is less."""
+        """Maximum number of rows that a step takes from several messages; less where a barrier that overtakes waits."""
         return max(1, self.batch_rows // 8) if self.checkpoint_mode == "unaligned" else self.batch_rows
 
     @property
@@ -365,7 +357,6 @@ def options_from(conf: Mapping[str, str], overrides: Mapping[str, Any]) -> Optio
 
 
 def _suggestion(given: str, known: Iterable[str]) -> str:
-    """What the user may have meant by a name that is not known; otherwise a pointer to docs/options.md."""
     return did_you_mean(given, known, "; docs/options.md lists all options", CLOSE_OPTIONS)
 
 
