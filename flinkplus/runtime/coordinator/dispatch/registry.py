@@ -1,12 +1,9 @@
 """The job in ZooKeeper: an embedded server unless the user has an ensemble, the election, and the chains' records.
 
-Rules:
-
-- a separate thread starts it while Spark starts the slots; calls that need the result wait for it;
-- when a job is resumed in an ensemble, another driver may still run it, so the election comes first (``elect_first``);
-- if the embedded server dies, it is restarted with its data; until that succeeds, calls fail at once. If another
-  process has taken its port, the coordinator sends the slots its new address;
-- ``close`` releases everything, at any stage. A job without ZooKeeper imports none of its modules.
+Rules: a thread starts it while Spark starts the slots; calls that need the result wait for it. When a job is resumed in
+an ensemble, another driver may still run it, so the election comes first (``elect_first``). An embedded server that
+dies is restarted with its data; until then, calls fail at once. ``close`` releases everything, at any stage. A job
+without ZooKeeper imports none of its modules.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A sink's part of a snapshot lists the files that it has staged and that may not be in a complete checkpoint yet. The
 manifest names, for each sink, the new ones among them, and the uncommitted ones of earlier manifests. So one complete
-checkpoint suffices to complete the output, whichever commits were still running. ``rows``: sink -> rows in complete
-checkpoints.
+checkpoint suffices to complete the output, whichever commits were still running.
 
 Rules: one worker thread calls this, in the order of the coordinator core. Commits are idempotent in the committers.
 Once another driver has taken the job over, every call raises ``JobRunsElsewhere`` and changes nothing. Manifests may be
@@ -36,7 +35,7 @@ log = logging.getLogger("flinkplus")
 
 
 class Commits:
-    """The job's manifests in memory and in storage, and its sinks' committers.
+    """The job's manifests in memory and in storage, and its sinks' committers. ``rows``: sink -> committed rows.
 
     ``taken_over``: called in the worker's thread when another driver has taken the job over.
     """
@@ -74,9 +73,7 @@ class Commits:
             committer.prepare(resume)
 
     def prepare_again(self) -> None:
-        """Prepare the output directories of a job that was started before and has no checkpoint: the run before may
-        have died before, or while, it prepared them. Raises ``OutputDirectoryError`` when one holds other data.
-        """
+        """As ``prepare``, for a job without a checkpoint whose run before may have died while it did so."""
         for committer in self.committers.values():
             try:
                 committer.prepare(resume=True)
@@ -168,11 +165,8 @@ class Commits:
         self._storage.retention.sweep(complete, triggered)
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Forget a checkpoint in memory and in storage: an old one, or one whose manifest may not have been stored.
-
-        The latter becomes void, even if its manifest appears late; its files are kept, because later snapshots of the
-        subtasks refer to them.
-        """
+        """Forget a checkpoint: an old one, or one whose manifest may not have been stored. The latter becomes void,
+        also if its manifest appears late; later snapshots refer to its files, so they are kept."""
         self._check()
         self._manifests.pop(checkpoint, None)
         if checkpoint > self._newest:

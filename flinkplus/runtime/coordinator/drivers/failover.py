@@ -1,7 +1,6 @@
 """The failover driver: records to ZooKeeper, fences and promotions to slots, other effects to the parts concerned.
 
-Rules: the machine of local failover runs only while the job does; at other times the machine of the job handles
-failures. A failover that falls back becomes a rollback there.
+Rules: the machine of local failover runs only while the job does. A failover that falls back becomes a rollback.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class FailoverDriver:
 
     # --- life cycle of the job
 
-    def begins_on(self) -> Mapping[SubtaskId, int]:
+    def avoiding_drained_hosts(self) -> Mapping[SubtaskId, int]:
         """Subtask -> slot of a deployment that avoids drained hosts where it can; empty without drained hosts."""
         if not self._failover.drained_hosts:
             return {}

@@ -19,7 +19,7 @@ log = logging.getLogger("flinkplus.coordinator")
 
 
 class FailoverStamps:
-    """Logs the phases of failovers. ``mode``: their mode in the recovery log."""
+    """Stamps the phases of failovers. ``mode``: their mode in the recovery log."""
 
     def __init__(self, dispatch: Dispatch, recoveries: RecoveryLog, mode: str = STANDBY) -> None:
         self.mode = mode
@@ -90,6 +90,5 @@ class FailoverStamps:
         self._under_way = None
 
     def mark_of(self, subtask: SubtaskId) -> int | None:
-        """Rows emitted before the failure, by which ``subtask`` knows its new rows; ``None`` for a standby, which knows
-        them by its input."""
+        """Rows emitted before the failure: further ones are new. ``None`` for a standby, which knows by its input."""
         return None if self.mode == STANDBY else self._recoveries.marks.get(str(subtask), 0)

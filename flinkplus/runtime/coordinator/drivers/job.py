@@ -62,7 +62,7 @@ class JobDriver:
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
             case effects.DeploySubtasks(generation, restore, assignment):
-                elsewhere = {} if self._failover is None else self._failover.begins_on()
+                elsewhere = {} if self._failover is None else self._failover.avoiding_drained_hosts()
                 self._deploy(generation, restore, {**dict(assignment), **elsewhere})
             case effects.StartSubtasks(generation):
                 self._start(generation)

@@ -1,7 +1,6 @@
 """Planned moves: a user requests them in any thread; the coordinator's thread decides and carries them out.
 
-Rules: every request ends, at the latest with the job. ``await_done`` and ``await_answer`` raise a typed error when a
-request was refused or cancelled.
+Rules: every request ends, at the latest with the job.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ The life of one::
         '-- timeout, or not needed ---------------------------------------------------------'
 
 Rules: only the coordinator's thread calls this. The numbers of spare slots follow those of the needed slots and are
-never reused. A spare slot joins the running job like a restarted slot. The machine of local failover decides what it
-hosts, and whether it can leave. A slot that is in a chain is never ended. A new request cancels an unfinished earlier
-one. A rollback keeps all spare slots.
+never reused. A spare slot joins like a restarted slot. The machine of local failover decides what it hosts, and whether
+it can leave: no slot in a chain is ended. A new request cancels an unfinished one. A rollback keeps all spare slots.
 """
 
 from __future__ import annotations
@@ -275,7 +274,7 @@ class Spares:
         log.info("ending spare slot %d", slot)
         processes.end(slot)
         if self._machines.local_failover is not None:
-            self._joining.over(slot)
+            self._joining.lost(slot, over=True)
         self._dispatch.send(slot, control.Stop())
         graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
         self._jobs.end(slot, graceful_s, lambda: self._calls.ask(lambda: self._gone(slot)))

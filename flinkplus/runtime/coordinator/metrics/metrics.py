@@ -35,8 +35,7 @@ class CheckpointFigures:
     """Metrics of one checkpoint; times in milliseconds, sizes in bytes.
 
     Since the trigger: ``trigger_ms`` until the last source has begun its snapshot, ``durable_ms`` until the last
-    snapshot is in durable storage, ``chain_ms`` until all standbys have it (``None``: not yet, or no standbys),
-    ``duration_ms`` until it is complete.
+    snapshot is durable, ``chain_ms`` until all standbys have it, ``duration_ms`` until it is complete.
     Maxima over the subtasks: ``alignment_ms``, ``sync_ms``, ``async_ms``.
     ``mode``: ``unaligned`` if any subtask's snapshot was unaligned.
     ``in_flight_bytes``: stored size of its channel state; ``as_dict`` adds it to ``bytes_new`` and ``bytes_total``.
@@ -98,12 +97,9 @@ class Figures:
         self._late_rows = LateRowWarnings(graph)
         self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._copied: dict[tuple[int, int], dict[str, int]] = {}
-        self.id_conflicts = 0
-        """How often the filter of message IDs and a cursor disagreed."""
+        self.id_conflicts = 0  # of the filter of message IDs and a cursor
         self.malformed_reports = 0
-        """Malformed reports of slots, which were dropped."""
-        self.fenced_reports = 0
-        """Dropped reports of evicted slots, or of subtasks of older generations."""
+        self.fenced_reports = 0  # dropped reports of evicted slots, or of subtasks of older generations
 
     def update_process(self, process: tuple[int, int], heartbeat: Heartbeat) -> None:
         """Note what a process (slot, incarnation) has dropped, and copied to its standbys, since it started."""

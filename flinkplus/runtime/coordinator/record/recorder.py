@@ -1,15 +1,13 @@
 """Records the inputs and effects of the coordinator's machines, to replay them in a simulator.
 
 A machine is a function of its configuration and of its events with their times. So a recorded run, fed to the same
-machines in a simulator, must produce the same effects; where it does not, it can be examined step by step. Recording is
-off unless the option ``record_machines`` names a file.
+machines in a simulator, must produce the same effects. The option ``record_machines`` names the file.
 
 The file consists of pickles: a header (format version), then entries: ``made`` (machine, class, arguments), ``stepped``
 (machine, time, event, effects), ``raised`` (machine, time, event, name of the error). Only the program that wrote it
 should read it: unpickling runs code.
 
-Rules: only the coordinator's thread calls this. An error in an event or effect is recorded as text. If a write fails,
-recording stops and the job continues.
+Rules: an error in an event or effect is recorded as text. If a write fails, recording stops and the job continues.
 """
 
 from __future__ import annotations
