@@ -67,8 +67,6 @@ class Vertex:
 
 @dataclass
 class JobGraph:
-    """All nodes, exchanges and vertices of a job."""
-
     nodes: list[Node] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     vertices: list[Vertex] = field(default_factory=list)
@@ -204,7 +202,6 @@ class JobGraph:
         ]
 
     def loop_heads(self) -> list[int]:
-        """The nodes that are heads of loops."""
         return [index for index, node in enumerate(self.nodes) if isinstance(node.body, LoopHead)]
 
     def reached(self, first: Sequence[int], *, backwards: bool = False) -> frozenset[int]:

@@ -1,8 +1,7 @@
 """``StreamEnvironment``: from a SparkSession to a running job.
 
-Rules: the session belongs to the user, and its settings are not changed. Options are keyword-only; an option that is
-not given comes from ``spark.flinkplus.*`` of the session's configuration, then from the defaults. An environment draws
-one job: ``execute`` may be called once.
+Rules: the session belongs to the user, and its settings are not changed. An option that is not given comes from
+``spark.flinkplus.*`` of the session's configuration, then from the defaults. ``execute`` may be called once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.runtime.job.plan import find_job
-from flinkplus.runtime.job.staging import arrow_schema_of, check_dataframe
+from flinkplus.runtime.job.spark_types import arrow_schema
+from flinkplus.runtime.job.staging import check_dataframe
 from flinkplus.runtime.job.start import resume_job, start_job
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
@@ -67,9 +67,8 @@ class StreamEnvironment:
         """
         check_dataframe(df)
         name = self.name_for("spark", name)
-        schema = arrow_schema_of(df)
+        schema, errors = arrow_schema(df.schema), self.options.encoding_errors
         self._frames[name] = df
-        errors = self.options.encoding_errors
         return self._source(StagedParquet(name=name, files=(), schema=schema, repeat=repeat, errors=errors))
 
     def read_text(

@@ -61,9 +61,7 @@ def run_example_command(arguments: argparse.Namespace) -> int:
     options_from({}, options)
     run = Run(arguments.name, graph, arguments.rate, arguments.output, arguments.kills, arguments.seed, options)
     check_json(arguments.json)
-    master = arguments.master or session.default_master(arguments.parallelism)
-    session.check_master(master, arguments.parallelism)
-    with session.session(master) as spark:
+    with session.session(session.check_master(arguments.master, arguments.parallelism)) as spark:
         figures = run_example(spark, run)
     for line in story(figures):
         print(line)
@@ -72,7 +70,6 @@ def run_example_command(arguments: argparse.Namespace) -> int:
 
 
 def story(figures: dict[str, Any]) -> list[str]:
-    """What came of it, in sentences."""
     equal = "equal to" if figures["equal"] else "DIFFERENT from"
     lines = [
         f"{figures['example']}: {figures['vertices']:,} vertices in {figures['running_s']:.2f} s; "

@@ -39,7 +39,6 @@ USAGE_ERRORS = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     top = argparse.ArgumentParser(prog="flinkplus", description="Fast failover for stateful streaming on Spark.")
     top.add_argument("--version", action="version", version=f"flinkplus {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -144,9 +143,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
     )
     wordcount.check_usage(run)
     check_json(arguments.json)
-    master = arguments.master or session.default_master(arguments.parallelism)
-    session.check_master(master, arguments.parallelism)
-    with session.session(master) as spark:
+    with session.session(session.check_master(arguments.master, arguments.parallelism)) as spark:
         result = wordcount.run_wordcount(spark, run)
     wordcount.print_summary(result)
     write_json(arguments.json, result)
@@ -163,9 +160,7 @@ def _resume(arguments: argparse.Namespace) -> int:
     from flinkplus.cli import resume
 
     check_json(arguments.json)
-    figures = resume.run_resume(
-        arguments.directory, arguments.master, arguments.signing_key, arguments.trust, arguments.job
-    )
+    figures = resume.run_resume(arguments)
     write_json(arguments.json, figures)
     return EXIT_OK
 

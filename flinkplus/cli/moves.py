@@ -1,4 +1,7 @@
-"""``flinkplus migrate``, ``drain``, ``undrain`` and ``scale``: planned moves and spare slots of a running job."""
+"""``flinkplus migrate``, ``drain``, ``undrain`` and ``scale``: planned moves and spare slots of a running job.
+
+Each ``run_...`` returns the exit code, and raises as ``job_of`` and ``call``.
+"""
 
 from __future__ import annotations
 
@@ -64,33 +67,27 @@ def _add_common(command: argparse.ArgumentParser) -> None:
 
 
 def run_migrate(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``job_of`` and ``call``."""
-    slot = SLOT.match(arguments.to)
+    slot, subtask = SLOT.match(arguments.to), arguments.subtask
     if slot is None:
         raise ConfigurationError(
             f"--to {arguments.to!r} is not a slot; write slot-0, slot-1, ... (see flinkplus status)"
         )
-    return _see_through(
-        arguments, MigrateCommand(arguments.subtask, int(slot[1])), f"{arguments.subtask} is on slot-{int(slot[1])}"
-    )
+    number = int(slot[1])
+    return _see_through(arguments, MigrateCommand(subtask, number), f"{subtask} is on slot-{number}")
 
 
 def run_drain_host(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``job_of`` and ``call``."""
-    return _see_through(
-        arguments, DrainHostCommand(arguments.host, arguments.force), f"nothing is left on {arguments.host}"
-    )
+    host = arguments.host
+    return _see_through(arguments, DrainHostCommand(host, arguments.force), f"nothing is left on {host}")
 
 
 def run_undrain_host(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``job_of`` and ``call``."""
     call(job_of(arguments), UndrainHostCommand(arguments.host))
     print(f"{arguments.host} may be used again")
     return 0
 
 
 def run_scale(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``job_of`` and ``call``."""
     count = check_count(arguments.spares)
     done = f"there {'is 1 spare slot' if count == 1 else f'are {count} spare slots'}"
     return _see_through(arguments, ScaleSparesCommand(count, arguments.force), done)

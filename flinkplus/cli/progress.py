@@ -30,7 +30,6 @@ class ProgressLine:
         self._width = 0
 
     def tick(self) -> None:
-        """Print when it is time."""
         now = time.monotonic()
         metrics = self._job.metrics()
         rows = metrics["operators"][self._counted]["rows_out"]

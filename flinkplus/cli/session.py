@@ -69,8 +69,10 @@ def default_master(parallelism: int) -> str:
     return f"local[{parallelism + SPARE_THREADS}]"
 
 
-def check_master(master: str, slots: int) -> None:
-    """Raises ``ConfigurationError`` for what is no master URL, ``InsufficientSlots`` for one with too little room."""
+def check_master(asked: str | None, slots: int) -> str:
+    """The master URL ``asked``, or the default. Raises ``ConfigurationError`` for a malformed one,
+    ``InsufficientSlots`` for one with too little room."""
+    master = asked or default_master(slots)
     known = local_master(master) is not None or LOCAL_CLUSTER.match(master) or REMOTE_MASTER.match(master)
     if not known:
         raise ConfigurationError(
@@ -78,6 +80,7 @@ def check_master(master: str, slots: int) -> None:
             "yarn or k8s://..."
         )
     check_slots(master, slots)
+    return master
 
 
 def open_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:

@@ -189,12 +189,10 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time for people; a dash where there is none."""
     return "-" if value is None else f"{value:,.1f} ms"
 
 
 def print_summary(result: dict[str, Any]) -> None:
-    """The table at the end of a run."""
     out = console()
     table = Table("WordCount", ("",), note="")
     complete = [c for c in result["checkpoints"] if c["status"] == "complete"]

@@ -134,13 +134,10 @@ class Parts:
 
     def _make_moves(self, jobs: SpareJobs | None) -> tuple[Spares | None, Moves]:
         dispatch, machines, calls, timeout_s = self.dispatch, self.machines, self.calls, self.options.slot_timeout
-        requests, spares, failover = MoveRequests(), None, machines.failover
-        if failover is not None and jobs is not None:
-            spares = Spares(
-                dispatch, machines, failover, self.deployment, self.joining, calls, requests, jobs, timeout_s
-            )
-        if spares is None:
+        requests, failover = MoveRequests(), machines.failover
+        if failover is None or jobs is None:
             return None, Moves(calls, machines, requests)
+        spares = Spares(dispatch, machines, failover, self.deployment, self.joining, calls, requests, jobs, timeout_s)
         return spares, Moves(calls, machines, requests, spares.scale, spares.take)
 
     def _make_failover(self) -> FailoverDriver | None:

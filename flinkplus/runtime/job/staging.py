@@ -6,12 +6,10 @@ DataFrame are kept: others would change the order of the rows. The source splits
 
 from __future__ import annotations
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from flinkplus.errors import LONGEST_DESCRIPTION, ConfigurationError, InputError, first_line
 from flinkplus.printable import printable
-from flinkplus.runtime.job.spark_types import arrow_schema
 from flinkplus.sources.parquet import StagedParquet
 
 STAGED = "staged"
@@ -25,11 +23,6 @@ def check_dataframe(df: DataFrame) -> None:
         raise ConfigurationError(
             "from_spark takes batch DataFrames; a streaming one (spark.readStream) is not supported yet"
         )
-
-
-def arrow_schema_of(df: DataFrame) -> pa.Schema:
-    """The Arrow schema of a DataFrame. Raises ``ConfigurationError`` for an unsupported column."""
-    return arrow_schema(df.schema)
 
 
 def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet:

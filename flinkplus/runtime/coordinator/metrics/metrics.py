@@ -7,7 +7,6 @@ part of the subtasks' state: a rollback takes them back, and the final ones are 
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -90,7 +89,6 @@ class Figures:
         self._sources = frozenset(vertex.name for vertex in graph.vertices if vertex.is_source)
         self._subtasks: dict[str, dict[str, Any]] = {}
         self._checkpoints: dict[int, CheckpointFigures] = {}
-        self._kept: deque[int] = deque()
         self.last_complete: int | None = None
         self.completed = self.aborted = self.over_budget = 0
         self._final = False
@@ -131,11 +129,8 @@ class Figures:
         """A checkpoint was triggered, perhaps not for the first time."""
         if checkpoint in self._checkpoints:
             return
-        self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time(), self._mode)}
-        self._kept.append(checkpoint)
-        if len(self._kept) > KEPT_CHECKPOINTS:
-            oldest = self._kept.popleft()
-            self._checkpoints = {c: f for c, f in self._checkpoints.items() if c != oldest}
+        figures = CheckpointFigures(checkpoint, time.time(), self._mode)
+        self._checkpoints = dict([*self._checkpoints.items(), (checkpoint, figures)][-KEPT_CHECKPOINTS:])
 
     def snapshot(self, checkpoint: int, subtask: str, handle: SnapshotHandle) -> None:
         """Add one subtask's snapshot to the metrics of its checkpoint."""
