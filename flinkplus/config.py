@@ -336,10 +336,8 @@ def conf_key(name: str) -> str:
 
 
 def options_from(conf: Mapping[str, str], overrides: Mapping[str, Any]) -> Options:
-    """Options from ``spark.flinkplus.*`` entries of ``conf`` and keyword ``overrides``.
-
-    Raises ``ConfigurationError`` for an unknown option or key, or a value of the wrong kind.
-    """
+    """Options from ``spark.flinkplus.*`` entries of ``conf`` and keyword ``overrides``. Raises ``ConfigurationError``
+    for an unknown option or key, or a value of the wrong kind."""
     names = set(TYPES)
     unknown = sorted(set(overrides) - names)
     if unknown:

@@ -33,10 +33,8 @@ def demo_lines() -> list[str]:
 
 
 def demo_file() -> Path:
-    """The demo text as a file in the user's cache directory (``XDG_CACHE_HOME``), written when it is not there yet.
-
-    It stays there: a job that is resumed reads it again. Raises ``InputError`` when it cannot be written.
-    """
+    """The demo text as a file in the user's cache directory (``XDG_CACHE_HOME``), written when it is not there yet. It
+    stays there: a job that is resumed reads it again. Raises ``InputError`` when it cannot be written."""
     lines = demo_lines()
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=6).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flinkplus"
@@ -53,10 +51,8 @@ def demo_file() -> Path:
 def write_corpus(
     path: str | os.PathLike[str], words: int, vocabulary: int, seed: int, words_per_line: int = 10
 ) -> None:
-    """Write ``words`` words, drawn from ``vocabulary`` different ones, ``words_per_line`` to a line.
-
-    Raises ``ConfigurationError`` for numbers that make no sense, ``InputError`` when the file cannot be written.
-    """
+    """Write ``words`` words, drawn from ``vocabulary`` different ones, ``words_per_line`` to a line. Raises
+    ``ConfigurationError`` for numbers that make no sense, ``InputError`` when the file cannot be written."""
     if words < 0 or vocabulary < 1 or words_per_line < 1:
         raise ConfigurationError(
             "a corpus needs 0 or more words, a vocabulary of at least 1 and at least 1 word per line, "

@@ -72,10 +72,8 @@ class JobGraph:
     vertices: list[Vertex] = field(default_factory=list)
 
     def add(self, node: Node, parent: int | None, key_columns: tuple[str, ...] | None) -> int:
-        """Add a node below ``parent``, behind a hash exchange when ``key_columns`` are given.
-
-        ``parent`` is ``None`` for a source, and for a node that ``link`` gives its inputs.
-        """
+        """Add a node below ``parent``, behind a hash exchange when ``key_columns`` are given. ``parent`` is ``None``
+        for a source, and for a node that ``link`` gives its inputs."""
         try:
             fine = NAME_CHARACTERS.issuperset(checked_name(node.name))
         except UnsafeName:

@@ -24,10 +24,8 @@ class NoRegularFile(OSError):
 def open_regular(
     path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, follow: bool = False, folder: int | None = None
 ) -> int:
-    """The descriptor of a regular file. Raises ``NoRegularFile``, and ``OSError`` otherwise.
-
-    ``follow``: also through a symbolic link. ``folder``: the open folder that ``path`` is relative to.
-    """
+    """The descriptor of a regular file. Raises ``NoRegularFile``, and ``OSError`` otherwise. ``follow``: also through a
+    symbolic link. ``folder``: the open folder that ``path`` is relative to."""
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     found = os.open(path, flags, mode, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(found).st_mode):

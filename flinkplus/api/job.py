@@ -55,8 +55,7 @@ class JobHandle:
     @property
     def state(self) -> str:
         """``starting``, ``deploying``, ``running``, ``interrupted``, ``stopping``, ``finished``, ``failed`` or
-        ``cancelled``.
-        """
+        ``cancelled``."""
         return self._running.coordinator.view.state
 
     @property
@@ -117,10 +116,7 @@ class JobHandle:
         self._running.coordinator.drain()
 
     def cancel(self) -> None:
-        """End the job now and wait until it has released its resources. Committed output stays.
-
-        Does nothing when the job has already ended.
-        """
+        """End the job now, unless it is over, and wait until it has released its resources. Committed output stays."""
         self._running.cancel()
         self.wait()
 
@@ -189,10 +185,7 @@ class JobHandle:
         return self._running.coordinator.recoveries.handovers()
 
     def output_trace(self) -> dict[str, list[tuple[float, int]]]:
-        """Times and output rows of each subtask with a sink (``flinkplus.runtime.slot.subtasks.output_trace``).
-
-        Empty without the option ``trace_output``.
-        """
+        """Times and output rows of each subtask with a sink; empty without the option ``trace_output``."""
         directory = self._running.coordinator.options.trace_output
         return {} if directory is None else read_traces(directory)
 
@@ -228,17 +221,11 @@ class JobHandle:
         return {} if self.done else self._running.coordinator.view.pids()
 
     def placement(self) -> dict[str, str]:
-        """The current host of each subtask, as its slot names it: ``{"count+out[1]": "worker-2", ...}``.
-
-        Subtasks whose slot is not registered are left out.
-        """
+        """The host of each subtask whose slot is registered: ``{"count+out[1]": "worker-2", ...}``."""
         return {} if self.done else self._running.coordinator.view.placement()
 
     def chains(self) -> dict[str, list[int]]:
-        """The slots that hold each subtask's state, head first: ``{"count+out[1]": [1, 2, 3], ...}``.
-
-        Empty without local recovery.
-        """
+        """The slots of each chain, head first: ``{"count+out[1]": [1, 2, 3], ...}``; empty without local recovery."""
         return {} if self.done else self._running.coordinator.view.chains()
 
     def migrate(self, subtask: str, slot: int) -> PlannedMove:
@@ -248,8 +235,7 @@ class JobHandle:
         subtask's home until the next migration, a drain of its host, or a rollback.
 
         Returns when the move has begun; its ``await_done`` waits for the end. Raises ``MoveRefused`` when the slot does
-        not exist, is not registered, or is on a drained host, and when the job is not running or has no standbys
-        (``recovery``, ``guarantee``).
+        not exist, is not registered, or is on a drained host, and when the job is not running or has no standbys.
         """
         coordinator = self._running.coordinator
         found = find_subtask(subtask, coordinator.graph, coordinator.options.parallelism)

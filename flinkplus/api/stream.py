@@ -63,7 +63,6 @@ class Stream:
         return self._env.graph.nodes[self._origins[0]].name
 
     def _node(self) -> int:
-        """The one node that produces all rows of this stream."""
         return self._origins[0]
 
     def _then(self, operator: Operator) -> Stream:
@@ -260,7 +259,7 @@ class KeyedStream:
         self.keys = keys
 
     def __repr__(self) -> str:
-        by = ", ".join(self.keys) if self.keys else "all rows together"
+        by = ", ".join(self.keys) or "all rows together"
         return f"<KeyedStream {self._stream.name!r} by {by}: {columns_text(self.schema)}>"
 
     def _then(self, operator: Operator) -> Stream:
@@ -388,10 +387,8 @@ class KeyedStream:
 
 @names_callers_line
 class WindowedStream:
-    """Windows of a keyed stream. Each emits one row per key when the watermark passes its end.
-
-    The row has the key columns, ``window_start``, ``window_end``, and the aggregates.
-    """
+    """Windows of a keyed stream. When the watermark passes the end of a window, it emits one row per key: key columns,
+    ``window_start``, ``window_end``, aggregates."""
 
     def __init__(self, stream: KeyedStream, column: str, size_ms: int) -> None:
         self._stream = stream
@@ -410,10 +407,7 @@ class WindowedStream:
         return self._aggregated("sum", name, Aggregate(output, "sum", column))
 
     def aggregate(self, *, name: str | None = None, **outputs: str | tuple[str, str]) -> Stream:
-        """Several aggregates at once, by output column: ``n="count", total=("sum", "x"), least=("min", "x")``.
-
-        The aggregates are ``count``, ``sum``, ``min``, ``max`` and ``mean``.
-        """
+        """``count``, ``sum``, ``min``, ``max`` and ``mean``, by output column: ``n="count", total=("sum", "x")``."""
         aggregates = []
         for output, wanted in outputs.items():
             given = (wanted,) if isinstance(wanted, str) else tuple(wanted)

@@ -156,10 +156,8 @@ def _end_others(before: set[psutil.Process]) -> None:
 
 @contextlib.contextmanager
 def session(master: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """``open_session`` for a block, after which the session is stopped.
-
-    Raises as ``open_session``, and ``JobFailed`` for what fails in the block because Spark's Java process has ended.
-    """
+    """``open_session`` for a block, after which the session is stopped. Raises as ``open_session``, and ``JobFailed``
+    for what fails in the block because Spark's Java process has ended."""
     spark = open_session(master, settings)
     try:
         yield spark

@@ -51,10 +51,8 @@ log = logging.getLogger("flinkplus.launcher")
 
 
 def check_cluster(spark: SparkSession, slots: int) -> None:
-    """Check that Spark can run ``slots`` tasks at once, and none of them twice.
-
-    Raises ``InsufficientSlots`` or ``ConfigurationError``, which name the setting to change.
-    """
+    """Check that Spark can run ``slots`` tasks at once, and none of them twice. Raises ``InsufficientSlots`` or
+    ``ConfigurationError``, which name the setting to change."""
     context = spark.sparkContext
     conf = context.getConf()
     check_slots(context.master or "", slots, int(conf.get("spark.task.cpus", "1") or 1))

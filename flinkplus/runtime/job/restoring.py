@@ -27,11 +27,8 @@ log = logging.getLogger("flinkplus")
 def begin_run(
     plan: Plan, storage: CheckpointStorage, resume: bool, taken_over: Callable[[str], None]
 ) -> tuple[Commits, Restore]:
-    """Take over the checkpoints, prepare the output, and find where the job begins.
-
-    A new job stores its plan before it changes its output, so that the next run knows that the output is its own
-    (``Ownership.has_begun``).
-    """
+    """Take over the checkpoints, prepare the output, and find where the job begins. A new job stores its plan before it
+    changes its output, so that the next run knows that the output is its own (``Ownership.has_begun``)."""
     runs = _earlier_runs(storage, resume)
     storage.runs.begin(runs + 1)
     storage.sign_again()
@@ -82,10 +79,8 @@ def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
 
 
 def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore) -> Restore:
-    """Find the newest valid checkpoint, commit its output, retract later output.
-
-    Without any checkpoint the job begins at the start. Raises ``CorruptCheckpoint`` if all checkpoints are invalid.
-    """
+    """Find the newest valid checkpoint, commit its output, retract later output. Without any checkpoint the job begins
+    at the start. Raises ``CorruptCheckpoint`` if all checkpoints are invalid."""
     known = storage.manifests.checkpoints()
     found = storage.manifests.latest_valid()
     if found is None:

@@ -54,10 +54,8 @@ log = logging.getLogger("flinkplus")
 
 
 class RunningJob:
-    """A job from the start of its slots to the end of its clean-up, when ``closed`` is set.
-
-    ``job_id`` is the same in all runs of the job; each run also has its own ID.
-    """
+    """A job from the start of its slots to the end of its clean-up, when ``closed`` is set. ``job_id`` is the same in
+    all runs of the job; each run also has its own ID."""
 
     def __init__(
         self,

@@ -26,10 +26,8 @@ def check_dataframe(df: DataFrame) -> None:
 
 
 def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet:
-    """Let Spark write ``df`` below ``directory``; returns the source that reads it, in the order of ``df``.
-
-    Raises ``InputError`` when Spark cannot read the input.
-    """
+    """Let Spark write ``df`` below ``directory``; returns the source that reads it, in the order of ``df``. Raises
+    ``InputError`` when Spark cannot read the input."""
     target = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
     try:
         df.write.mode("overwrite").parquet(target)

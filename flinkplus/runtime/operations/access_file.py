@@ -259,10 +259,8 @@ def the_running_job() -> Access:
 
 
 def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Body:
-    """Send ``request`` to the job, and return its reply.
-
-    Raises ``CommandRefused`` if the job refuses it, ``NoRunningJob`` without a reply within ``timeout_s``.
-    """
+    """Send ``request`` to the job, and return its reply. Raises ``CommandRefused`` if the job refuses it,
+    ``NoRunningJob`` without a reply within ``timeout_s``."""
     job = f"job {access.name!r} ({access.job_id}) at {access.address}"
     certificates = access.credentials.certificates
     try:

@@ -140,10 +140,8 @@ class Worker(Protocol):
 
 
 class Dispatch:
-    """Connections to the slots, the workers, and the order in which effects are carried out.
-
-    ``storage``, ``registry``: workers for storage and for ZooKeeper; ``None``: a new thread each.
-    """
+    """Connections to the slots, the workers, and the order in which effects are carried out. ``storage``, ``registry``:
+    workers for storage and for ZooKeeper; ``None``: a new thread each."""
 
     def __init__(
         self,

@@ -85,10 +85,8 @@ class JobRegistry:
         self._thread = threading.Thread(target=self._start, name="flinkplus-zookeeper", daemon=True)
 
     def elect_first(self) -> None:
-        """Become the coordinator of a job that another driver ran, or still runs.
-
-        Raises ``JobRunsElsewhere`` if that driver is alive, ``RegistryUnavailable`` if ZooKeeper does not answer.
-        """
+        """Become the coordinator of a job that another driver ran, or still runs. Raises ``JobRunsElsewhere`` if that
+        driver is alive, ``RegistryUnavailable`` if ZooKeeper does not answer."""
         from chain_backup.zookeeper.errors import CoordinatorElsewhere
 
         assert self._options.zookeeper is not None

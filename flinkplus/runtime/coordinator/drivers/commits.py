@@ -36,9 +36,7 @@ log = logging.getLogger("flinkplus")
 
 class Commits:
     """The job's manifests in memory and in storage, and its sinks' committers. ``rows``: sink -> committed rows.
-
-    ``taken_over``: called in the worker's thread when another driver has taken the job over.
-    """
+    ``taken_over``: called in the worker's thread when another driver has taken the job over."""
 
     def __init__(
         self, graph: JobGraph, storage: CheckpointStorage, taken_over: Callable[[str], None] = lambda reason: None
