@@ -71,9 +71,8 @@ class JobGraph:
     exchanges: list[Exchange] = field(default_factory=list)
     vertices: list[Vertex] = field(default_factory=list)
 
-    def add(self, node: Node, parent: int | None, key_columns: tuple[str, ...] | None) -> int:
-        """Add a node below ``parent``, behind a hash exchange when ``key_columns`` are given. ``parent`` is ``None``
-        for a source, and for a node that ``link`` gives its inputs."""
+    def add(self, node: Node, parent: int | None = None) -> int:
+        """Add a node, fused with ``parent``; ``None``: it is a source, or ``link`` gives it its inputs."""
         try:
             fine = NAME_CHARACTERS.issuperset(checked_name(node.name))
         except UnsafeName:
@@ -87,12 +86,8 @@ class JobGraph:
             raise ConfigurationError(f"two operators are called {node.name!r}; give one another name=...")
         index = len(self.nodes)
         self.nodes.append(node)
-        if parent is None:
-            return index
-        if key_columns is None:
+        if parent is not None:
             self.nodes[parent].children.append(index)
-        else:
-            self.link(parent, index, key_columns)
         return index
 
     def link(self, producer: int, consumer: int, columns: tuple[str, ...], route: Route = "hash") -> None:

@@ -110,7 +110,7 @@ class StreamEnvironment:
         return stream if rate is None else stream.throttle(rate)
 
     def _source(self, source: Source) -> Stream:
-        node = self.graph.add(Node(source.name, "source", source, source.schema), None, None)
+        node = self.graph.add(Node(source.name, "source", source, source.schema))
         return Stream(self, node, source.schema)
 
     def name_for(self, kind: str, name: str | None) -> str:

@@ -68,13 +68,13 @@ class Stream:
     def _then(self, operator: Operator) -> Stream:
         """The output of ``operator``, fused with the operator before it."""
         schema = operator.output_schema(self.schema)
-        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node(), None)
+        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node())
         return Stream(self._env, node, schema)
 
     def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
         """The output of ``operator``, which receives the rows by ``route``."""
         schema, graph = operator.output_schema(self.schema), self._env.graph
-        node = graph.add(Node(operator.name, "operator", operator, schema), None, None)
+        node = graph.add(Node(operator.name, "operator", operator, schema))
         for origin in self._origins:
             graph.link(origin, node, keys, route)
         return Stream(self._env, node, schema)
@@ -200,7 +200,7 @@ class Stream:
 
     def _sink(self, sink: Sink) -> str:
         bound = sink.bind(self.schema, self._env.output_id)
-        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node(), None)
+        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node())
         return sink.name
 
     def to_parquet(self, path: str | os.PathLike[str], *, name: str | None = None) -> str:
@@ -241,10 +241,7 @@ class _UnitedStream(Stream):
         if len(self._origins) == 1:
             return self._origins[0]
         if self._drawn is None:
-            graph = self._env.graph
-            self._drawn = graph.add(Node(self._name, "operator", Union(self._name), self.schema), None, None)
-            for origin in self._origins:
-                graph.link(origin, self._drawn, (), "forward")
+            self._drawn = self._exchanged(Union(self._name), route="forward")._node()
         return self._drawn
 
 
@@ -364,7 +361,7 @@ class KeyedStream:
         )
         join.check()
         schema, graph = join.output_schema(self.schema), self._env.graph
-        node = graph.add(Node(name, "operator", join, schema), None, None)
+        node = graph.add(Node(name, "operator", join, schema))
         for at, origin in enumerate(origins):
             keys = self.keys if at < join.left_inputs else other.keys
             graph.link(origin, node, keys, "hash" if keys else "gather")
