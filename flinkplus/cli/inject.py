@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from flinkplus.cli.shell import add_job_arguments, job_of
+from flinkplus.cli.arguments import add_job_arguments, job_of
 from flinkplus.printable import escaped
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand
 from flinkplus.runtime.faults.injections import FAULTS

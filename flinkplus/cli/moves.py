@@ -11,7 +11,7 @@ import re
 import time
 from typing import Any
 
-from flinkplus.cli.shell import add_job_arguments, job_of
+from flinkplus.cli.arguments import add_job_arguments, job_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
 from flinkplus.runtime.coordinator.commands.moves import (

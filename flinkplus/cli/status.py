@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Group
 from rich.live import Live
 
-from flinkplus.cli.shell import add_job_arguments, job_of
+from flinkplus.cli.arguments import add_job_arguments, job_of
 from flinkplus.cli.tables import Table, console, text
 from flinkplus.errors import ConfigurationError, NoRunningJob
 from flinkplus.printable import escaped

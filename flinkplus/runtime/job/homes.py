@@ -84,13 +84,12 @@ def _listed(iterator: Any) -> list[str]:
 
 def at_home(context: SparkContext, slot: int, home: Home | None) -> RDD[int]:
     """An RDD of one row in one partition, which Spark prefers to compute at ``home``."""
-    if home is None:
-        return context.parallelize([slot], 1)
-    try:
-        return _preferring(context, slot, home)
-    except Py4JError as error:  # Spark's internals have changed
-        log.info("slot %d has no preferred host: %s", slot, first_line(error))
-        return context.parallelize([slot], 1)
+    if home is not None:
+        try:
+            return _preferring(context, slot, home)
+        except Py4JError as error:  # Spark's internals have changed
+            log.info("slot %d has no preferred host: %s", slot, first_line(error))
+    return context.parallelize([slot], 1)
 
 
 def _preferring(context: SparkContext, slot: int, home: Home) -> RDD[int]:

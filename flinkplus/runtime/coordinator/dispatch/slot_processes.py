@@ -121,14 +121,6 @@ class SlotProcesses:
         """Slot -> [incarnation, address] of ``needed``, as in control messages."""
         return {str(process.slot): [process.incarnation, process.address] for process in self.needed()}
 
-    def silent_since(self, before_s: float) -> list[SlotProcess]:
-        """The processes whose last message arrived before ``before_s``."""
-        return [process for process in self.all() if process.heard_s < before_s]
-
-    def restart_timeouts(self, now_s: float) -> None:
-        for process in self._processes.values():
-            process.heard_s = now_s
-
     @property
     def incarnations(self) -> dict[int, int]:
         """How many processes of each slot have registered."""

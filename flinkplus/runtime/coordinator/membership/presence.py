@@ -152,10 +152,12 @@ class Presence:
         """Evict silent slots. If this loop was blocked and received no heartbeats, their timeouts restart."""
         now, before = self._dispatch.clock.monotonic(), self._looked_s
         self._looked_s = now
-        if now - before > self._options.heartbeat_timeout / 2:
-            self._processes.restart_timeouts(now)
-        for process in self._processes.silent_since(now - self._options.heartbeat_timeout):
-            self.evict(process, f"no heartbeat from slot {process.slot} for {self._options.heartbeat_timeout} s")
+        timeout_s = self._options.heartbeat_timeout
+        for process in self._processes.all():
+            if now - before > timeout_s / 2:
+                process.heard_s = now
+            elif process.heard_s < now - timeout_s:
+                self.evict(process, f"no heartbeat from slot {process.slot} for {timeout_s} s")
         pulses = self._dispatch.pulses
         if pulses is not None and pulses.due:
             registered = self._processes.all()
