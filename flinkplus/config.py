@@ -105,8 +105,7 @@ class CheckpointOptions:
     retained_checkpoints: int = option(3, whole(1, 1000))
     """Number of complete checkpoints to keep."""
     checkpoint_dir: str | None = option(None, string("a path, a URI", "DIR"))
-    """Path or `pyarrow.fs` URI that the driver and every slot can reach. `None`: the checkpoints are deleted with the
-    job."""
+    """Path or `pyarrow.fs` URI that driver and slots can reach. `None`: the checkpoints are deleted with the job."""
     checkpoint_mode: str = option("aligned", one_of(CHECKPOINT_MODES))
     """How checkpoints are taken: aligned (asynchronous barrier snapshots), unaligned (barriers overtake waiting
     messages) or synchronous (the job pauses). With `unaligned` the overtaken messages belong to the checkpoint, so it
@@ -189,11 +188,9 @@ class LivenessOptions:
     only `heartbeat_timeout` counts. Decisions [24](decisions/0024-pulses.md),
     [26](decisions/0026-slots-that-do-not-reach-each-other.md)."""
     session_timeout: float = option(4.0, seconds(0.2))
-    """Time without contact after which ZooKeeper expires the session of a slot. The slot then counts as failed, and
-    stops by itself."""
+    """Time without contact after which ZooKeeper expires a slot's session: the slot counts as failed, and stops."""
     zookeeper: str | None = option(None, string("HOST:PORT,...", "HOSTS"))
-    """`HOST:PORT,...` of a ZooKeeper ensemble. `None`: the job starts its own server, restarts it if it dies, and ends
-    it."""
+    """`HOST:PORT,...` of a ZooKeeper ensemble. `None`: the job runs its own server, and restarts it if it dies."""
     zookeeper_acl: str | None = option(
         None, string("'job', 'open', a path of a file with USER:PASSWORD", "job|open|FILE")
     )
@@ -227,8 +224,7 @@ class DiagnosticOptions:
     """Directory shared by slots and driver, for the time and rows of every output. For measurements
     (`flinkplus/runtime/slot/subtasks/output_trace.py`)."""
     record_machines: str | None = option(None, string("a path", "FILE"))
-    """File for a record of the events and effects of the coordinator's state machines. The simulator can repeat it
-    (`docs/simulation.md`)."""
+    """File for a record of the events and effects of the coordinator's machines (`docs/simulation.md`)."""
     faults: tuple[str, ...] = option((), TEXTS)
     """Fault injection at named points (`flinkplus/runtime/faults/points.py`)."""
 

@@ -1,9 +1,7 @@
 """Modules of the user's that hide a package which FlinkPlus imports: ``dedup.py`` beside a program, and the like.
 
-Python searches a program's own directory before the installed packages. Without this check the import of such a module
-fails deep inside FlinkPlus, about something else.
-
-Rules: the check imports nothing. A package is FlinkPlus's own when it is beside ``flinkplus`` itself.
+Python searches a program's own directory before the installed packages. Without this check, which imports nothing, the
+import of such a module fails deep inside FlinkPlus. A package is FlinkPlus's own when it is beside ``flinkplus``.
 """
 
 from __future__ import annotations

@@ -14,14 +14,7 @@ from typing import Any
 from flinkplus.cli.arguments import add_job_arguments, job_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
-from flinkplus.runtime.coordinator.commands.moves import (
-    DrainHostCommand,
-    MigrateCommand,
-    MoveNewsCommand,
-    ScaleSparesCommand,
-    UndrainHostCommand,
-    check_count,
-)
+from flinkplus.runtime.coordinator.commands import moves
 from flinkplus.runtime.operations.access_file import call
 
 SLOT = re.compile(r"(?:slot-)?(\d{1,9})\Z")
@@ -73,24 +66,24 @@ def run_migrate(arguments: argparse.Namespace) -> int:
             f"--to {arguments.to!r} is not a slot; write slot-0, slot-1, ... (see flinkplus status)"
         )
     number = int(slot[1])
-    return _see_through(arguments, MigrateCommand(subtask, number), f"{subtask} is on slot-{number}")
+    return _see_through(arguments, moves.MigrateCommand(subtask, number), f"{subtask} is on slot-{number}")
 
 
 def run_drain_host(arguments: argparse.Namespace) -> int:
     host = arguments.host
-    return _see_through(arguments, DrainHostCommand(host, arguments.force), f"nothing is left on {host}")
+    return _see_through(arguments, moves.DrainHostCommand(host, arguments.force), f"nothing is left on {host}")
 
 
 def run_undrain_host(arguments: argparse.Namespace) -> int:
-    call(job_of(arguments), UndrainHostCommand(arguments.host))
+    call(job_of(arguments), moves.UndrainHostCommand(arguments.host))
     print(f"{arguments.host} may be used again")
     return 0
 
 
 def run_scale(arguments: argparse.Namespace) -> int:
-    count = check_count(arguments.spares)
+    count = moves.check_count(arguments.spares)
     done = f"there {'is 1 spare slot' if count == 1 else f'are {count} spare slots'}"
-    return _see_through(arguments, ScaleSparesCommand(count, arguments.force), done)
+    return _see_through(arguments, moves.ScaleSparesCommand(count, arguments.force), done)
 
 
 def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
@@ -105,7 +98,7 @@ def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
         if time.monotonic() >= deadline:
             return EXIT_NOT_DONE
         time.sleep(POLL_S)
-        before, news = news, call(access, MoveNewsCommand(news["number"]))
+        before, news = news, call(access, moves.MoveNewsCommand(news["number"]))
         if news != before:
             _print(news, arguments.json, done)
     return 0

@@ -95,8 +95,7 @@ def _mixed(seed: int, i: int) -> int:
 
 
 def last_values(rows: Iterable[tuple[int, int]], last: Callable[[int, int], int], said: str) -> dict[int, int]:
-    """The ``last`` value (``min`` or ``max``) of every vertex. Raises ``ValueError`` for a repeated row; ``said``: the
-    error's text, a format for vertex and value."""
+    """The ``last`` value (``min`` or ``max``) of every vertex. Raises ``ValueError``, ``said`` of a repeated row."""
     found: dict[int, int] = {}
     seen: set[tuple[int, int]] = set()
     for vertex, value in rows:

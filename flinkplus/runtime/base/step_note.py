@@ -43,8 +43,7 @@ def no_note() -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """The note of an ended process. ``name``: of its pulse. ``numbers``: see ``FIELDS``. ``signal``: the name of the
-    error that ended it (empty: unknown)."""
+    """The note of an ended process. ``name``: of its pulse. ``numbers``: ``FIELDS``. ``signal``: empty if unknown."""
 
     name: str
     numbers: tuple[int, ...]

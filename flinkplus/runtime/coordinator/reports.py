@@ -1,7 +1,7 @@
 """Dispatches the reports of slots to the machines.
 
-Rules: a subtask's report counts only in its current generation. The machines of the job and of checkpoints get it with
-the generation of the deployment, the only one that they know.
+Rules: a subtask's report counts only in its current generation. The machines of the job and of checkpoints know only
+the generation of the deployment, and get the report with that.
 """
 
 from __future__ import annotations

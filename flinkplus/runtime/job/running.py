@@ -54,8 +54,7 @@ log = logging.getLogger("flinkplus")
 
 
 class RunningJob:
-    """A job from the start of its slots to the end of its clean-up, when ``closed`` is set. ``job_id`` is the same in
-    all runs of the job; each run also has its own ID."""
+    """A job from the start of its slots to the end of its clean-up, when ``closed`` is set."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class RunningJob:
         registry: JobRegistry | None,
     ) -> None:
         self.name = plan.name
-        self.job_id = plan.output_id
+        self.job_id = plan.output_id  # the same in all runs
         self._run = uuid.uuid4().hex[:12]
         self.checkpoint_dir = directory.checkpoints
         self.restored_from = restore.checkpoint

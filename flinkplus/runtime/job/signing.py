@@ -129,8 +129,7 @@ def _is_private(group: int) -> bool:
 
 
 def _way_to(path: Path) -> Iterator[tuple[Path, str]]:
-    """The folders that the system looks up to reach ``path``, links resolved, each with the name looked up in it.
-    Raises ``OSError`` for a cycle of links."""
+    """The folders on the way to ``path``, links resolved, each with the name looked up in it. Raises ``OSError``."""
     folder, left, links = Path("/"), [*reversed(path.absolute().parts[1:])], 0
     while left:
         name = left.pop()

@@ -39,8 +39,7 @@ _INSTEAD = {
 
 
 def arrow_schema(schema: types.StructType) -> pa.Schema:
-    """The Arrow schema of rows with this Spark schema. Raises ``ConfigurationError`` for an empty schema, duplicate
-    columns, and unsupported types."""
+    """Raises ``ConfigurationError`` for an empty schema, duplicate columns, and unsupported types."""
     if not schema.fields:
         raise ConfigurationError("from_spark: the DataFrame has no columns")
     for name in schema.names:

@@ -43,8 +43,7 @@ log = logging.getLogger("flinkplus.commands")
 
 
 class Later:
-    """A reply that is given later, once; only in the coordinator's thread. ``wanted``: false when the shell has
-    disconnected, so that work for it alone can be skipped."""
+    """A reply that is given later, once; only in the coordinator's thread. ``wanted``: until the shell disconnects."""
 
     def __init__(self) -> None:
         self._take: Callable[[Body | FlinkPlusError], None] | None = None

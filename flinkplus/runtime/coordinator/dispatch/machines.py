@@ -32,8 +32,7 @@ PROGRESS = (
 
 @dataclass(eq=False, repr=False)
 class JobMachines:
-    """The machines of the job, of checkpoints and of local failover. ``failover``: ``None`` for a job that recovers by
-    rollback."""
+    """The machines of the job, of checkpoints and of local failover (``None``: the job recovers by rollback)."""
 
     _dispatch: Dispatch
     _deployment: Deployment

@@ -1,10 +1,7 @@
 """Rejoin: a restarted slot is connected to all others before it gets work.
 
-The coordinator sends it the current assignment (``Join``), and all slots the list of slots (``Connect``). When all have
-answered the newest ``Connect``, it has joined.
-
-Rules: when a slot is lost meanwhile, or set aside because some slots cannot reach it, the others get a new ``Connect``
-without it.
+The coordinator sends it the current assignment (``Join``), and all slots the list of slots (``Connect``). It has joined
+when all have answered the newest ``Connect``; there is a new one, without a slot that is lost or set aside meanwhile.
 """
 
 from __future__ import annotations

@@ -16,13 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flinkplus.errors import (
-    CorruptCheckpoint,
-    FlinkPlusError,
-    JobRunsElsewhere,
-    OutputDirectoryError,
-    UntrustedCheckpoint,
-)
+from flinkplus import errors
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
@@ -56,7 +50,7 @@ class Commits:
     def _check(self) -> None:
         try:
             self._storage.runs.check()
-        except JobRunsElsewhere as error:
+        except errors.JobRunsElsewhere as error:
             self._taken_over(str(error))
             raise
 
@@ -75,7 +69,7 @@ class Commits:
         for committer in self.committers.values():
             try:
                 committer.prepare(resume=True)
-            except OutputDirectoryError:
+            except errors.OutputDirectoryError:
                 committer.prepare(resume=False)
 
     def store(
@@ -145,7 +139,7 @@ class Commits:
         self._uncommitted = dict.fromkeys(self.sinks, ())
         try:
             commits = {} if checkpoint is None else self.manifest(checkpoint).commits
-        except (CorruptCheckpoint, UntrustedCheckpoint):
+        except (errors.CorruptCheckpoint, errors.UntrustedCheckpoint):
             commits = {}  # the restore finds the same error, and falls back further
         self._newest = checkpoint or CheckpointId(0)
         self.rows = {name: commits[name].rows if name in commits else 0 for name in self.sinks}
@@ -199,7 +193,7 @@ class Commits:
         if resumable:
             try:
                 self._storage.retention.sweep_all()
-            except (OSError, FlinkPlusError) as error:  # the output is complete all the same
+            except (OSError, errors.FlinkPlusError) as error:  # the output is complete all the same
                 log.warning("keeping unused state files until the job is resumed: %s", error)
 
     def _commit_newest(self) -> None:
@@ -207,9 +201,9 @@ class Commits:
             return
         try:
             self.commit(self._newest)
-        except JobRunsElsewhere:
+        except errors.JobRunsElsewhere:
             raise
-        except (OSError, FlinkPlusError) as error:
+        except (OSError, errors.FlinkPlusError) as error:
             log.warning("could not commit the output of checkpoint %d: %s", self._newest, error)
 
     def finish(self) -> None:

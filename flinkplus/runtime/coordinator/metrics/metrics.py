@@ -72,7 +72,7 @@ class CheckpointFigures:
             "cause": self.cause,
             "triggered_s": round(self.triggered_s, 3),
             "duration_ms": self.duration_ms,
-            **{phase: _rounded(getattr(self, phase)) for phase in PHASES},
+            **{phase: None if (ms := getattr(self, phase)) is None else round(ms, 3) for phase in PHASES},
             "bytes_new": self.bytes_new + self.in_flight_bytes,
             "bytes_total": self.bytes_total + self.in_flight_bytes,
             "keys": self.keys,
@@ -251,7 +251,3 @@ class Figures:
     def checkpoints(self) -> list[dict[str, Any]]:
         """The last checkpoints, oldest first."""
         return [self._checkpoints[c].as_dict() for c in sorted(self._checkpoints)]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)

@@ -1,7 +1,7 @@
 """Inputs of promotion orders: snapshot handles, and the answers of the fenced slots.
 
-Rules: a handle is kept until a newer checkpoint is complete, or until its own is aborted and the next version has been
-reported; only answers to the newest attempt are kept.
+Rules: a handle is kept until a newer checkpoint is complete, or its own is aborted and the next version reported; only
+answers to the newest attempt are kept.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ KEPT = 1000
 
 @dataclass
 class Recovery:
-    """One recovery. ``moved``: all subtasks that restart. ``stamps``: phase -> seconds since the Unix epoch when it was
-    *entered*."""
+    """One recovery. ``moved``: all subtasks that restart. ``stamps``: phase -> when it was *entered* (Unix epoch)."""
 
     number: int
     mode: str
@@ -87,8 +86,7 @@ def _ms(begun: float | None, ended: float | None) -> float | None:
 
 
 class RecoveryLog:
-    """All recoveries of a job, and what is needed to measure the next one. ``has_results``: whether a subtask (as text)
-    has a sink or keyed state."""
+    """All recoveries of a job. ``has_results``: whether a subtask (as text) has a sink or keyed state."""
 
     def __init__(self, has_results: Callable[[str], bool]) -> None:
         self._has_results = has_results
