@@ -144,10 +144,8 @@ class HistoryMismatch(FlinkPlusError):
 
 
 class NondeterministicOperator(HistoryMismatch):
-    """A replayed step differs from the original one.
-
-    A user's function reads something that is not logged: a clock, a random number, a set's order, another service.
-    """
+    """A replayed step differs from the original one: a user's function reads something that is not logged, such as a
+    clock, a random number, a set's order or another service."""
 
 
 class SubtaskNotRunning(FlinkPlusError):

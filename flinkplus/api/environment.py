@@ -139,10 +139,9 @@ class StreamEnvironment:
 
         ``resume``: ``False`` starts a new job; ``True`` resumes from the last complete checkpoint in
         ``checkpoint_dir``; ``"auto"`` starts a job without a checkpoint and resumes any other. For a finished job it
-        returns a handle in state ``finished`` and runs nothing. So the same command can be repeated until it succeeds
-        (``docs/operations.md``).
-        ``trust``: also resume a job that was signed with another key, on another machine or by another user. This runs
-        its author's code (``docs/security.md``).
+        returns a handle in state ``finished`` and runs nothing, so the same command can be repeated until it succeeds.
+        ``trust``: also resume a job that was signed with another key, which runs its author's code
+        (``docs/security.md``).
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
         ``InputError`` when the job cannot start; ``JobRunsElsewhere`` when another driver runs it;
@@ -153,14 +152,6 @@ class StreamEnvironment:
         if resume not in (True, False, "auto"):
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
         self.graph.fuse()
-        self._check_functions()
-        running = start_job(
-            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume, trust=trust
-        )
-        self._executed = True
-        return JobHandle(running)
-
-    def _check_functions(self) -> None:
         for node in self.graph.nodes:
             try:
                 cloudpickle.dumps(node.body)
@@ -168,6 +159,11 @@ class StreamEnvironment:
                 raise ConfigurationError(
                     f"operator {node.name!r} cannot be sent to the slots: {error}; let its function make what it needs"
                 ) from error
+        running = start_job(
+            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume, trust=trust
+        )
+        self._executed = True
+        return JobHandle(running)
 
     @staticmethod
     def resume(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Any
@@ -76,23 +77,21 @@ class JobHandle:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the job is over, with any result; ``False`` when ``timeout`` seconds passed first."""
+        deadline_s = math.inf if timeout is None else time.monotonic() + timeout
         # In slices: Ctrl-C cannot interrupt an unlimited wait on every platform.
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._running.closed.wait(
-            0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))
-        ):
-            if deadline is not None and time.monotonic() >= deadline:
+        while not self._running.closed.wait(max(0.0, min(0.1, deadline_s - time.monotonic()))):
+            if time.monotonic() >= deadline_s:
                 return False
         return True
 
     def await_running(self, timeout: float | None = None) -> None:
         """Wait until all subtasks run, or the job has finished. Errors and ``timeout`` as in ``await_finish``."""
-        deadline_s = None if timeout is None else time.monotonic() + timeout
+        deadline_s = math.inf if timeout is None else time.monotonic() + timeout
         while self.state != RUNNING:
             if self.done:
                 self.await_finish()
                 return
-            if deadline_s is not None and time.monotonic() >= deadline_s:
+            if time.monotonic() >= deadline_s:
                 raise TimeoutError(f"job {self.name!r} is not running after {timeout} s; it is {self.state}")
             self.wait(LOOK_AGAIN_S)
 
@@ -196,8 +195,7 @@ class JobHandle:
     def kill(self, subtask: str, at: str | None = None, timeout: float = KILL_TIMEOUT_S) -> bool:
         """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``); ``False`` when the job is over.
 
-        ``at``: a point of ``flinkplus.runtime.faults.points``: the process is killed when it next reaches it; ``None``:
-        it is killed now.
+        ``at``: a point of ``flinkplus.runtime.faults.points``, at which the process is killed next; ``None``: now.
         ``timeout``: maximum wait for the subtask to run, in seconds.
 
         Raises ``ConfigurationError`` for an unknown subtask or point, ``SubtaskNotRunning`` after ``timeout``.
@@ -261,11 +259,10 @@ class JobHandle:
         their work has moved elsewhere. A resumed job has no spare slots.
 
         Returns when the move has begun: its ``left`` says what remains. Its ``await_done`` waits until every chain is
-        as planned with the new slots, or the old ones are empty. Raises ``MoveRefused`` as ``migrate`` does;
-        ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, unless ``force``;
-        ``InsufficientSlots`` when the master cannot run so many tasks. ``await_done`` raises ``InsufficientSlots`` when
-        Spark has not started some within ``slot_timeout`` seconds (these are dropped), and ``MoveCancelled`` after a
-        request for another number, or when the job is over.
+        as planned with the new slots, or the old ones are empty. Raises as ``drain_host``, and ``InsufficientSlots``
+        when the master cannot run so many tasks. ``await_done`` raises ``InsufficientSlots`` when Spark has not started
+        some within ``slot_timeout`` seconds (these are dropped), and ``MoveCancelled`` after a request for another
+        number, or when the job is over.
         """
         return _begun(self._running.coordinator.moves.scale(check_count(count), force))
 

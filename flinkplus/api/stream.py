@@ -110,8 +110,7 @@ class Stream:
         ``every``: watermarks are multiples of this; it is the maximum delay that this adds to windows.
 
         A subtask's watermark follows the latest row that it has read. After an exchange the minimum over all subtasks
-        counts, so that a subtask without rows holds back event time. Rows later than ``delay`` are counted in the
-        metric ``late_rows`` (see ``tumbling_window``).
+        counts, so that a subtask without rows holds back event time. Metric ``late_rows``: rows later than ``delay``.
         """
         name = self._env.name_for("with_watermark", name)
         delay_ms = duration_ms(delay, f"operator {name!r}: the delay")

@@ -1,8 +1,7 @@
 """Structured logs: one line for each record, as JSON or as text, with job, slot, subtask, generation and phase.
 
-``FLINKPLUS_LOG`` in the driver's environment, or the option ``log``, is ``json`` or ``text``, with a level if it is not
-to be ``info``: ``json:debug``. The driver ships it to the slots. Without it nothing is set up here: the loggers
-``flinkplus`` and ``chain_backup`` follow the program's configuration of Python's logging.
+The option ``log``, or ``FLINKPLUS_LOG`` in the driver's environment, is ``json`` or ``text``, or with a level:
+``json:debug``. The driver ships it to the slots. Without it, the program's configuration of Python's logging counts.
 
 Rules: the call that logs a record adds its subject (``about``), and the thread or process its owner (``speak_as``). A
 record is one line of printable characters. In the text format the lines of a traceback follow, indented, so that none

@@ -48,8 +48,7 @@ class Scratch:
     _dead: set[Path] | None = field(default=None, init=False)
 
     def tidy(self) -> None:
-        """Every ``TIDY_S`` seconds: remove directories that were those of dead slots at the last call already, and
-        files that were taken over and not used."""
+        """Every ``TIDY_S`` seconds: remove directories of slots that were dead at the last call, and unused files."""
         before = self._dead
         self._dead = {path for path in _directories(self.job_id, self.path.parent) if not _is_in_use(path)}
         if before is not None:
@@ -66,8 +65,8 @@ class Scratch:
 
 
 def make_scratch(job_id: str, index: int, base: str | None) -> Scratch:
-    """A new directory below ``base`` (``None``: the system's temporary space) for this process's slot ``index``, with
-    the state files that dead processes of that slot have left there. Raises ``OSError``."""
+    """A new directory below ``base`` (``None``: the system's temporary space) for slot ``index``, with the state files
+    that dead processes of that slot have left there. Raises ``OSError``."""
     scratch = _make(job_id, index, base)
     for path in _directories(job_id, scratch.path.parent, index):
         if path != scratch.path:

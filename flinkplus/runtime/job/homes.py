@@ -1,9 +1,8 @@
 """The home of a slot: the executor on which Spark should start it.
 
-Each slot is a separate Spark job, which Spark would start on any executor with room, so one executor could have all of
-them. Each slot therefore has a home among the executors that exist when the slots start: hosts in turn, and the
-executors of a host in turn. Spark starts a slot at its home if that has room. After ``spark.locality.wait`` it takes
-any executor of the same host, and after twice that time any executor.
+Spark could start all slots on one executor. So each slot has a home among the executors that exist when the
+slots start: hosts in turn, and the executors of a host in turn. Spark starts a slot at its home if that has room. After
+``spark.locality.wait`` it takes any executor of the same host, and after twice that time any executor.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ def local_master(master: str | None) -> int | None:
 
 
 def homes_of(context: SparkContext, stopping: threading.Event) -> list[Home]:
-    """The executors in the order in which slots get them; waits until Spark would start tasks. Empty for a local
-    master, and where Spark does not list its executors."""
+    """The executors in the order in which slots get them, if Spark lists any; waits until Spark would start tasks."""
     if local_master(context.master) is not None:
         return []
     try:

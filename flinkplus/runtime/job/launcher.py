@@ -2,12 +2,11 @@
 
 Each slot is a separate Spark job with one task and its own job group. The task keeps the slot's process alive
 (``keeper``), so the death of a process is no failure to Spark. If the task itself fails, for example with its executor,
-Spark restarts it up to ``spark.task.maxFailures`` times; then the launcher submits this slot's job again. Spare slots
-are started in the same way. With several executors, Spark prefers one for each slot (``homes``).
+Spark restarts it up to ``spark.task.maxFailures`` times; then the launcher submits this slot's job again. With several
+executors, Spark prefers one for each slot (``homes``).
 
 Rules: the user's session is not changed. Slots run in the scheduler pool of the thread that starts the job, but without
-its job group and tags, and share no Python workers with other Spark jobs. After ``stop`` nothing of the job runs,
-unless Spark did not obey.
+its job group and tags, and share no Python workers with other Spark jobs. After ``stop`` nothing of the job runs.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ LOOPBACK = "127.0.0.1"
 RESUBMIT_PAUSE_S = 0.2
 """Pause before a failed job is submitted again; it doubles with each further failure, up to ``LONGEST_PAUSE_S``."""
 LONGEST_PAUSE_S = 60.0
-LONG_LIFE_S = 10.0
-"""A job that has run for this time resets the count of failures."""
+LONG_LIFE_S = 10.0  # a job that has run for this time resets the count of failures
 STOP_TIMEOUT_S = 15.0
 POOL = "spark.scheduler.pool"
 SPECULATION_FROM = "spark.speculation.task.duration.threshold"

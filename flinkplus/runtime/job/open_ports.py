@@ -1,8 +1,8 @@
 """A warning of Spark's ports that other machines can reach although the job runs on this machine alone.
 
-With a ``local`` master all ports of FlinkPlus listen on loopback. Spark's driver, block manager and web UI listen at
-the addresses of the user's session, by default all. A process that can connect to them may read what Spark sends to the
-job's tasks, including the job's secret, unless Spark itself authenticates connections; the UI never does.
+With a ``local`` master all ports of FlinkPlus listen on loopback, but those of Spark's driver, block manager and web UI
+by default at all addresses. A process that can connect to them may read what Spark sends to the job's tasks, including
+the job's secret, unless Spark itself authenticates connections; the UI never does.
 
 Rules: one warning per session; it names the ports on which the Java process listens, as far as the system lists them.
 """

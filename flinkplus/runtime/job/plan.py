@@ -38,8 +38,7 @@ class Plan:
     options: Options
 
 
-def written(plan: Plan) -> bytes:
-    """The plan as it is stored."""
+def plan_bytes(plan: Plan) -> bytes:
     return HEADER + b"\n" + cloudpickle.dumps(plan)
 
 

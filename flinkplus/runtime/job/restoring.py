@@ -15,7 +15,7 @@ from flinkplus.errors import CorruptCheckpoint
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
-from flinkplus.runtime.job.plan import Plan, written
+from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -36,7 +36,7 @@ def begin_run(
     if not resume:
         if runs:
             storage.manifests.withdraw_after(0)
-        storage.blobs.put_signed(PLAN_BLOB, written(plan))
+        storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     try:
         if resume and not storage.manifests.checkpoints():
             commits.prepare_again()
@@ -46,7 +46,7 @@ def begin_run(
         if resume:
             restore = _find_restore(storage, commits, restore)
         if resume and not restore.finished:
-            storage.blobs.put_signed(PLAN_BLOB, written(plan))
+            storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
         return commits, restore
     except BaseException:
         if not resume:

@@ -44,11 +44,9 @@ from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.state.durable.storage import CheckpointStorage
 
 GRACEFUL_STOP_S = 2.0
-STORAGE_PATIENCE_S = 10.0
-"""How long the end of a job waits for writes to storage."""
+STORAGE_PATIENCE_S = 10.0  # for writes to storage, at the end of a job
 EXIT_WAIT_S = 20.0
-SHOWN = 100
-"""Maximum number of checkpoints, recoveries and handovers in the status; the newest are shown."""
+SHOWN = 100  # newest checkpoints, recoveries and handovers in the status
 
 log = logging.getLogger("flinkplus")
 

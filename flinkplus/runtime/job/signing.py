@@ -30,8 +30,7 @@ from flinkplus.state.files import filesystem_of, is_uri, sync_path
 KEY_VARIABLE = "FLINKPLUS_KEY_FILE"
 HOW_TO_MAKE = "make one with: (umask 077; openssl rand -hex 32 > FILE)"
 MAX_BYTES = 4096
-MAX_LINKS = 40
-"""The limit of Linux for one path."""
+MAX_LINKS = 40  # the limit of Linux for one path
 OTHERS = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
 """Permissions that only the owner may have. A group may read the file, as with secrets that Kubernetes mounts."""
 _KEY = re.compile(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}\Z")

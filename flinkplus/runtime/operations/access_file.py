@@ -1,8 +1,7 @@
 """The *access file*, by which a shell finds a running job and proves that it may command it.
 
 The file, ``COMMANDS.json``, is in the job's own directory on the driver's host; only the user of the job can read it
-(mode 600). It is removed with the job. The checkpoint directory, which more users may read and which may be on another
-machine, only says where the file is.
+(mode 600). The checkpoint directory, which more users may read, only says where it is.
 
 Rules: a file that other users can read or could have written is not used; a search for jobs ignores directories of
 other users. The checkpoint directory can only name an access file, and only that of its own job. The file of a killed
@@ -239,11 +238,9 @@ def running_jobs() -> list[tuple[Path, Access]]:
     found = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{JOB_PREFIX}*")):
         path = folder / ACCESS_FILE
-        try:
+        with contextlib.suppress(ConfigurationError, NoRunningJob):  # the file is unusable, or the job is over
             if is_own_directory(folder):
                 found.append((path, read_access(path)))
-        except (ConfigurationError, NoRunningJob):
-            continue  # of another user, or of a job that is over
     return found
 
 

@@ -12,8 +12,8 @@ requests that were added to its ``Commands``, each with the function that carrie
 and, in the shell, ``call(access, DrainCommand("worker-2"))``. It returns the result of ``drain``, or raises
 ``CommandRefused`` with the text of its ``FlinkPlusError``. A slow function returns a ``Later`` and answers through it.
 
-Rules: this module uses no socket. Requests are carried out in the coordinator's thread, which must not be blocked.
-Malformed and unknown requests are refused and change nothing; an error in a command does not fail the job.
+Rules: requests are carried out in the coordinator's thread, which must not be blocked. Malformed and unknown ones are
+refused; an error in a command does not fail the job.
 """
 
 from __future__ import annotations
@@ -30,12 +30,9 @@ from flinkplus.errors import CommandRefused, FlinkPlusError, PeerProtocolError, 
 from flinkplus.printable import printable
 
 FORMAT_VERSION = 1
-REQUEST_BYTES = 64 << 10
-"""Maximum length of a request."""
-MAX_ERROR_CHARACTERS = 2_000
-"""Maximum length of the reason for a refusal that a shell shows."""
-REPLY_BYTES = 256 << 20
-"""Maximum length of a reply, for example with the status of every subtask."""
+REQUEST_BYTES = 64 << 10  # maximum length of a request
+MAX_ERROR_CHARACTERS = 2_000  # maximum length of the reason for a refusal that a shell shows
+REPLY_BYTES = 256 << 20  # maximum length of a reply, for example with the status of every subtask
 
 Body = dict[str, Any]
 R = TypeVar("R")

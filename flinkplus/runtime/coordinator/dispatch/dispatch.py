@@ -220,7 +220,14 @@ class Dispatch:
 
     def remove(self, what: str, remove: Callable[..., None], *arguments: Any) -> None:
         """Run ``remove`` in the storage worker; a failure is only logged."""
-        self.storage.submit(_remove, what, remove, *arguments)
+
+        def run() -> None:
+            try:
+                remove(*arguments)
+            except (OSError, FlinkPlusError) as error:
+                log.warning("could not remove %s: %s", what, error)
+
+        self.storage.submit(run)
 
     def close(self) -> None:
         """End the workers, when they have done everything that was submitted, and close the connections."""
@@ -231,10 +238,3 @@ class Dispatch:
             if server is not None:
                 server.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed its connection
-
-
-def _remove(what: str, remove: Callable[..., None], *arguments: Any) -> None:
-    try:
-        remove(*arguments)
-    except (OSError, FlinkPlusError) as error:
-        log.warning("could not remove %s: %s", what, error)

@@ -1,8 +1,8 @@
 """The machines of a job, stepped in order; each one's driver carries out its effects.
 
 Rules: an event that arrives while effects are being carried out is handled after all of them. The machine of local
-failover is stepped only while the job runs; then it handles all failures. A failure that it takes on is reported to the
-machine of the job before any other effect. It updates ``assignment`` and ``generations`` of the deployment.
+failover is stepped only while the job runs; then it handles all failures, and updates ``assignment`` and
+``generations`` of the deployment. A failure that it takes on is reported to the machine of the job first.
 """
 
 from __future__ import annotations

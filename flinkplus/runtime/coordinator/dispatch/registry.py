@@ -54,8 +54,7 @@ class JobRegistry:
     """One job in ZooKeeper.
 
     ``application``: the job's name there, the same in every run.
-    ``directory``: for the data of an embedded server.
-    ``bind``, ``reach``: the host that an embedded server binds, and the host at which slots reach it.
+    ``directory``, ``bind``, ``reach``: of an embedded server: its data, the host that it binds, its host for slots.
     ``deliver``: gets ZooKeeper's events.
     ``give_up``: ends the job, with a reason.
     ``auth``: see ``Registry``.

@@ -17,8 +17,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 
 ANSWER_TIMEOUT_S = 10.0
-KEPT = 1000
-"""Maximum number of remembered requests."""
+KEPT = 1000  # remembered requests
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ log = logging.getLogger("flinkplus.coordinator")
 class Presence:
     """The coordinator's view of the slots.
 
-    ``joining``: slots that are joining the running job.
     ``crashes``: is notified of processes that this class kills.
     ``registry``: provides the address of ZooKeeper if that has changed; ``None``: the job uses no ZooKeeper.
     """

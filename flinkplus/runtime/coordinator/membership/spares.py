@@ -31,8 +31,7 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
 
-ENDING_S = 10.0
-"""Time for a slot to end by itself, before its Spark job is cancelled."""
+ENDING_S = 10.0  # for a slot to end by itself, before its Spark job is cancelled
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -89,7 +88,6 @@ class Spares:
     """The spare slots of one job.
 
     ``requests``: numbers requests to the machine, and receives the progress of users' requests.
-    ``jobs``: starts and ends processes.
     ``timeout_s``: timeout for a spare slot to start and join.
     """
 

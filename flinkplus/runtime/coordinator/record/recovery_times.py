@@ -7,8 +7,8 @@ subtasks with a sink or keyed state; without any such, of all failed subtasks. I
 rows emitted before the failure are those of the last heartbeat. ``caught_up_ms``: the same for all subtasks that
 restarted: the failed ones; in a partial recovery also their upstreams; in a rollback all.
 
-Rules: a recovery that another failure interrupts stays unfinished (times are ``None``). A local failover that ends in a
-rollback is one recovery, by rollback, with the reason in ``fallback``. Handovers are listed separately.
+Rules: a recovery that another failure interrupts stays unfinished. A local failover that ends in a rollback is one
+recovery, by rollback, with the reason in ``fallback``. Handovers are listed separately.
 """
 
 from __future__ import annotations
