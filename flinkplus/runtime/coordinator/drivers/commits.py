@@ -147,13 +147,13 @@ class Commits:
     def collect_garbage(self, generation: Generation) -> None:
         """At the start of a deployment, remove state files that no manifest and no running snapshot can name."""
         self._check()
-        self._settle_unsure()
+        self._void_unsure_manifest()
         self._storage.retention.collect_garbage(generation, self._newest)
 
     def sweep(self, complete: CheckpointId, triggered: CheckpointId) -> None:
         """While the job runs, remove state files that no checkpoint can name any more."""
         self._check()
-        self._settle_unsure()
+        self._void_unsure_manifest()
         self._storage.retention.sweep(complete, triggered)
 
     def drop(self, checkpoint: CheckpointId) -> None:
@@ -162,11 +162,11 @@ class Commits:
         self._check()
         self._manifests.pop(checkpoint, None)
         if checkpoint > self._newest:
-            self._settle_unsure()
+            self._void_unsure_manifest()
         else:
             self._storage.retention.drop(checkpoint)
 
-    def _settle_unsure(self) -> None:
+    def _void_unsure_manifest(self) -> None:
         """Make a manifest void that may still appear, before files that it names are removed."""
         if self._unsure:
             self._storage.manifests.withdraw_after(self._newest)

@@ -59,7 +59,7 @@ class _Scale:
     ``going``: slots to be removed.
     ``asked``: number of the request to the machine of local failover; ``None``: not sent yet.
     ``left``: subtasks that the machine reports as still to be moved.
-    ``settled``: the machine has reported its request as done.
+    ``machine_done``: the machine has reported its request as done.
     """
 
     request: int
@@ -67,7 +67,7 @@ class _Scale:
     going: tuple[int, ...] = ()
     asked: int | None = None
     left: tuple[str, ...] = ()
-    settled: bool = False
+    machine_done: bool = False
 
 
 class SpareJobs(Protocol):
@@ -195,7 +195,7 @@ class Spares:
                     self._end(slot)
         scale.left = tuple(str(subtask) for subtask in report.left)
         if report.status == "done":
-            scale.settled = True
+            scale.machine_done = True
             for slot in self._in(SpareState.LEAVING):
                 self._end(slot)
         self._dispatch.soon(self.look)
@@ -228,7 +228,7 @@ class Spares:
 
     def _report_progress(self, scale: _Scale, slots: list[int]) -> None:
         report = ScaleReported(scale.request, "under_way", left=(*(f"slot-{slot}" for slot in slots), *scale.left))
-        if scale.settled and not slots:
+        if scale.machine_done and not slots:
             self._open = None
             report = replace(report, status="done", left=())
         if report != self._reported:
