@@ -1,4 +1,7 @@
-"""FlinkPlus: fast failover for stateful streaming, in Python, on Spark."""
+"""FlinkPlus: fast failover for stateful streaming, in Python, on Spark.
+
+Ring 2. Process: driver, slots and shells. Thread: any.
+"""
 
 from __future__ import annotations
 

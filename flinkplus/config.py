@@ -1,10 +1,9 @@
 """Options of a streaming job: declared here, each with its default, rule and text, in six groups.
 
 Rules: keyword arguments of ``StreamEnvironment`` win over ``spark.flinkplus.*`` of the session's configuration, which
-wins over the defaults. The configuration key of ``checkpoint_interval`` is ``spark.flinkplus.checkpointInterval``.
-Times are seconds here (what users type) and milliseconds in the protocol. ``Options.checked`` checks every value once.
-docs/options.md (``make options``) and the help of the command line are made from the docstrings here, in Markdown. The
-types are repeated only in ``flinkplus.job_options``, for editors and type checkers; a test compares the two.
+wins over the defaults. Times are seconds here and milliseconds in the protocol. ``Options.checked`` checks every value
+once. docs/options.md (``make options``) and the help of the command line are made from the docstrings here, in
+Markdown. The types are repeated in ``flinkplus.job_options``, for editors and type checkers; a test compares the two.
 """
 
 from __future__ import annotations
@@ -43,26 +42,20 @@ CLOSE_OPTIONS = 0.75
 """How alike a misspelt name must be to the one that an error suggests: high, because there are many options."""
 
 
-def _is_placement(value: object) -> bool:
-    return isinstance(value, str) and (value in PLACEMENTS or bool(CUSTOM_PLACEMENT.match(value)))
-
-
-def _is_tls(value: object) -> bool:
-    return isinstance(value, bool) or (isinstance(value, str) and bool(value.strip()))
-
-
-def _is_texts(value: Any) -> bool:
-    return not isinstance(value, str) and all(isinstance(one, str) for one in value)
-
-
 PLACEMENT = Rule(
-    _is_placement,
+    lambda value: isinstance(value, str) and (value in PLACEMENTS or bool(CUSTOM_PLACEMENT.match(value))),
     f"{' or '.join(PLACEMENTS)}, or a function of your own as 'module:function'",
     "`spread`, `near`, `module:function`",
     metavar="STRATEGY",
 )
-TLS = Rule(_is_tls, "True, False or a directory with certificates", "true, false, a directory")
-TEXTS = Rule(_is_texts, "a sequence of texts")
+TLS = Rule(
+    lambda value: isinstance(value, bool) or (isinstance(value, str) and bool(value.strip())),
+    "True, False or a directory with certificates",
+    "true, false, a directory",
+)
+TEXTS = Rule(
+    lambda value: not isinstance(value, str) and all(isinstance(one, str) for one in value), "a sequence of texts"
+)
 
 
 @dataclass(frozen=True)
@@ -112,8 +105,7 @@ class CheckpointOptions:
     retained_checkpoints: int = option(3, whole(1, 1000))
     """Number of complete checkpoints to keep."""
     checkpoint_dir: str | None = option(None, string("a path, a URI", "DIR"))
-    """Path or `pyarrow.fs` URI that the driver and every slot can reach. `None`: the checkpoints are deleted with the
-    job."""
+    """Path or `pyarrow.fs` URI that driver and slots can reach. `None`: the checkpoints are deleted with the job."""
     checkpoint_mode: str = option("aligned", one_of(CHECKPOINT_MODES))
     """How checkpoints are taken: aligned (asynchronous barrier snapshots), unaligned (barriers overtake waiting
     messages) or synchronous (the job pauses). With `unaligned` the overtaken messages belong to the checkpoint, so it
@@ -196,11 +188,9 @@ class LivenessOptions:
     only `heartbeat_timeout` counts. Decisions [24](decisions/0024-pulses.md),
     [26](decisions/0026-slots-that-do-not-reach-each-other.md)."""
     session_timeout: float = option(4.0, seconds(0.2))
-    """Time without contact after which ZooKeeper expires the session of a slot. The slot then counts as failed, and
-    stops by itself."""
+    """Time without contact after which ZooKeeper expires a slot's session: the slot counts as failed, and stops."""
     zookeeper: str | None = option(None, string("HOST:PORT,...", "HOSTS"))
-    """`HOST:PORT,...` of a ZooKeeper ensemble. `None`: the job starts its own server, restarts it if it dies, and ends
-    it."""
+    """`HOST:PORT,...` of a ZooKeeper ensemble. `None`: the job runs its own server, and restarts it if it dies."""
     zookeeper_acl: str | None = option(
         None, string("'job', 'open', a path of a file with USER:PASSWORD", "job|open|FILE")
     )
@@ -234,8 +224,7 @@ class DiagnosticOptions:
     """Directory shared by slots and driver, for the time and rows of every output. For measurements
     (`flinkplus/runtime/slot/subtasks/output_trace.py`)."""
     record_machines: str | None = option(None, string("a path", "FILE"))
-    """File for a record of the events and effects of the coordinator's state machines. The simulator can repeat it
-    (`docs/simulation.md`)."""
+    """File for a record of the events and effects of the coordinator's machines (`docs/simulation.md`)."""
     faults: tuple[str, ...] = option((), TEXTS)
     """Fault injection at named points (`flinkplus/runtime/faults/points.py`)."""
 
@@ -244,7 +233,7 @@ class DiagnosticOptions:
 class Options(
     ProcessingOptions, CheckpointOptions, RecoveryOptions, LivenessOptions, ConnectionOptions, DiagnosticOptions
 ):
-    """Settings of one job. Times are in seconds; ``checked`` raises ``ConfigurationError`` for one that cannot work."""
+    """Settings of one job. Times are in seconds."""
 
     def checked(self) -> Options:
         """Return self; raise ``ConfigurationError`` naming the first setting that cannot work."""
@@ -274,8 +263,7 @@ class Options(
 
     @property
     def bundle_rows(self) -> int:
-        """Maximum number of rows that a step takes from several messages. A barrier that overtakes waits for the end of
-        a step, so there it is less."""
+        """Maximum number of rows that a step takes from several messages; less where a barrier that overtakes waits."""
         return max(1, self.batch_rows // 8) if self.checkpoint_mode == "unaligned" else self.batch_rows
 
     @property
@@ -344,10 +332,8 @@ def conf_key(name: str) -> str:
 
 
 def options_from(conf: Mapping[str, str], overrides: Mapping[str, Any]) -> Options:
-    """Options from ``spark.flinkplus.*`` entries of ``conf`` and keyword ``overrides``.
-
-    Raises ``ConfigurationError`` for an unknown option or key, or a value of the wrong kind.
-    """
+    """Options from ``spark.flinkplus.*`` entries of ``conf`` and keyword ``overrides``. Raises ``ConfigurationError``
+    for an unknown option or key, or a value of the wrong kind."""
     names = set(TYPES)
     unknown = sorted(set(overrides) - names)
     if unknown:
@@ -365,7 +351,6 @@ def options_from(conf: Mapping[str, str], overrides: Mapping[str, Any]) -> Optio
 
 
 def _suggestion(given: str, known: Iterable[str]) -> str:
-    """What the user may have meant by a name that is not known; otherwise a pointer to docs/options.md."""
     return did_you_mean(given, known, "; docs/options.md lists all options", CLOSE_OPTIONS)
 
 

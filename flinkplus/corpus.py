@@ -1,22 +1,16 @@
 """Text to count words in: the English prose that every CPython carries, and made-up text of any size.
 
-Rules:
-
-- Made-up text: the same arguments give the same file, byte for byte, on every machine. (The demo text is the Python
-  version's.)
-- Made-up words follow Zipf's law over a finite vocabulary: the word of rank *r* has a probability proportional to
-  1/r. They are distinct, can be pronounced, and the more frequent are the shorter ones, as in a language.
-- A file appears under its name when it is whole.
+Rules: for made-up text, equal arguments give an equal file on every machine. Its words follow Zipf's law over a finite
+vocabulary: the word of rank *r* has a probability proportional to 1/r. They are distinct, can be pronounced, and the
+more frequent are the shorter ones. A file appears under its name when it is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -31,71 +25,41 @@ _SYLLABLES = [consonant + vowel for vowel in _VOWELS for consonant in _CONSONANT
 _CHUNK_WORDS = 1 << 19
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusInfo:
-    """What has been written."""
-
-    lines: int
-    words: int
-    bytes: int
-
-
 def demo_lines() -> list[str]:
-    """The documentation of Python's language topics (``pydoc_data.topics``), some 65,000 words, in lines without
-    their ends.
-    """
+    """The documentation of Python's language topics (``pydoc_data.topics``), some 65,000 words."""
     from pydoc_data.topics import topics
 
     return [line for name in sorted(topics) for line in topics[name].splitlines()]
 
 
-def write_demo(path: str | os.PathLike[str]) -> CorpusInfo:
-    """Write ``demo_lines`` to ``path``. Raises ``InputError`` when it cannot be written."""
-    lines = demo_lines()
-
-    def write(out: BinaryIO) -> None:
-        out.writelines(line.encode() + b"\n" for line in lines)
-
-    size = _write_atomically(path, write)
-    return CorpusInfo(len(lines), sum(len(line.split()) for line in lines), size)
-
-
 def demo_file() -> Path:
-    """The demo text as a file in the user's cache directory (``XDG_CACHE_HOME``), written when it is not there yet.
-
-    It stays there: a job that is resumed reads it again. Raises ``InputError`` when it cannot be written.
-    """
-    text = "\n".join(demo_lines())
+    """The demo text as a file in the user's cache directory (``XDG_CACHE_HOME``), written when it is not there yet. It
+    stays there: a job that is resumed reads it again. Raises ``InputError`` when it cannot be written."""
+    lines = demo_lines()
+    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=6).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flinkplus"
-    path = cache / f"demo-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}.txt"
+    path = cache / f"demo-{digest}.txt"
     if not path.exists():
         try:
             cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"the demo text cannot be kept in {str(cache)!r}: {error}; set XDG_CACHE_HOME") from error
-        write_demo(path)
+        _write_atomically(path, (line.encode() + b"\n" for line in lines))
     return path
 
 
 def write_corpus(
     path: str | os.PathLike[str], words: int, vocabulary: int, seed: int, words_per_line: int = 10
-) -> CorpusInfo:
-    """Write ``words`` words, drawn from ``vocabulary`` different ones, ``words_per_line`` to a line.
-
-    Raises ``ConfigurationError`` for numbers that make no sense, ``InputError`` when the file cannot be written.
-    """
+) -> None:
+    """Write ``words`` words, drawn from ``vocabulary`` different ones, ``words_per_line`` to a line. Raises
+    ``ConfigurationError`` for numbers that make no sense, ``InputError`` when the file cannot be written."""
     if words < 0 or vocabulary < 1 or words_per_line < 1:
         raise ConfigurationError(
             "a corpus needs 0 or more words, a vocabulary of at least 1 and at least 1 word per line, "
             f"not {words}, {vocabulary} and {words_per_line}"
         )
 
-    def write(out: BinaryIO) -> None:
-        for text in _lines(words, vocabulary, seed, words_per_line):
-            out.write(text)
-
-    size = _write_atomically(path, write)
-    return CorpusInfo(-(-words // words_per_line), words, size)
+    _write_atomically(path, _lines(words, vocabulary, seed, words_per_line))
 
 
 def word_of_rank(rank: int) -> str:
@@ -126,20 +90,18 @@ def _text(words: pa.StringArray, words_per_line: int) -> bytes:
     return bytes(pc.binary_join(whole, "\n")[0].as_buffer()) + b"\n"
 
 
-def _write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], None]) -> int:
-    """Let ``write`` fill a file that then appears at ``path``; its size."""
+def _write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
+    """Write ``parts`` to a file that then appears at ``path``. Raises ``InputError``."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         try:
             with open(partial, "wb") as out:
-                write(out)
+                out.writelines(parts)
                 out.flush()
                 os.fsync(out.fileno())
-                size = out.tell()
             os.replace(partial, target)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write the corpus {str(target)!r}: {error.strerror}") from error
-    return size

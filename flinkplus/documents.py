@@ -40,7 +40,7 @@ def whole(value: object) -> int:
 
 
 def check_fields(found: object, hints: Mapping[str, Any]) -> None:
-    """Raises ``TypeError`` for an attribute of ``found`` that does not fit the type of this name in ``hints``."""
+    """Raises ``TypeError`` for an attribute of ``found`` that does not fit its type in ``hints``."""
     for name, hint in hints.items():
         if not fits(getattr(found, name), hint):
             raise TypeError(f"{name} of {type(found).__name__} is something else")

@@ -1,7 +1,6 @@
-"""Every error a user can meet, typed.
+"""The errors that FlinkPlus raises on purpose; all derive from ``FlinkPlusError``.
 
-Rules: each message names the thing (operator, channel, file, setting) and says what to do; nothing raises a bare
-``Exception``; every class derives from ``FlinkPlusError``, so one ``except`` catches what the project says on purpose.
+Rules: each message names the thing (operator, channel, file, setting) and says what to do.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ def without_secrets(text: str) -> str:
 
 
 class FlinkPlusError(Exception):
-    """Base of every error that FlinkPlus raises on purpose. Its text shows no secret of a URI, and has no control
-    character other than line breaks and tabs.
-    """
+    """The base. Its text has no secret of a URI, and no control characters except line breaks and tabs."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*(_shown(arg) if isinstance(arg, str) else arg for arg in args), **named)
@@ -39,8 +36,7 @@ def _shown(text: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error in one printable line of limited length, without secrets: its kind and text; where it was raised if it
-    has no text."""
+    """An error in one short printable line, without secrets: its kind and text; without a text, where it was raised."""
     kind, text = type(error).__name__, printable(without_secrets(str(error)), LONGEST_DESCRIPTION)
     if text:
         return f"{kind}: {text}"
@@ -49,8 +45,7 @@ def described(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, printable, of limited length and without secrets; its kind if it has no
-    text."""
+    """The first line of an error's text, short, printable and without secrets; without a text, its kind."""
     lines = without_secrets(str(error)).splitlines() or [type(error).__name__]
     return printable(lines[0], LONGEST_DESCRIPTION)
 
@@ -87,9 +82,7 @@ class CorruptCheckpoint(FlinkPlusError):
 
 
 class UntrustedCheckpoint(FlinkPlusError):
-    """A plan or a manifest that was not signed with the key here: to resume from it would run the code of its author.
-    The message says which key is missing, and how to resume all the same.
-    """
+    """A plan or manifest that was not signed with the key here: to resume from it would run the code of its author."""
 
     ADVICE = (
         "to resume runs the code that is in it. If you know who wrote it, give the key that it was signed with "
@@ -112,8 +105,8 @@ class UnsafeName(FlinkPlusError, ValueError):
 class UserFunctionError(FlinkPlusError):
     """A user's function raised, or returned what its schema does not allow.
 
-    Attributes: ``operator`` name, ``subtask`` as text (``count[1]``), ``row`` as text (cut at 1,000 characters),
-    ``cause`` as text. ``text``: the whole message, if another process has made it.
+    Attributes, as text: ``operator`` name, ``subtask`` (``count[1]``), ``row`` (cut at 1,000 characters), ``cause``;
+    ``text``: the whole message, if another process has made it.
     """
 
     def __init__(self, operator: str, subtask: str, row: str, cause: str, text: str | None = None) -> None:
@@ -147,17 +140,12 @@ class ProcessCrashed(FlinkPlusError):
 
 
 class HistoryMismatch(FlinkPlusError):
-    """A subtask does or receives something that contradicts its history before a failure.
-
-    Local failover cannot be exact then, so the job rolls back.
-    """
+    """What a subtask does or receives contradicts its history before a failure: the job rolls back."""
 
 
 class NondeterministicOperator(HistoryMismatch):
-    """A replayed step differs from the original one, so that local failover cannot be exact.
-
-    A user's function reads something that is not logged: a clock, a random number, a set's order, another service.
-    """
+    """A replayed step differs from the original one: a user's function reads something that is not logged, such as a
+    clock, a random number, a set's order or another service."""
 
 
 class SubtaskNotRunning(FlinkPlusError):
@@ -165,9 +153,7 @@ class SubtaskNotRunning(FlinkPlusError):
 
 
 class MessageIdConflict(HistoryMismatch):
-    """The filter of message IDs and the cursor of a channel disagree whether a message is new: one of them has lost
-    what the subtask had received. Counted as ``conflicts`` of ``message_ids`` in ``job.metrics()``.
-    """
+    """The filter of message IDs and the cursor of a channel disagree whether a message is new."""
 
 
 class JobFailed(FlinkPlusError):
@@ -183,10 +169,7 @@ class InsufficientSlots(FlinkPlusError):
 
 
 class SlotStartError(FlinkPlusError):
-    """A slot's process cannot start, for example because a module that the job's functions import is missing.
-
-    It is the cause of the ``JobFailed`` that follows.
-    """
+    """A slot's process cannot start, for example for want of a module; the cause of the ``JobFailed`` that follows."""
 
 
 class MoveRefused(FlinkPlusError):

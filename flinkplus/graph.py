@@ -1,11 +1,9 @@
 """The job graph: what the user drew, cut into vertices whose operators run fused in one subtask.
 
-Rules: only an exchange (``key_by``, ``union``) cuts; everything between two exchanges is one *vertex*, a tree of
-operators whose root is a source or the consumer of one or more exchanges. A vertex is named by its operators joined
-with ``+``; a subtask can be addressed by any of them. Operator names are unique in a job. Except for the feedback of
-``iterate`` to the head of a loop, the graph is acyclic by construction (a stream can only be used after it was made),
-and nodes, and so vertices, are in topological order. The graph is picklable: it is what slots run and what a
-checkpoint directory keeps for ``resume``.
+Rules: everything between two exchanges (``key_by``, ``union``) is one *vertex*, a tree of operators whose root is a
+source or the consumer of exchanges. A vertex is named by its operators joined with ``+``; each of them addresses its
+subtasks. Operator names are unique in a job. Nodes, and so vertices, are in topological order, except for the feedback
+of ``iterate`` to the head of a loop. The graph is pickled for slots, and in the plan of the job.
 """
 
 from __future__ import annotations
@@ -69,17 +67,12 @@ class Vertex:
 
 @dataclass
 class JobGraph:
-    """All nodes, exchanges and vertices of a job."""
-
     nodes: list[Node] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     vertices: list[Vertex] = field(default_factory=list)
 
-    def add(self, node: Node, parent: int | None, key_columns: tuple[str, ...] | None) -> int:
-        """Add a node below ``parent``, behind a hash exchange when ``key_columns`` are given.
-
-        ``parent`` is ``None`` for a source, and for a node that ``link`` gives its inputs.
-        """
+    def add(self, node: Node, parent: int | None = None) -> int:
+        """Add a node, fused with ``parent``; ``None``: it is a source, or ``link`` gives it its inputs."""
         try:
             fine = NAME_CHARACTERS.issuperset(checked_name(node.name))
         except UnsafeName:
@@ -93,12 +86,8 @@ class JobGraph:
             raise ConfigurationError(f"two operators are called {node.name!r}; give one another name=...")
         index = len(self.nodes)
         self.nodes.append(node)
-        if parent is None:
-            return index
-        if key_columns is None:
+        if parent is not None:
             self.nodes[parent].children.append(index)
-        else:
-            self.link(parent, index, key_columns)
         return index
 
     def link(self, producer: int, consumer: int, columns: tuple[str, ...], route: Route = "hash") -> None:
@@ -142,10 +131,7 @@ class JobGraph:
         )
 
     def vertex_of(self, name: str) -> Vertex:
-        """The vertex that holds the operator called ``name`` (or the vertex of that name).
-
-        Raises ``ConfigurationError`` listing the operators there are.
-        """
+        """The vertex with this name, or this operator. Raises ``ConfigurationError``, which lists them."""
         for vertex in self.vertices:
             if vertex.name == name or any(self.nodes[i].name == name for i in vertex.nodes):
                 return vertex
@@ -163,7 +149,7 @@ class JobGraph:
         return next(vertex for vertex in self.vertices if producer in vertex.nodes)
 
     def root_schema(self, vertex: Vertex) -> pa.Schema:
-        """The schema of what comes to the root of a vertex; of a source, that of its rows."""
+        """The schema of the rows that the root of a vertex receives, or, as a source, reads."""
         if vertex.is_source:
             return self.nodes[vertex.nodes[0]].schema
         body = self.nodes[vertex.nodes[0]].body
@@ -172,12 +158,11 @@ class JobGraph:
         return united([self.nodes[self.exchanges[edge].producer].schema for edge in vertex.inputs])
 
     def has_keyed_state(self, vertex: Vertex) -> bool:
-        """Whether the subtasks of a vertex have keyed state."""
         bodies = [self.nodes[i].body for i in vertex.nodes]
         return any(isinstance(body, Operator) and body.has_state for body in bodies)
 
     def hears_watermarks(self, edge: int) -> bool:
-        """Whether any operator behind an exchange reacts to the watermarks that come over it."""
+        """Whether an operator behind an exchange reacts to its watermarks."""
         return self._hears(self.exchanges[edge].consumer)
 
     def _hears(self, index: int) -> bool:
@@ -190,7 +175,7 @@ class JobGraph:
         return any(map(self._hears, node.children)) or any(map(self.hears_watermarks, node.exchanges))
 
     def has_watermarks(self, index: int) -> bool:
-        """Whether watermarks come out of a node: some are made at it, or before it on every way from a source."""
+        """Whether a node emits watermarks: it makes them, or nodes before it on every path from a source do."""
         body = self.nodes[index].body
         if isinstance(body, Operator) and (body.makes_watermarks or body.stops_watermarks):
             return body.makes_watermarks
@@ -199,7 +184,6 @@ class JobGraph:
         return bool(parents) and all(map(self.has_watermarks, parents))
 
     def has_sink(self, vertex: Vertex) -> bool:
-        """Whether the subtasks of a vertex put rows out."""
         return any(isinstance(self.nodes[i].body, Sink) for i in vertex.nodes)
 
     def inputs_of(self, subtask: SubtaskId, parallelism: int) -> list[tuple[ChannelId, SubtaskId]]:
@@ -211,11 +195,10 @@ class JobGraph:
         ]
 
     def loop_heads(self) -> list[int]:
-        """The nodes that are heads of loops."""
         return [index for index, node in enumerate(self.nodes) if isinstance(node.body, LoopHead)]
 
     def reached(self, first: Sequence[int], *, backwards: bool = False) -> frozenset[int]:
-        """The nodes that rows of the nodes ``first`` come to, or (``backwards``) whose rows come to them; with them."""
+        """The nodes ``first``, and all that their rows reach, or (``backwards``) whose rows reach them."""
         links = [(index, child) for index, node in enumerate(self.nodes) for child in node.children]
         links += [(exchange.producer, exchange.consumer) for exchange in self.exchanges]
         found = list(dict.fromkeys(first))
@@ -249,7 +232,7 @@ class JobGraph:
         return shape
 
     def fingerprint(self, parallelism: int) -> str:
-        """A digest of the shape: names, kinds, schemas, exchanges, parallelism. State only fits the same shape."""
+        """A digest of names, kinds, schemas, exchanges and parallelism; state fits only an equal one."""
         shape = {
             "parallelism": parallelism,
             "nodes": [

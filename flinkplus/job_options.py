@@ -1,7 +1,6 @@
 """The types of a job's options, for editors and type checkers.
 
-Each key is a field of ``flinkplus.config.Options``, which has defaults, ranges and texts (also in ``docs/options.md``).
-A test compares the two. Any option may be omitted. Times are in seconds.
+Each key is a field of ``flinkplus.config.Options``, which has defaults, ranges and texts; a test compares the two.
 """
 
 from __future__ import annotations

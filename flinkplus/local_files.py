@@ -1,11 +1,9 @@
-"""Local files in directories that other processes may write: opened here, and by nothing else.
+"""Opens local files in directories that other processes may write; no other module does.
 
 Rules:
-- only a regular file is opened, and opening waits for no other process. A named pipe would keep its reader waiting for
-  a writer, and a device may hold bytes without end;
-- below a ``LocalFolder`` no symbolic link is followed, also none that is put there meanwhile: each part of a name is
-  opened from the descriptor of the folder that it is in;
-- elsewhere a symbolic link is followed only where the caller says so.
+- only a regular file is opened: a named pipe would block, and a device may hold bytes without end;
+- below a ``LocalFolder`` no symbolic link is followed, even if it is put there meanwhile: each part of a name is opened
+  from the descriptor of its folder. Elsewhere a link is followed only if the caller says so.
 """
 
 from __future__ import annotations
@@ -20,16 +18,14 @@ from typing import BinaryIO
 
 
 class NoRegularFile(OSError):
-    """A named pipe, a device, a socket or a directory, where a file is expected."""
+    """A named pipe, a device, a socket or a directory instead of a file."""
 
 
 def open_regular(
     path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, follow: bool = False, folder: int | None = None
 ) -> int:
-    """The descriptor of a regular file. Raises ``NoRegularFile``, and ``OSError`` otherwise.
-
-    ``follow``: also through a symbolic link. ``folder``: the open folder that ``path`` is relative to.
-    """
+    """The descriptor of a regular file. Raises ``NoRegularFile``, and ``OSError`` otherwise. ``follow``: also through a
+    symbolic link. ``folder``: the open folder that ``path`` is relative to."""
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     found = os.open(path, flags, mode, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(found).st_mode):
@@ -39,17 +35,15 @@ def open_regular(
 
 
 class LocalFolder:
-    """A folder on a local disk, which may itself be a link. Names in it are relative, with ``/`` between parts.
-
-    A part of a name that is a symbolic link is an ``OSError``.
-    """
+    """A folder on a local disk, which may itself be a link. Names in it are relative, with ``/`` between parts; a part
+    that is a symbolic link raises ``OSError``."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = str(root)
 
     @contextmanager
     def folder(self, name: str = "", make: bool = False) -> Iterator[int]:
-        """The descriptor of a folder; ``make``: it is made, and those above it, where it is missing."""
+        """The descriptor of a folder; ``make``: create it and its parents if they are missing."""
         if make:
             os.makedirs(self._root, exist_ok=True)
         found, path = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), self._root
@@ -79,7 +73,7 @@ class LocalFolder:
             return open(open_regular(last, folder=folder), "rb")
 
     def create(self, name: str) -> BinaryIO:
-        """A new file to write, in the place of the one of this name, which other names of it keep."""
+        """A new file to write. It replaces one of this name, whose other hard links stay."""
         with self.at(name) as (folder, last):
             with suppress(FileNotFoundError):
                 if stat.S_ISREG(self.found_in(folder, last, name).st_mode):
@@ -87,21 +81,21 @@ class LocalFolder:
             return open(open_regular(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder), "wb")
 
     def found(self, name: str = "") -> os.stat_result:
-        """What the system knows of a file or folder."""
+        """The status of a file or folder."""
         if not name:
             return os.stat(self._root)
         with self.at(name) as (folder, last):
             return self.found_in(folder, last, name)
 
     def found_in(self, folder: int, last: str, name: str) -> os.stat_result:
-        """``found`` of ``name``, where ``at`` has led to ``folder`` and ``last`` already."""
+        """``found`` of ``name``, which is ``last`` in ``folder`` (``at``)."""
         found = os.stat(last, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
             raise _link(os.path.join(self._root, name))
         return found
 
     def entries(self, name: str = "") -> list[tuple[str, os.stat_result]]:
-        """The entries of a folder, and what the system knows of them; of links, as such."""
+        """The entries of a folder with their status; links are not followed."""
         found = []
         with self.folder(name) as folder, os.scandir(folder) as entries:
             for entry in entries:

@@ -58,12 +58,8 @@ def whole(low: int, high: int) -> Rule:
 
 
 def at_least(low: int) -> Rule:
-    return Rule(
-        lambda value: _is_int(value) and value >= low,
-        f"a whole number of at least {low}",
-        f"{low} or more",
-        metavar="N",
-    )
+    must_be = f"a whole number of at least {low}"
+    return Rule(lambda value: _is_int(value) and value >= low, must_be, f"{low} or more", metavar="N")
 
 
 def seconds(low: float) -> Rule:

@@ -1,11 +1,10 @@
-"""Names that another process wrote and that become parts of a path: checked here, and by nothing else.
+"""Checks names that another process wrote and that become parts of a path; no other module does.
 
 Rules:
-- the function that parses such a name (``from_json``, a decoder) calls ``checked_name`` at once. So every name that is
-  used has been checked. A name that was made here, or listed by the file system, needs no check;
+- the function that parses such a name (``from_json``, a decoder) calls ``checked_name`` at once. A name that was made
+  by this process, or listed by the file system, needs no check;
 - a part of a path is not empty, does not begin with a dot, and consists of ASCII letters, digits and ``_+-.,=~%[]`` and
-  space. So no name leads out of the directory that it is used in, and none is a hidden file;
-- a name has exactly as many parts as its format says: one, or two for state files (``<folder>/<file>``).
+  space. So no name leads out of its directory, and none is a hidden file.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from functools import lru_cache
 from flinkplus.errors import UnsafeName
 
 MAX_CHARACTERS = 200
-"""Of a part: file systems take 255 bytes, and temporary files have some more than the name."""
+"""Maximum length of a part: file systems take 255 bytes, and names of temporary files are longer than the name."""
 MAX_SUBTASK_CHARACTERS = 10_000
 """A subtask is named after all operators that are fused in it. In a path a long name is shortened (``folder_name``)."""
 STATE_FILE_PARTS = 2
@@ -30,10 +29,8 @@ def _pattern(parts: int, longest: int) -> re.Pattern[str]:
 
 
 def checked_name(name: object, parts: int = 1, longest: int = MAX_CHARACTERS) -> str:
-    """``name``: so many parts of a path with ``/`` between them, each of ``longest`` characters at most.
-
-    Raises ``UnsafeName`` for anything else.
-    """
+    """Returns ``name``. Raises ``UnsafeName`` unless it is ``parts`` parts of a path with ``/`` between them, each of
+    ``longest`` characters at most."""
     if type(name) is not str:
         raise UnsafeName(f"{name!r:.100} is no name")
     if _pattern(parts, longest).match(name) is None:

@@ -1,10 +1,9 @@
 """Text that another process or a file supplied, before it enters an error, a log line or a terminal.
 
-Rules:
-- an error or a log line contains text from outside only as ``printable(...)`` or ``{...!r:.N}``. Its length has a
-  limit, and it has no line break, no escape sequence of a terminal and no bidirectional control;
-- a character that is not printable (``str.isprintable``) is written as JSON writes it: ``\\n``, ``\\u001b``. So the
-  result within a JSON string is JSON again. A backslash stays as it is: text that was escaped already does not change.
+Rules: an error or a log line contains text from outside only as ``printable(...)`` or ``{...!r:.N}``: with a limited
+length, and without line breaks, escape sequences of a terminal and bidirectional controls. A character that is not
+printable (``str.isprintable``) is written as in JSON: ``\\n``, ``\\u001b``. So the result within a JSON string is JSON.
+A backslash stays as it is: text that was escaped already does not change.
 """
 
 from __future__ import annotations

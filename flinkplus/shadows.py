@@ -1,9 +1,7 @@
 """Modules of the user's that hide a package which FlinkPlus imports: ``dedup.py`` beside a program, and the like.
 
-Python searches a program's own directory before the installed packages. The packages below have plain names, so a file
-of the user's may have the same one; without this check the import fails deep inside FlinkPlus, about something else.
-
-Rules: nothing is imported to find out. A package is FlinkPlus's own when it is beside ``flinkplus`` itself.
+Python searches a program's own directory before the installed packages. Without this check, which imports nothing, the
+import of such a module fails deep inside FlinkPlus. A package is FlinkPlus's own when it is beside ``flinkplus``.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def use_own_packages(names: Iterable[str]) -> None:
 
 
 def _place_of(name: str) -> str | None:
-    """The file that ``import name`` would run, or has run; of a directory without one, the directory."""
+    """The file that ``import name`` would run, or has run; the directory, if it has no such file."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None)
     spec = importlib.util.find_spec(name)

@@ -35,7 +35,7 @@ from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.config import options_from
-from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER
+from flinkplus.runtime.coordinator.record.recovery_times import HANDOVER
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, PARTS, SUPPRESSION, WITHOUT
 from flinkplus.runtime.job.homes import local_master
 

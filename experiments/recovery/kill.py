@@ -25,7 +25,7 @@ from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import COUNT, TOKENIZE
 from flinkplus.protocol.vocabulary.phases import DURATIONS
-from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER
+from flinkplus.runtime.coordinator.record.recovery_times import HANDOVER
 
 SIGKILL, EXCEPTION = FAILURES = ("sigkill", "exception")
 HOST_FAILURES = ("host", "hang", "cut")

@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from flinkplus.errors import ConfigurationError, InputError, without_secrets
@@ -45,20 +44,13 @@ def _naming(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*arguments, **options)
         except (ConfigurationError, InputError) as error:
             caller = sys._getframe(1)
-            if len(error.args) != 1 or _is_ours(caller):
+            file, number = caller.f_code.co_filename, caller.f_lineno
+            if len(error.args) != 1 or file.startswith(PACKAGE):
                 raise
             log.debug("traceback", exc_info=True)
-            error.args = (without_secrets(f"{error.args[0]} ({_line_of(caller)})"),)
+            line = linecache.getline(file, number, caller.f_globals).strip()[:LONGEST_LINE]
+            place = f"{file}:{number}: {line}" if line else f"{file}:{number}"
+            error.args = (without_secrets(f"{error.args[0]} ({place})"),)
             raise error.with_traceback(None) from error.__cause__
 
     return call
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(PACKAGE)
-
-
-def _line_of(frame: FrameType) -> str:
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    line = linecache.getline(file, number, frame.f_globals).strip()
-    return f"{file}:{number}" + (f": {line[:LONGEST_LINE]}" if line else "")

@@ -1,8 +1,7 @@
 """``StreamEnvironment``: from a SparkSession to a running job.
 
-Rules: the session belongs to the user, and its settings are not changed. Options are keyword-only; an option that is
-not given comes from ``spark.flinkplus.*`` of the session's configuration, then from the defaults. An environment draws
-one job: ``execute`` may be called once.
+Rules: the session belongs to the user, and its settings are not changed. An option that is not given comes from
+``spark.flinkplus.*`` of the session's configuration, then from the defaults. ``execute`` may be called once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.runtime.job.plan import find_job
-from flinkplus.runtime.job.staging import arrow_schema_of, check_dataframe
+from flinkplus.runtime.job.spark_types import arrow_schema
+from flinkplus.runtime.job.staging import check_dataframe
 from flinkplus.runtime.job.start import resume_job, start_job
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
@@ -67,9 +67,8 @@ class StreamEnvironment:
         """
         check_dataframe(df)
         name = self.name_for("spark", name)
-        schema = arrow_schema_of(df)
+        schema, errors = arrow_schema(df.schema), self.options.encoding_errors
         self._frames[name] = df
-        errors = self.options.encoding_errors
         return self._source(StagedParquet(name=name, files=(), schema=schema, repeat=repeat, errors=errors))
 
     def read_text(
@@ -111,7 +110,7 @@ class StreamEnvironment:
         return stream if rate is None else stream.throttle(rate)
 
     def _source(self, source: Source) -> Stream:
-        node = self.graph.add(Node(source.name, "source", source, source.schema), None, None)
+        node = self.graph.add(Node(source.name, "source", source, source.schema))
         return Stream(self, node, source.schema)
 
     def name_for(self, kind: str, name: str | None) -> str:
@@ -140,10 +139,9 @@ class StreamEnvironment:
 
         ``resume``: ``False`` starts a new job; ``True`` resumes from the last complete checkpoint in
         ``checkpoint_dir``; ``"auto"`` starts a job without a checkpoint and resumes any other. For a finished job it
-        returns a handle in state ``finished`` and runs nothing. So the same command can be repeated until it succeeds
-        (``docs/operations.md``).
-        ``trust``: also resume a job that was signed with another key, on another machine or by another user. This runs
-        its author's code (``docs/security.md``).
+        returns a handle in state ``finished`` and runs nothing, so the same command can be repeated until it succeeds.
+        ``trust``: also resume a job that was signed with another key, which runs its author's code
+        (``docs/security.md``).
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
         ``InputError`` when the job cannot start; ``JobRunsElsewhere`` when another driver runs it;
@@ -154,14 +152,6 @@ class StreamEnvironment:
         if resume not in (True, False, "auto"):
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
         self.graph.fuse()
-        self._check_functions()
-        running = start_job(
-            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume, trust=trust
-        )
-        self._executed = True
-        return JobHandle(running)
-
-    def _check_functions(self) -> None:
         for node in self.graph.nodes:
             try:
                 cloudpickle.dumps(node.body)
@@ -169,6 +159,11 @@ class StreamEnvironment:
                 raise ConfigurationError(
                     f"operator {node.name!r} cannot be sent to the slots: {error}; let its function make what it needs"
                 ) from error
+        running = start_job(
+            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume, trust=trust
+        )
+        self._executed = True
+        return JobHandle(running)
 
     @staticmethod
     def resume(

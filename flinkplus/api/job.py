@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Any
@@ -55,8 +56,7 @@ class JobHandle:
     @property
     def state(self) -> str:
         """``starting``, ``deploying``, ``running``, ``interrupted``, ``stopping``, ``finished``, ``failed`` or
-        ``cancelled``.
-        """
+        ``cancelled``."""
         return self._running.coordinator.view.state
 
     @property
@@ -77,23 +77,21 @@ class JobHandle:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the job is over, with any result; ``False`` when ``timeout`` seconds passed first."""
+        deadline_s = math.inf if timeout is None else time.monotonic() + timeout
         # In slices: Ctrl-C cannot interrupt an unlimited wait on every platform.
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._running.closed.wait(
-            0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))
-        ):
-            if deadline is not None and time.monotonic() >= deadline:
+        while not self._running.closed.wait(max(0.0, min(0.1, deadline_s - time.monotonic()))):
+            if time.monotonic() >= deadline_s:
                 return False
         return True
 
     def await_running(self, timeout: float | None = None) -> None:
         """Wait until all subtasks run, or the job has finished. Errors and ``timeout`` as in ``await_finish``."""
-        deadline_s = None if timeout is None else time.monotonic() + timeout
+        deadline_s = math.inf if timeout is None else time.monotonic() + timeout
         while self.state != RUNNING:
             if self.done:
                 self.await_finish()
                 return
-            if deadline_s is not None and time.monotonic() >= deadline_s:
+            if time.monotonic() >= deadline_s:
                 raise TimeoutError(f"job {self.name!r} is not running after {timeout} s; it is {self.state}")
             self.wait(LOOK_AGAIN_S)
 
@@ -117,10 +115,7 @@ class JobHandle:
         self._running.coordinator.drain()
 
     def cancel(self) -> None:
-        """End the job now and wait until it has released its resources. Committed output stays.
-
-        Does nothing when the job has already ended.
-        """
+        """End the job now, unless it is over, and wait until it has released its resources. Committed output stays."""
         self._running.cancel()
         self.wait()
 
@@ -191,10 +186,7 @@ class JobHandle:
         return self._running.coordinator.recoveries.handovers()
 
     def output_trace(self) -> dict[str, list[tuple[float, int]]]:
-        """Times and output rows of each subtask with a sink (``flinkplus.runtime.slot.subtasks.output_trace``).
-
-        Empty without the option ``trace_output``.
-        """
+        """Times and output rows of each subtask with a sink; empty without the option ``trace_output``."""
         directory = self._running.coordinator.options.trace_output
         return {} if directory is None else read_traces(directory)
 
@@ -205,8 +197,7 @@ class JobHandle:
     def kill(self, subtask: str, at: str | None = None, timeout: float = KILL_TIMEOUT_S) -> bool:
         """Fault injection: SIGKILL the process that hosts ``subtask`` (``count:1``); ``False`` when the job is over.
 
-        ``at``: a point of ``flinkplus.runtime.faults.points``: the process is killed when it next reaches it; ``None``:
-        it is killed now.
+        ``at``: a point of ``flinkplus.runtime.faults.points``, at which the process is killed next; ``None``: now.
         ``timeout``: maximum wait for the subtask to run, in seconds.
 
         Raises ``ConfigurationError`` for an unknown subtask or point, ``SubtaskNotRunning`` after ``timeout``.
@@ -230,17 +221,11 @@ class JobHandle:
         return {} if self.done else self._running.coordinator.view.pids()
 
     def placement(self) -> dict[str, str]:
-        """The current host of each subtask, as its slot names it: ``{"count+out[1]": "worker-2", ...}``.
-
-        Subtasks whose slot is not registered are left out.
-        """
+        """The host of each subtask whose slot is registered: ``{"count+out[1]": "worker-2", ...}``."""
         return {} if self.done else self._running.coordinator.view.placement()
 
     def chains(self) -> dict[str, list[int]]:
-        """The slots that hold each subtask's state, head first: ``{"count+out[1]": [1, 2, 3], ...}``.
-
-        Empty without local recovery.
-        """
+        """The slots of each chain, head first: ``{"count+out[1]": [1, 2, 3], ...}``; empty without local recovery."""
         return {} if self.done else self._running.coordinator.view.chains()
 
     def migrate(self, subtask: str, slot: int) -> PlannedMove:
@@ -250,8 +235,7 @@ class JobHandle:
         subtask's home until the next migration, a drain of its host, or a rollback.
 
         Returns when the move has begun; its ``await_done`` waits for the end. Raises ``MoveRefused`` when the slot does
-        not exist, is not registered, or is on a drained host, and when the job is not running or has no standbys
-        (``recovery``, ``guarantee``).
+        not exist, is not registered, or is on a drained host, and when the job is not running or has no standbys.
         """
         coordinator = self._running.coordinator
         found = find_subtask(subtask, coordinator.graph, coordinator.options.parallelism)
@@ -277,11 +261,10 @@ class JobHandle:
         their work has moved elsewhere. A resumed job has no spare slots.
 
         Returns when the move has begun: its ``left`` says what remains. Its ``await_done`` waits until every chain is
-        as planned with the new slots, or the old ones are empty. Raises ``MoveRefused`` as ``migrate`` does;
-        ``RedundancyAtRisk`` when chains would have fewer members, or be on fewer hosts, unless ``force``;
-        ``InsufficientSlots`` when the master cannot run so many tasks. ``await_done`` raises ``InsufficientSlots`` when
-        Spark has not started some within ``slot_timeout`` seconds (these are dropped), and ``MoveCancelled`` after a
-        request for another number, or when the job is over.
+        as planned with the new slots, or the old ones are empty. Raises as ``drain_host``, and ``InsufficientSlots``
+        when the master cannot run so many tasks. ``await_done`` raises ``InsufficientSlots`` when Spark has not started
+        some within ``slot_timeout`` seconds (these are dropped), and ``MoveCancelled`` after a request for another
+        number, or when the job is over.
         """
         return _begun(self._running.coordinator.moves.scale(check_count(count), force))
 

@@ -1,7 +1,7 @@
 """What ``iterate`` draws: a loop head, the operators of the user's function, and the back edges.
 
-Rules: a loop that cannot run is refused here, by name. Only the function that drew a loop can close it, once; so every
-loop has one head, and only its own rows lead back to it.
+Rules: only the function that drew a loop can close it, once; so every loop has one head, and only its own rows lead
+back to it.
 """
 
 from __future__ import annotations

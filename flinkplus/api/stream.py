@@ -63,19 +63,18 @@ class Stream:
         return self._env.graph.nodes[self._origins[0]].name
 
     def _node(self) -> int:
-        """The one node that produces all rows of this stream."""
         return self._origins[0]
 
     def _then(self, operator: Operator) -> Stream:
         """The output of ``operator``, fused with the operator before it."""
         schema = operator.output_schema(self.schema)
-        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node(), None)
+        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node())
         return Stream(self._env, node, schema)
 
     def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
         """The output of ``operator``, which receives the rows by ``route``."""
         schema, graph = operator.output_schema(self.schema), self._env.graph
-        node = graph.add(Node(operator.name, "operator", operator, schema), None, None)
+        node = graph.add(Node(operator.name, "operator", operator, schema))
         for origin in self._origins:
             graph.link(origin, node, keys, route)
         return Stream(self._env, node, schema)
@@ -111,8 +110,7 @@ class Stream:
         ``every``: watermarks are multiples of this; it is the maximum delay that this adds to windows.
 
         A subtask's watermark follows the latest row that it has read. After an exchange the minimum over all subtasks
-        counts, so that a subtask without rows holds back event time. Rows later than ``delay`` are counted in the
-        metric ``late_rows`` (see ``tumbling_window``).
+        counts, so that a subtask without rows holds back event time. Metric ``late_rows``: rows later than ``delay``.
         """
         name = self._env.name_for("with_watermark", name)
         delay_ms = duration_ms(delay, f"operator {name!r}: the delay")
@@ -201,7 +199,7 @@ class Stream:
 
     def _sink(self, sink: Sink) -> str:
         bound = sink.bind(self.schema, self._env.output_id)
-        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node(), None)
+        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node())
         return sink.name
 
     def to_parquet(self, path: str | os.PathLike[str], *, name: str | None = None) -> str:
@@ -242,10 +240,7 @@ class _UnitedStream(Stream):
         if len(self._origins) == 1:
             return self._origins[0]
         if self._drawn is None:
-            graph = self._env.graph
-            self._drawn = graph.add(Node(self._name, "operator", Union(self._name), self.schema), None, None)
-            for origin in self._origins:
-                graph.link(origin, self._drawn, (), "forward")
+            self._drawn = self._exchanged(Union(self._name), route="forward")._node()
         return self._drawn
 
 
@@ -260,7 +255,7 @@ class KeyedStream:
         self.keys = keys
 
     def __repr__(self) -> str:
-        by = ", ".join(self.keys) if self.keys else "all rows together"
+        by = ", ".join(self.keys) or "all rows together"
         return f"<KeyedStream {self._stream.name!r} by {by}: {columns_text(self.schema)}>"
 
     def _then(self, operator: Operator) -> Stream:
@@ -365,7 +360,7 @@ class KeyedStream:
         )
         join.check()
         schema, graph = join.output_schema(self.schema), self._env.graph
-        node = graph.add(Node(name, "operator", join, schema), None, None)
+        node = graph.add(Node(name, "operator", join, schema))
         for at, origin in enumerate(origins):
             keys = self.keys if at < join.left_inputs else other.keys
             graph.link(origin, node, keys, "hash" if keys else "gather")
@@ -388,10 +383,8 @@ class KeyedStream:
 
 @names_callers_line
 class WindowedStream:
-    """Windows of a keyed stream. Each emits one row per key when the watermark passes its end.
-
-    The row has the key columns, ``window_start``, ``window_end``, and the aggregates.
-    """
+    """Windows of a keyed stream. When the watermark passes the end of a window, it emits one row per key: key columns,
+    ``window_start``, ``window_end``, aggregates."""
 
     def __init__(self, stream: KeyedStream, column: str, size_ms: int) -> None:
         self._stream = stream
@@ -410,10 +403,7 @@ class WindowedStream:
         return self._aggregated("sum", name, Aggregate(output, "sum", column))
 
     def aggregate(self, *, name: str | None = None, **outputs: str | tuple[str, str]) -> Stream:
-        """Several aggregates at once, by output column: ``n="count", total=("sum", "x"), least=("min", "x")``.
-
-        The aggregates are ``count``, ``sum``, ``min``, ``max`` and ``mean``.
-        """
+        """``count``, ``sum``, ``min``, ``max`` and ``mean``, by output column: ``n="count", total=("sum", "x")``."""
         aggregates = []
         for output, wanted in outputs.items():
             given = (wanted,) if isinstance(wanted, str) else tuple(wanted)

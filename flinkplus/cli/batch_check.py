@@ -1,8 +1,7 @@
 """The streaming result against a Spark SQL batch job over the same input.
 
 Words are counted by plain Python's ``line.lower().split()`` in a Spark batch job that shares no code with the streaming
-operators. The output is right when, for every word that occurs n times, it holds the pairs (word, 1) ... (word, n),
-each exactly once, and nothing else.
+operators. For every word that occurs n times, the output must hold (word, 1) ... (word, n) exactly once, and no more.
 """
 
 from __future__ import annotations

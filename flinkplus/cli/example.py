@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from flinkplus.cli import session
+from flinkplus.cli.arguments import add_option, given_options, positive, positive_number
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
@@ -18,9 +19,6 @@ DESCRIPTIONS = {
 
 
 def add_example(commands: Any) -> None:
-    """Add ``example`` to the sub-commands of ``flinkplus``."""
-    from flinkplus.cli.arguments import add_option, positive, positive_number
-
     example = commands.add_parser("example", help="jobs with loops: connected components, PageRank")
     kinds = example.add_subparsers(dest="name", required=True, metavar="EXAMPLE")
     for name, description in DESCRIPTIONS.items():
@@ -59,17 +57,11 @@ def run_example_command(arguments: argparse.Namespace) -> int:
         graph.adjacency()
     if arguments.kills < 0:
         raise ConfigurationError(f"--kills must not be negative, it is {arguments.kills}")
-    options = {
-        "parallelism": arguments.parallelism,
-        "recovery": arguments.recovery,
-        "checkpoint_interval": arguments.checkpoint_interval,
-    }
+    options = given_options(arguments)
     options_from({}, options)
     run = Run(arguments.name, graph, arguments.rate, arguments.output, arguments.kills, arguments.seed, options)
     check_json(arguments.json)
-    master = arguments.master or session.default_master(arguments.parallelism)
-    session.check_master(master, arguments.parallelism)
-    with session.session(master) as spark:
+    with session.session(session.check_master(arguments.master, arguments.parallelism)) as spark:
         figures = run_example(spark, run)
     for line in story(figures):
         print(line)
@@ -78,7 +70,6 @@ def run_example_command(arguments: argparse.Namespace) -> int:
 
 
 def story(figures: dict[str, Any]) -> list[str]:
-    """What came of it, in sentences."""
     equal = "equal to" if figures["equal"] else "DIFFERENT from"
     lines = [
         f"{figures['example']}: {figures['vertices']:,} vertices in {figures['running_s']:.2f} s; "

@@ -1,7 +1,6 @@
 """Figures as JSON files: ``--json`` of the command line, and the documents of experiments.
 
-Rules: readers see the old file or the new one, never a part of it; whether a file can be written is found out before a
-long run, and without a trace at its path.
+Rules: readers see the old file or the new one, never a part of it. A check before a long run leaves no trace.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def write_json(path: str | Path | None, figures: dict[str, Any]) -> None:
 
 
 def _replaceable(target: Path) -> bool:
-    """Devices, pipes and symbolic links (``/dev/stdout`` is one) are written through."""
+    """Whether the file can be replaced; devices, pipes and symbolic links (``/dev/stdout``) are written through."""
     return not target.is_symlink() and (target.is_file() or not target.exists())
 
 

@@ -6,11 +6,11 @@ import argparse
 import json
 from typing import Any
 
-from flinkplus.cli.shell import add_job_arguments, ask
+from flinkplus.cli.arguments import add_job_arguments, job_of
 from flinkplus.printable import escaped
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand
 from flinkplus.runtime.faults.injections import FAULTS
-from flinkplus.runtime.operations.access_file import REPLY_TIMEOUT_S
+from flinkplus.runtime.operations.access_file import REPLY_TIMEOUT_S, call
 
 DONE = {
     "exception": "an exception in {subtasks}",
@@ -39,11 +39,11 @@ def add_inject(commands: Any) -> None:
 
 
 def run_inject(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``ask``."""
+    """The exit code. Raises as ``job_of`` and ``call``."""
     request = InjectCommand(
         arguments.fault, arguments.target, arguments.at, arguments.for_s, arguments.delay, arguments.peers
     )
-    done = ask(arguments, request, REPLY_TIMEOUT_S + (arguments.at or 0.0))
+    done = call(job_of(arguments), request, REPLY_TIMEOUT_S + (arguments.at or 0.0))
     if arguments.json:
         print(json.dumps(done))
     else:

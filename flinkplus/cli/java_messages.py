@@ -1,8 +1,7 @@
-"""A small process that passes on what Spark's Java process writes to stderr, except for one line of no use.
+"""A process that passes on what Spark's Java process writes to stderr, except for a warning of an incubator module.
 
-Spark asks Java for a module that is still incubating, and Java prints a warning of that at each start. No option of
-Java or Spark prevents that. A process of its own passes lines on also after the command has ended, or was killed, for
-as long as anything holds the pipe. It is run by its text (``python -c``), so it imports the standard library only.
+Java prints it at each start, and no option prevents that. This process outlives the command, as long as anything holds
+the pipe. It is run by its text (``python -c``), so it imports the standard library only.
 """
 
 import contextlib

@@ -15,41 +15,30 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from flinkplus import __version__
-from flinkplus.cli.arguments import add_option, positive, positive_number
+from flinkplus import __version__, errors
+from flinkplus.cli.arguments import add_option, given_options, positive, positive_number
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
 from flinkplus.cli.moves import add_moves
 from flinkplus.cli.status import add_status
-from flinkplus.errors import (
-    CheckpointDirectoryError,
-    ConfigurationError,
-    FlinkPlusError,
-    InputError,
-    InsufficientSlots,
-    JavaError,
-    OutputDirectoryError,
-    UntrustedCheckpoint,
-)
 from flinkplus.printable import escaped
 
 EXPERIMENTS, DEMO = "experiments.command", "experiments.demo"
 """Found by name: experiments stand above the command line, which cannot import them."""
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 USAGE_ERRORS = (
-    ConfigurationError,
-    InputError,
-    OutputDirectoryError,
-    CheckpointDirectoryError,
-    InsufficientSlots,
-    JavaError,
-    UntrustedCheckpoint,
+    errors.ConfigurationError,
+    errors.InputError,
+    errors.OutputDirectoryError,
+    errors.CheckpointDirectoryError,
+    errors.InsufficientSlots,
+    errors.JavaError,
+    errors.UntrustedCheckpoint,
 )
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     top = argparse.ArgumentParser(prog="flinkplus", description="Fast failover for stateful streaming on Spark.")
     top.add_argument("--version", action="version", version=f"flinkplus {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -135,6 +124,11 @@ def _add_corpus(commands: Any) -> None:
 def _wordcount(arguments: argparse.Namespace) -> int:
     from flinkplus.cli import session, wordcount
 
+    options = given_options(arguments)
+    if arguments.no_checkpoints:
+        options["checkpoint_interval"] = None
+    if arguments.tls_certificates is not None:
+        options["tls"] = arguments.tls_certificates
     run = wordcount.WordCount(
         input=arguments.input,
         output=arguments.output,
@@ -145,30 +139,11 @@ def _wordcount(arguments: argparse.Namespace) -> int:
         check=not arguments.no_check,
         resume=arguments.resume or False,
         trust=arguments.trust,
-        options={
-            "parallelism": arguments.parallelism,
-            "checkpoint_interval": None if arguments.no_checkpoints else arguments.checkpoint_interval,
-            "checkpoint_dir": arguments.checkpoint_dir,
-            "checkpoint_mode": arguments.checkpoint_mode,
-            "aligned_timeout": arguments.aligned_timeout,
-            "recovery": arguments.recovery,
-            "replicas": arguments.replicas,
-            "placement": arguments.placement,
-            "failback": arguments.failback,
-            "zookeeper": arguments.zookeeper,
-            "zookeeper_acl": arguments.zookeeper_acl,
-            "transport": arguments.transport,
-            "tls": arguments.tls if arguments.tls_certificates is None else arguments.tls_certificates,
-            "max_restarts": arguments.max_restarts,
-            "encoding_errors": arguments.encoding_errors,
-            "signing_key": arguments.signing_key,
-        },
+        options=options,
     )
     wordcount.check_usage(run)
     check_json(arguments.json)
-    master = arguments.master or session.default_master(arguments.parallelism)
-    session.check_master(master, arguments.parallelism)
-    with session.session(master) as spark:
+    with session.session(session.check_master(arguments.master, arguments.parallelism)) as spark:
         result = wordcount.run_wordcount(spark, run)
     wordcount.print_summary(result)
     write_json(arguments.json, result)
@@ -185,9 +160,7 @@ def _resume(arguments: argparse.Namespace) -> int:
     from flinkplus.cli import resume
 
     check_json(arguments.json)
-    figures = resume.run_resume(
-        arguments.directory, arguments.master, arguments.signing_key, arguments.trust, arguments.job
-    )
+    figures = resume.run_resume(arguments)
     write_json(arguments.json, figures)
     return EXIT_OK
 
@@ -225,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = parser().parse_args(arguments)
         code: int = parsed.run(parsed)
-    except (KeyboardInterrupt, FlinkPlusError) as error:
+    except (KeyboardInterrupt, errors.FlinkPlusError) as error:
         if _interruptions or isinstance(error, KeyboardInterrupt):  # a signal breaks other things as well
             print("interrupted; the job was ended", file=sys.stderr)
             return EXIT_INTERRUPTED

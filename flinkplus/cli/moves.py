@@ -1,5 +1,7 @@
-"""``flinkplus migrate``, ``drain``, ``undrain`` and ``scale``: work of a running job goes elsewhere, slots are started
-and ended, and nothing stops."""
+"""``flinkplus migrate``, ``drain``, ``undrain`` and ``scale``: planned moves and spare slots of a running job.
+
+Each ``run_...`` returns the exit code, and raises as ``job_of`` and ``call``.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,11 @@ import re
 import time
 from typing import Any
 
-from flinkplus.cli.shell import add_job_arguments, job_of
+from flinkplus.cli.arguments import add_job_arguments, job_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
-from flinkplus.runtime.coordinator.commands.moves import (
-    DrainHostCommand,
-    MigrateCommand,
-    MoveNewsCommand,
-    ScaleSparesCommand,
-    UndrainHostCommand,
-    check_count,
-)
-from flinkplus.runtime.operations.access_file import Access, call
+from flinkplus.runtime.coordinator.commands import moves
+from flinkplus.runtime.operations.access_file import call
 
 SLOT = re.compile(r"(?:slot-)?(\d{1,9})\Z")
 POLL_S = 0.1
@@ -65,36 +60,30 @@ def _add_common(command: argparse.ArgumentParser) -> None:
 
 
 def run_migrate(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``job_of`` and ``call``."""
-    slot = SLOT.match(arguments.to)
+    slot, subtask = SLOT.match(arguments.to), arguments.subtask
     if slot is None:
         raise ConfigurationError(
             f"--to {arguments.to!r} is not a slot; write slot-0, slot-1, ... (see flinkplus status)"
         )
-    return _see_through(
-        arguments, MigrateCommand(arguments.subtask, int(slot[1])), f"{arguments.subtask} is on slot-{int(slot[1])}"
-    )
+    number = int(slot[1])
+    return _see_through(arguments, moves.MigrateCommand(subtask, number), f"{subtask} is on slot-{number}")
 
 
 def run_drain_host(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``job_of`` and ``call``."""
-    return _see_through(
-        arguments, DrainHostCommand(arguments.host, arguments.force), f"nothing is left on {arguments.host}"
-    )
+    host = arguments.host
+    return _see_through(arguments, moves.DrainHostCommand(host, arguments.force), f"nothing is left on {host}")
 
 
 def run_undrain_host(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``job_of`` and ``call``."""
-    call(job_of(arguments), UndrainHostCommand(arguments.host))
+    call(job_of(arguments), moves.UndrainHostCommand(arguments.host))
     print(f"{arguments.host} may be used again")
     return 0
 
 
 def run_scale(arguments: argparse.Namespace) -> int:
-    """The exit code. Raises as ``job_of`` and ``call``."""
-    count = check_count(arguments.spares)
+    count = moves.check_count(arguments.spares)
     done = f"there {'is 1 spare slot' if count == 1 else f'are {count} spare slots'}"
-    return _see_through(arguments, ScaleSparesCommand(count, arguments.force), done)
+    return _see_through(arguments, moves.ScaleSparesCommand(count, arguments.force), done)
 
 
 def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
@@ -108,15 +97,11 @@ def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
     while news["status"] != "done" and arguments.wait > 0:
         if time.monotonic() >= deadline:
             return EXIT_NOT_DONE
-        before, news = news, _news(access, news["number"])
+        time.sleep(POLL_S)
+        before, news = news, call(access, moves.MoveNewsCommand(news["number"]))
         if news != before:
             _print(news, arguments.json, done)
     return 0
-
-
-def _news(access: Access, number: int) -> dict[str, Any]:
-    time.sleep(POLL_S)
-    return call(access, MoveNewsCommand(number))
 
 
 def _print(news: dict[str, Any], as_json: bool, done: str) -> None:

@@ -1,7 +1,6 @@
-"""The live line of a running job: words per second, last checkpoint, state size, restarts.
+"""The live line of a running job on stderr: words per second, last checkpoint, state size, restarts.
 
-On a terminal one line is rewritten a few times a second; elsewhere a line is printed every few seconds. All of it
-goes to stderr, so that stdout holds the result alone.
+On a terminal one line is rewritten a few times a second; elsewhere a line is printed every few seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class ProgressLine:
         self._width = 0
 
     def tick(self) -> None:
-        """Print when it is time."""
         now = time.monotonic()
         metrics = self._job.metrics()
         rows = metrics["operators"][self._counted]["rows_out"]

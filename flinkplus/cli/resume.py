@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
@@ -13,21 +14,12 @@ from flinkplus.runtime.job.start import resume_job
 POLL_S = 0.25
 
 
-def run_resume(
-    directory: str,
-    master: str | None,
-    signing_key: str | None = None,
-    trust: bool = False,
-    name: str | None = None,
-) -> dict[str, Any]:
-    """Run the job to its end; returns its figures. ``signing_key``, ``trust``, ``name``: as
-    ``StreamEnvironment.resume``."""
-    found = find_job(directory, signing_key, trust, name)
-    parallelism = found.plan.options.parallelism
-    master = master or session.default_master(parallelism)
-    session.check_master(master, parallelism)
+def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run the job to its end; returns its figures. Raises as ``StreamEnvironment.resume`` and ``await_finish``."""
+    found = find_job(arguments.directory, arguments.signing_key, arguments.trust, arguments.job)
+    master = session.check_master(arguments.master, found.plan.options.parallelism)
     terminal = sys.stderr.isatty()
-    given = {} if signing_key is None else {"signing_key": signing_key}
+    given = {} if arguments.signing_key is None else {"signing_key": arguments.signing_key}
     with session.session(master) as spark, JobHandle(resume_job(spark, found, given)) as job:
         print(f"resumed job {job.name!r} from checkpoint {job.restored_from or '(none: from the start)'}")
         try:

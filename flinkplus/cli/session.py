@@ -40,8 +40,7 @@ SPARE_THREADS = 2  # for the user's own queries beside the slots
 JAVA_STOP_S = 10.0
 JAVA_ENDS_S = 2.0
 ADDRESSES = ("spark.driver.bindAddress", "spark.driver.host")
-PY4J_LOGGERS = (None, "py4j.java_gateway", "py4j.clientserver")
-"""That py4j logs with; the first is the root."""
+PY4J_LOGGERS = (None, "py4j.java_gateway", "py4j.clientserver")  # the first is the root
 log = logging.getLogger("flinkplus.session")
 
 
@@ -70,8 +69,10 @@ def default_master(parallelism: int) -> str:
     return f"local[{parallelism + SPARE_THREADS}]"
 
 
-def check_master(master: str, slots: int) -> None:
-    """Raises ``ConfigurationError`` for what is no master URL, ``InsufficientSlots`` for one with too little room."""
+def check_master(asked: str | None, slots: int) -> str:
+    """The master URL ``asked``, or the default. Raises ``ConfigurationError`` for a malformed one,
+    ``InsufficientSlots`` for one with too little room."""
+    master = asked or default_master(slots)
     known = local_master(master) is not None or LOCAL_CLUSTER.match(master) or REMOTE_MASTER.match(master)
     if not known:
         raise ConfigurationError(
@@ -79,6 +80,7 @@ def check_master(master: str, slots: int) -> None:
             "yarn or k8s://..."
         )
     check_slots(master, slots)
+    return master
 
 
 def open_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -154,10 +156,8 @@ def _end_others(before: set[psutil.Process]) -> None:
 
 @contextlib.contextmanager
 def session(master: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """``open_session`` for a block, after which the session is stopped.
-
-    Raises as ``open_session``, and ``JobFailed`` for what fails in the block because Spark's Java process has ended.
-    """
+    """``open_session`` for a block, after which the session is stopped. Raises as ``open_session``, and ``JobFailed``
+    for what fails in the block because Spark's Java process has ended."""
     spark = open_session(master, settings)
     try:
         yield spark
@@ -184,39 +184,31 @@ def _has_ended(spark: SparkSession) -> bool:
 
 
 def _stop(spark: SparkSession) -> None:
-    """Stop the session. Where its Java process has ended there is nothing to stop, and PySpark fails over that."""
     try:
         spark.stop()
-    except Exception as error:
+    except Exception as error:  # its Java process has ended
         log.info("Spark was not stopped: %s", described(error))
 
 
-class _Py4jFilter(logging.Filter):
-    """Drops the tracebacks that py4j logs of calls that were interrupted, or had no Java process any more: such a call
-    also raises an error, which its caller handles.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.exc_info or "py4j" not in Path(record.pathname).parts
-
-
-_py4j_filter = _Py4jFilter()
+def _is_useful(record: logging.LogRecord) -> bool:
+    """``False`` for tracebacks that py4j logs of failed calls: these also raise errors, which their callers handle."""
+    return not record.exc_info or "py4j" not in Path(record.pathname).parts
 
 
 def _quieten_accumulators(spark: SparkSession) -> None:
-    """PySpark's server for accumulators prints a traceback when the Java process has gone, which others tell of."""
+    """Let PySpark's server for accumulators print no traceback when the Java process has ended."""
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is None:
         return
-    tell = server.handle_error
+    report = server.handle_error
 
     def handle_error(request: Any, address: Any) -> None:
         if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
-            tell(request, address)
+            report(request, address)
 
     server.handle_error = handle_error
 
 
 def _quieten() -> None:
     for name in PY4J_LOGGERS:
-        logging.getLogger(name).addFilter(_py4j_filter)
+        logging.getLogger(name).addFilter(_is_useful)

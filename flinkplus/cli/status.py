@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 from rich.console import Group
 from rich.live import Live
 
-from flinkplus.cli.shell import add_job_arguments, job_of
+from flinkplus.cli.arguments import add_job_arguments, job_of
 from flinkplus.cli.tables import Table, console, text
 from flinkplus.errors import ConfigurationError, NoRunningJob
 from flinkplus.printable import escaped
@@ -47,10 +48,8 @@ def run_status(arguments: argparse.Namespace) -> int:
     if watch is None:
         _print(first, arguments.json)
         return 0
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # it ends watching, not the job
         _watch(access, first, watch, arguments.json)
-    except KeyboardInterrupt:
-        return 0  # it is how watching ends; the job has nothing to do with it
     return 0
 
 
@@ -81,7 +80,6 @@ def _again(access: Access, every_s: float) -> dict[str, Any]:
 
 
 def tables(status: Status) -> Group:
-    """All of it, for people."""
     job, metrics = status.job, status.metrics
     heading = (
         f"{job.name} ({job.job_id}): {metrics['state']}, for {metrics['running_s']:,.1f} s; driver: process "
@@ -104,7 +102,6 @@ def tables(status: Status) -> Group:
 
 
 def slot_table(slots: Sequence[SlotStatus]) -> Table:
-    """Where the slots are, and what they do."""
     numbers = ("restarts", "subtasks", "standbys", "heard ms ago")
     table = Table("Slots", ("slot",), ("state", "host"), ("pid", *numbers))
     for slot in slots:
@@ -115,7 +112,6 @@ def slot_table(slots: Sequence[SlotStatus]) -> Table:
 
 
 def subtask_table(subtasks: Sequence[SubtaskStatus]) -> Table:
-    """Where the subtasks are, and how far."""
     headings = ("generation", "rows in", "rows out", "rows behind", "messages waiting", "keys")
     blocked = any(one.blocked for one in subtasks)
     table = Table("Subtasks", ("subtask",), ("slot", "state"), headings, "blocked" if blocked else None)

@@ -1,10 +1,7 @@
 """Tables and lines of text, on a terminal and elsewhere.
 
-Rules:
-
-- Names, hosts and messages are untrusted: nothing in them is markup, an emoji, or a terminal control sequence.
-- Nothing is cut. A table that is too wide continues below, with its keys again; cells still too wide are folded.
-- Without a terminal, lines may be ``LEAST_WIDTH`` long.
+Rules: names, hosts and messages are untrusted, so they are printed as plain text, without markup, emoji or control
+sequences. Nothing is cut: a table that is too wide continues below, with its keys again, and wide cells are folded.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ LEAST_WIDTH = 120
 LEAST_TEXT = 24
 """The least width of a column of text, which is folded at words."""
 BORDERS = 3
-"""Of each column, in characters; and one more of the table."""
+"""Width of the borders of a column, in characters; the table has one character more."""
 
 
 def console(stderr: bool = False) -> Console:
-    """To print to: what is printed is text, and nothing in it is markup."""
+    """A console for plain text. Without a terminal, its lines are at least ``LEAST_WIDTH`` long."""
     stream = sys.stderr if stderr else sys.stdout
     made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not stream.isatty():
@@ -36,14 +33,13 @@ def console(stderr: bool = False) -> Console:
 
 
 def text(value: str) -> Text:
-    """``value`` as it is, whichever console prints it; what is not printable is escaped."""
+    """``value`` as plain text, with unprintable characters escaped."""
     return Text(escaped(value.replace("\t", " "), keep="\n"), overflow="fold")
 
 
 class Table:
-    """A table of strings. ``keys`` are the columns that tell its lines apart, ``left`` and ``right`` those that follow;
-    ``note`` is the heading of a last one, of text that may be long, if there is one.
-    """
+    """A table of strings. ``keys``: headings of the columns that identify a line. ``left``, ``right``: of those that
+    follow, by alignment. ``note``: of a last column with long text; ``None``: no such column."""
 
     def __init__(
         self,

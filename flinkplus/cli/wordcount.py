@@ -1,7 +1,4 @@
-"""``flinkplus wordcount``: the running count of every word, with kills on order, checked against Spark SQL.
-
-The run is a plain user program over the public API; everything it prints is also in its JSON.
-"""
+"""``flinkplus wordcount``: the running count of every word, with kills on request, checked against Spark SQL."""
 
 from __future__ import annotations
 
@@ -61,8 +58,7 @@ def parse_kill(text: str) -> Kill:
 @dataclass(frozen=True)
 class WordCount:
     """Settings of one run. ``input`` ``None``: the demo text. ``duration_s``: end the input after that time.
-    ``resume``, ``trust``: as ``StreamEnvironment.execute``.
-    """
+    ``resume``, ``trust``: as ``StreamEnvironment.execute``."""
 
     input: str | None = None
     output: str | None = None
@@ -112,10 +108,7 @@ def run_wordcount(spark: SparkSession, run: WordCount, progress: bool = True) ->
 
 
 def check_usage(run: WordCount) -> None:
-    """What is wrong and can be seen without Spark, whose start takes seconds.
-
-    Raises ``ConfigurationError`` or ``InputError``.
-    """
+    """Checks without Spark, whose start takes seconds. Raises ``ConfigurationError`` or ``InputError``."""
     options = options_from({}, run.options)
     if run.output is not None and not run.output.strip():
         raise ConfigurationError("--output is empty; give a directory")
@@ -196,12 +189,10 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time for people; a dash where there is none."""
     return "-" if value is None else f"{value:,.1f} ms"
 
 
 def print_summary(result: dict[str, Any]) -> None:
-    """The table at the end of a run."""
     out = console()
     table = Table("WordCount", ("",), note="")
     complete = [c for c in result["checkpoints"] if c["status"] == "complete"]

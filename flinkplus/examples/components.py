@@ -2,10 +2,8 @@
 
 Every vertex has a label, at first itself, and takes the lowest that it receives. When its label falls, it sends the
 label to all its neighbours, round the loop; a new neighbour gets it at once. When no message is left in the loop, all
-labels of a component are equal to its lowest vertex.
-
-The result does not depend on the order in which anything happens: labels only fall, and stop at the least that can be
-reached. Every fall is one row of the output, so a row that was doubled or lost shows there, too.
+labels of a component are equal to its lowest vertex, in any order of events, because labels only fall. Every fall is
+one row of the output, so a row that was doubled or lost shows there, too.
 """
 
 from __future__ import annotations

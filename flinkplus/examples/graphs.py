@@ -1,7 +1,6 @@
-"""The graphs of the examples: vertices with the vertices that they have edges to.
+"""The graphs of the examples: a row is a vertex and the ``neighbours`` that it has edges to.
 
-A row is a vertex and its ``neighbours``; a text file has one line for each vertex, ``vertex neighbour neighbour ...``,
-with whole numbers from 0 up.
+A text file has one line for each vertex, ``vertex neighbour neighbour ...``, in whole numbers from 0 up.
 """
 
 from __future__ import annotations
@@ -96,8 +95,7 @@ def _mixed(seed: int, i: int) -> int:
 
 
 def last_values(rows: Iterable[tuple[int, int]], last: Callable[[int, int], int], said: str) -> dict[int, int]:
-    """The ``last`` value (``min`` or ``max``) of every vertex, of rows in any order. Raises ``ValueError`` for a row
-    that is there twice; ``said``: what it says, of a vertex and a value."""
+    """The ``last`` value (``min`` or ``max``) of every vertex. Raises ``ValueError``, ``said`` of a repeated row."""
     found: dict[int, int] = {}
     seen: set[tuple[int, int]] = set()
     for vertex, value in rows:

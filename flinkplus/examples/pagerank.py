@@ -6,9 +6,8 @@ loop. So 15 % of the moved units become rank, PageRank's probability of a restar
 vertex without neighbours keeps all units. When no vertex can fire any more, the ranks are those of PageRank, in units
 of ``MASS``, except for the residuals: less than ``FULL`` * *d* at every vertex.
 
-This is chip firing, which is *abelian*: in any order, each vertex fires equally often until none can, so ranks and
-residuals are equal to the last unit (Björner and Lovász, "Chip-firing games on directed graphs", 1992). A lost or
-doubled unit would show.
+This is chip firing, which is *abelian*: in any order, each vertex fires equally often (Björner and Lovász, "Chip-firing
+games on directed graphs", 1992). So ranks and residuals are exact, and a lost or doubled unit would show.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def ranks(rows: Stream) -> Stream:
 
 
 def sequential(graph: Adjacency) -> dict[int, int]:
-    """The ranks, computed plainly; of vertices without a line of their own there are none."""
+    """The ranks, computed plainly; vertices without a line have none."""
     residuals = dict.fromkeys(graph, MASS)
     found = dict.fromkeys(graph, 0)
     pending = deque(graph)

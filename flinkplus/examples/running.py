@@ -1,7 +1,4 @@
-"""Runs an example on Spark, with kills on order, and compares what it gives with the sequential computation.
-
-``kills``: so many slots are killed with SIGKILL while rows go round; which ones, and when, the seed says.
-"""
+"""Runs an example on Spark, with kills on request, and compares its result with the sequential computation."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import random
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -23,13 +19,13 @@ from flinkplus.examples.graphs import Graph, RandomGraph, rows_of
 
 SINK = "results"
 POLL_S = 0.01
-FIRST_KILL_S, LAST_KILL_S = 0.3, 0.9
+FIRST_KILL, LAST_KILL = 0.3, 0.9
 """Kills come in this part of the time that the input takes."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A job, what its result must be, and what the rows of its output come to."""
+    """How to draw a job, its expected result, the result of its output rows, and the name of its loop."""
 
     draw: Callable[[Stream], Stream]
     sequential: Callable[[Any], dict[int, int]]
@@ -37,20 +33,16 @@ class Example:
     loop: str
 
 
-def _example(module: ModuleType, draw: Callable[[Stream], Stream]) -> Example:
-    return Example(draw, module.sequential, module.result, module.LOOP)
-
-
 EXAMPLES = {
-    "components": _example(components, components.labels),
-    "pagerank": _example(pagerank, pagerank.ranks),
+    "components": Example(components.labels, components.sequential, components.result, components.LOOP),
+    "pagerank": Example(pagerank.ranks, pagerank.sequential, pagerank.result, pagerank.LOOP),
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """Settings of one run. ``rate``: vertices in a second. ``output``: a Parquet directory; without it the rows are
-    kept in the driver."""
+    """Settings of one run. ``rate``: vertices per second. ``output``: a Parquet directory; ``None``: the driver keeps
+    the rows. ``kills``: number of slots to kill, chosen by ``seed``."""
 
     name: str
     graph: Graph = field(default_factory=RandomGraph)
@@ -61,10 +53,10 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     def schedule(self, vertices: int, parallelism: int) -> list[tuple[float, int]]:
-        """When, in seconds from the beginning, which slot is killed."""
+        """The kills: seconds from the beginning, and the slot."""
         rng = random.Random(self.seed)
         takes_s = vertices / self.rate
-        times = [rng.uniform(FIRST_KILL_S, LAST_KILL_S) * takes_s for _ in range(self.kills)]
+        times = [rng.uniform(FIRST_KILL, LAST_KILL) * takes_s for _ in range(self.kills)]
         return sorted((at_s, rng.randrange(parallelism)) for at_s in times)
 
 
@@ -105,7 +97,7 @@ def run_example(spark: SparkSession, run: Run) -> dict[str, Any]:
 
 
 def _kill(job: JobHandle, operator: str, schedule: list[tuple[float, int]]) -> int:
-    """Kill what is to be killed while the job runs; how many it were."""
+    """Kill slots by ``schedule`` while the job runs; returns the number of kills."""
     left = list(schedule)
     while left and not job.wait(POLL_S):
         if job.running_s is not None and job.running_s >= left[0][0]:

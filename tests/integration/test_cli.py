@@ -319,7 +319,7 @@ def test_the_driver_killed_and_the_job_resumed(corpus: Path, tmp_path: Path) -> 
         run.process.kill()
         run.assert_nothing_left(before)
     assert_gapless(out)
-    with pytest.raises(NoRunningJob, match="no job runs on the checkpoint directory"):
+    with pytest.raises(NoRunningJob, match=r"the job on the checkpoint directory .* has ended"):
         access_of(str(checkpoints))
     with program(cli("resume", checkpoints, "--json", tmp_path / "figures.json"), tmp_path) as again:
         assert again.wait() == 0, again.err

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 
 from flinkplus import StreamEnvironment
 from flinkplus.errors import ConfigurationError
-from flinkplus.runtime.job.staging import arrow_schema_of, stage
+from flinkplus.runtime.job.spark_types import arrow_schema
+from flinkplus.runtime.job.staging import stage
 from flinkplus.sources.parquet import StagedParquet
 
 pytestmark = pytest.mark.integration
@@ -43,7 +44,7 @@ def frames(spark: SparkSession) -> dict[str, DataFrame]:
 
 def test_each_subtask_reads_a_range_of_the_rows_in_their_order(spark: SparkSession, tmp_path: Path) -> None:
     for name, df in frames(spark).items():
-        source = StagedParquet("rows", (), arrow_schema_of(df))
+        source = StagedParquet("rows", (), arrow_schema(df.schema))
         staged = stage(df, source, f"{tmp_path}/{name}")
         expected = [row.ms for row in df.collect()]
         for parallelism in range(1, 6):
@@ -114,7 +115,7 @@ def test_all_types_go_through_as_spark_shows_them(spark: SparkSession, tmp_path:
         rows.to_parquet(str(tmp_path / "out"))
         passed = rows.collect(name="passed")
         taken = rows.map(tuple, schema=rows.schema).collect(name="taken")
-        spans = env.from_spark(intervals, name="intervals").map(tuple, schema=arrow_schema_of(intervals))
+        spans = env.from_spark(intervals, name="intervals").map(tuple, schema=arrow_schema(intervals.schema))
         spans_sink = spans.collect(name="spans")
         with env.execute("types") as job:
             job.await_finish(120)

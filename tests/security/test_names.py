@@ -227,7 +227,7 @@ def test_the_list_of_output_names_files_of_the_output(tmp_path: Path, path: str)
 @pytest.mark.parametrize("name", [".", "..", ".x", "a/b", "x" * 201])
 def test_operators_have_names_that_may_become_paths(name: str) -> None:
     with pytest.raises(ConfigurationError, match="operator name"):
-        JobGraph().add(Node(name, "sink", DiscardSink(name), pa.schema([])), None, None)
+        JobGraph().add(Node(name, "sink", DiscardSink(name), pa.schema([])))
 
 
 # --- whose job it is

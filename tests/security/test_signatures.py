@@ -29,7 +29,7 @@ from flinkplus.errors import (
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.files import StateFile, digest_of
 from flinkplus.protocol.snapshot.handle import OperatorState
-from flinkplus.runtime.job.plan import HEADER, Plan, find_job, identity_of, load_plan, load_plan_of, written
+from flinkplus.runtime.job.plan import HEADER, Plan, find_job, identity_of, load_plan, load_plan_of, plan_bytes
 from flinkplus.runtime.job.signing import KEY_VARIABLE, default_path, find_key, make_key, read_key
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.blobs import BLOB_MAGIC, PLAN_BLOB, ZOOKEEPER_BLOB
@@ -73,7 +73,7 @@ def begun(root: Path, key: SigningKey = OURS) -> CheckpointStorage:
     storage.ownership.prepare(JOB, resume=False)
     storage.runs.begin(1)
     plan = Plan("words", "job-1", JobGraph(), Options(parallelism=3))
-    storage.blobs.put_signed(PLAN_BLOB, written(plan))
+    storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     for checkpoint in (1, 2):
         storage.manifests.write(manifest_of(checkpoint))
     return storage
@@ -142,7 +142,7 @@ def job_of(storage: CheckpointStorage, name: str, job_id: str) -> CheckpointStor
     graph, options = JobGraph(), Options(parallelism=3)
     storage.ownership.prepare(identity_of(name, graph, options), resume=False, job_id=job_id)
     storage.runs.begin(1)
-    storage.blobs.put_signed(PLAN_BLOB, written(Plan(name, job_id, graph, options)))
+    storage.blobs.put_signed(PLAN_BLOB, plan_bytes(Plan(name, job_id, graph, options)))
     return storage
 
 

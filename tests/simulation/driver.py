@@ -152,7 +152,7 @@ class SimCommits:
         self._check()
         durable = self.durable
         if checkpoint > durable.newest:
-            self._settle_unsure()
+            self._void_unsure_manifest()
             return
         dropped = [key for key in durable.manifests if key[0] == checkpoint]
         mine = {name for key in dropped for name in names_in(durable.manifests[key])}
@@ -172,7 +172,7 @@ class SimCommits:
             if durable.cuts.voids(epoch, number):
                 del durable.manifests[number, epoch]
 
-    def _settle_unsure(self) -> None:
+    def _void_unsure_manifest(self) -> None:
         if self._unsure:
             self._withdraw_after(self.newest)
             self._unsure = False
@@ -182,13 +182,13 @@ class SimCommits:
 
     def collect_garbage(self, generation: Generation) -> None:
         self._check()
-        self._settle_unsure()
+        self._void_unsure_manifest()
         durable = self.durable
         durable.remove(left_behind(durable.state, durable.named(), generation, durable.newest))
 
     def sweep(self, complete: CheckpointId, triggered: CheckpointId) -> None:
         self._check()
-        self._settle_unsure()
+        self._void_unsure_manifest()
         self._remove_void()
         durable = self.durable
         stored = {name: checkpoint for name, (_, checkpoint) in durable.state.items()}

@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from flinkplus import corpus
-from flinkplus.corpus import CorpusInfo, demo_lines, word_of_rank, write_corpus, write_demo
+from flinkplus.corpus import demo_file, demo_lines, word_of_rank, write_corpus
 from flinkplus.errors import ConfigurationError, InputError
 
 
-def test_demo_text_is_prose(tmp_path: Path) -> None:
+def test_demo_text_is_prose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     lines = demo_lines()
     words = Counter(word for line in lines for word in line.lower().split())
     assert words.total() > 30_000
     assert words["the"] > 1000
     assert not any("\n" in line for line in lines)
-    info = write_demo(tmp_path / "demo.txt")
-    data = (tmp_path / "demo.txt").read_bytes()
-    assert data.decode().split("\n") == [*lines, ""]
-    assert info == CorpusInfo(len(lines), words.total(), len(data))
+    assert demo_file().read_text().split("\n") == [*lines, ""]
+    assert demo_file().is_relative_to(tmp_path)
 
 
 def test_every_rank_has_its_own_word() -> None:
@@ -38,10 +37,10 @@ def test_number_of_words_and_lines(
     tmp_path: Path, words: int, words_per_line: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "_CHUNK_WORDS", 100)
-    info = write_corpus(tmp_path / "c", words, 50, 1, words_per_line)
+    write_corpus(tmp_path / "c", words, 50, 1, words_per_line)
     text = (tmp_path / "c").read_text()
     lines = text.splitlines()
-    assert info == CorpusInfo(len(lines), words, len(text))
+    assert len(lines) == -(-words // words_per_line)
     assert [len(line.split(" ")) for line in lines[:-1]] == [words_per_line] * (len(lines) - 1)
     assert len(text.split()) == words
     assert text == "".join(f"{line}\n" for line in lines)

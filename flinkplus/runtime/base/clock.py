@@ -1,4 +1,4 @@
-"""What time it is: the module ``time``, or one that a simulation makes."""
+"""The clock: the module ``time``, or that of a simulation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The events and sockets that a slot's loop waits for: other threads put events in, and sockets become ready.
 
-Rules: ``put`` and ``call_soon`` may be called in any thread; everything else belongs to the loop. Callbacks of sockets
-run in ``poll`` and ``sleep``, and may put events, and watch or forget sockets. A loop that is awake is not
-woken by a system call.
+Rules: any thread may call ``put`` and ``call_soon``; everything else belongs to the loop. Callbacks of sockets run in
+``poll`` and ``sleep``, and may put events, and watch or forget sockets. A system call wakes only a loop that sleeps.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Inbox(Generic[E]):
 
     @functools.cached_property
     def _selector(self) -> selectors.BaseSelector:
-        """Made with the first use, as what wakes it is: an inbox that no loop ever ran on needs no ``close``."""
+        """Made at its first use, with the sockets that wake it: an inbox that no loop has used needs no ``close``."""
         selector = selectors.DefaultSelector()
         self._awoken, self._waker = socket.socketpair()
         for end in (self._awoken, self._waker):
@@ -76,13 +75,11 @@ class Inbox(Generic[E]):
         if not self._asleep:
             return
         try:
-            self._waker.send(b"\0")
-        except BlockingIOError:
-            pass  # so many wakes are on their way that one more says nothing
+            with contextlib.suppress(BlockingIOError):  # enough wakes are on their way
+                self._waker.send(b"\0")
         except OSError:
-            if self._waker.fileno() >= 0:
+            if self._waker.fileno() >= 0:  # otherwise the loop woke for something else meanwhile, and closed
                 raise
-            # else the loop has woken for something else meanwhile, and was the last thing to do: it is closed
 
     def _take_wakes(self, _ready: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -107,15 +104,15 @@ class Inbox(Generic[E]):
     # --- sockets
 
     def watch(self, sock: HasFileno, events: int, ready: Ready) -> None:
-        """Call ``ready`` whenever ``sock`` can be read, or written, as ``events`` say: from now on only these."""
+        """Call ``ready`` whenever ``sock`` is ready for ``events``; this replaces an earlier call for ``sock``."""
         try:
             self._selector.modify(sock, events, ready)
         except KeyError:
             self._selector.register(sock, events, ready)
 
     def forget(self, sock: HasFileno) -> None:
-        """Watch a socket no longer; to be called before it is closed. Nothing happens when it is not watched."""
-        with contextlib.suppress(KeyError, ValueError):  # the latter of one that has been closed already
+        """Stop watching a socket, before it is closed. No effect if it is not watched."""
+        with contextlib.suppress(KeyError, ValueError):  # ``ValueError``: it is closed already
             self._selector.unregister(sock)
 
     def poll(self) -> None:

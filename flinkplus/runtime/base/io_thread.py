@@ -1,9 +1,7 @@
 """One asyncio thread per process, for all gRPC of all jobs in it.
 
-Rules: ``grpc.aio`` objects live in this thread only; other threads hand work over with ``submit`` and ``post``. One
-thread
-for the whole process, since ``grpc.aio`` polls for one event loop best. It starts with the first use and ends with the
-interpreter.
+Rules: ``grpc.aio`` objects live in this thread only; other threads pass work to it by ``submit`` and ``post``. There is
+only one, because ``grpc.aio`` polls best for one event loop. It runs from its first use to the end of the interpreter.
 """
 
 from __future__ import annotations
@@ -59,13 +57,11 @@ class IoThread:
         self.loop.run_forever()
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run a coroutine in the loop; its result as a future of the calling thread's world."""
+        """Run a coroutine in the loop; the future is for the calling thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
-        """Call ``callback(*args)`` soon in the loop's thread. To wake the loop takes a system call: one does for all
-        that is posted until it comes round.
-        """
+        """Call ``callback(*args)`` soon in the loop's thread. One system call wakes the loop for several posts."""
         self._posted.append((callback, args))
         if not self._awoken:
             self._awoken = True
@@ -81,7 +77,7 @@ class IoThread:
             callback, args = self._posted.popleft()
             try:
                 callback(*args)
-            except Exception as error:  # as the loop does with what it calls itself: the others are called all the same
+            except Exception as error:  # as the loop itself does, so that the other callbacks run
                 context = {"message": f"posted {callback!r} failed", "exception": error}
                 self.loop.call_exception_handler(context)
 

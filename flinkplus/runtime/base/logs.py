@@ -1,13 +1,11 @@
 """Structured logs: one line for each record, as JSON or as text, with job, slot, subtask, generation and phase.
 
-``FLINKPLUS_LOG`` in the driver's environment, or the option ``log``, is ``json`` or ``text``, with a level if it is not
-to be ``info``: ``json:debug``. The driver ships it to the slots. Without it nothing is set up here: the loggers
-``flinkplus`` and ``chain_backup`` follow the program's configuration of Python's logging.
+The option ``log``, or ``FLINKPLUS_LOG`` in the driver's environment, is ``json`` or ``text``, or with a level:
+``json:debug``. The driver ships it to the slots. Without it, the program's configuration of Python's logging counts.
 
 Rules: the call that logs a record adds its subject (``about``), and the thread or process its owner (``speak_as``). A
-record is always one line of printable characters (``escaped``).
-In the text format the lines of a traceback follow, each indented, so that none can pass for a record. Only ``checked``
-raises; a record that cannot be written is none of the job's failures.
+record is one line of printable characters. In the text format the lines of a traceback follow, indented, so that none
+can pass for a record. Only ``checked`` raises: a record that cannot be written does not fail the job.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ def checked(setting: str) -> tuple[str, int]:
 
 
 def wanted(option: str | None) -> str | None:
-    """What is asked for by option or environment. Raises ``ConfigurationError``."""
+    """The setting of the option or of the environment. Raises ``ConfigurationError``."""
     setting = option or os.environ.get(VARIABLE) or None
     if setting is not None:
         checked(setting)
@@ -53,12 +51,12 @@ def wanted(option: str | None) -> str | None:
 
 
 def about(**fields: Any) -> dict[str, dict[str, Any]]:
-    """What a record is about, for ``extra`` of a logger's call."""
+    """The subject of a record, for ``extra`` of a logger's call."""
     return {"flinkplus": fields}
 
 
 def speak_as(whole_process: bool = False, **fields: Any) -> None:
-    """Whose records those are of this thread, or of the process where a thread says nothing."""
+    """Set the owner of this thread's records, or of those of all threads without an owner."""
     if whole_process:
         _of_process.clear()
         _of_process.update(fields)
@@ -67,14 +65,14 @@ def speak_as(whole_process: bool = False, **fields: Any) -> None:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What is known of a record, of ``FIELDS``."""
+    """The ``FIELDS`` of a record; ``None``: unknown."""
     own = getattr(record, "flinkplus", None)
     merged = {**_of_process, **(_of_thread.get() or {}), **(own if isinstance(own, dict) else {})}
     return {name: merged.get(name) for name in FIELDS}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; what is not known is null."""
+    """One JSON object per line; an unknown field is null."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -90,7 +88,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """A line for people, with what is known at its end."""
+    """One line for people, with the known fields at its end."""
 
     def format(self, record: logging.LogRecord) -> str:
         known = "".join(f" {name}={value}" for name, value in fields_of(record).items() if value is not None)
@@ -110,7 +108,7 @@ def _time(record: logging.LogRecord, form: str) -> str:
 
 
 class _ToStderr(_StreamHandler):
-    """To what ``sys.stderr`` is when something is logged."""
+    """Writes to the current ``sys.stderr``."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -136,7 +134,7 @@ def install(setting: str | None) -> None:
 
 
 def uninstall() -> None:
-    """As it was before ``install``."""
+    """Undo ``install``."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         for handler in [handler for handler in logger.handlers if isinstance(handler, _ToStderr)]:

@@ -1,12 +1,11 @@
 """A note of the step that a slot is in, which outlives the slot's process.
 
-The slot keeps it in a file that is mapped into its memory, so writing it is a handful of stores for a batch and no call
-of the system. When the process has ended, the process that sends its pulses (``pulse_process``) reads the note and
-sends it to the driver as the slot's *last words*. The Python library ``faulthandler`` adds the signal that a process
-died of by itself.
+The slot keeps it in a file that is mapped into memory, so writing it costs a few stores per batch and no system call.
+When the process has ended, the process that sends its pulses (``pulse_process``) reads the note and sends it to the
+driver as the slot's *last words*. The library ``faulthandler`` adds the signal that ended a process by itself.
 
-Rules: the slot's loop thread alone writes. The signal that a child process of the slot dies of is not noted.
-The note names an operator only while that is working.
+Rules: only the slot's loop thread writes. A signal that ends a child process of the slot is not noted. The note names
+an operator only while that is working.
 """
 
 from __future__ import annotations
@@ -34,18 +33,17 @@ TEXT_AT = 128
 MAX_TEXT_BYTES = 300
 
 Numbers: TypeAlias = "list[int] | memoryview[int]"
-"""What operators write their place into."""
+"""Operators write their place into these."""
 
 
 def no_note() -> Numbers:
-    """What to write into where no other process reads it."""
+    """Numbers that no process reads."""
     return [0] * FIELDS
 
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """What the note of an ended process says. ``name``: of its pulse. ``numbers``: see ``FIELDS``. ``signal``: the name
-    of the error that it died of by itself (empty: not known)."""
+    """The note of an ended process. ``name``: of its pulse. ``numbers``: ``FIELDS``. ``signal``: empty if unknown."""
 
     name: str
     numbers: tuple[int, ...]
@@ -77,7 +75,7 @@ class StepNote:
         self.numbers[TEXT_BYTES] = len(encoded)
 
     def close(self) -> None:
-        """Write no more. What is noted stays: a process that ends in the middle of a step has last words."""
+        """Stop writing. The note stays: a process that ends in the middle of a step has last words."""
         if self in _current:
             _current.remove(self)
         if self.handles_signals:
@@ -91,7 +89,7 @@ _current: list[StepNote] = []
 
 
 def disown() -> None:
-    """This process is about to end on purpose: no input is to blame for that."""
+    """This process is about to end on purpose, and not because of its input."""
     for note in _current:
         note.numbers[SUBTASK] = 0
 
@@ -106,10 +104,7 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def parse(name: str, said: bytes) -> LastWords:
-    """The last words of the slot whose pulse has this name. Raises ``ValueError`` when they are none."""
+    """The last words of the slot whose pulse has this name. Raises ``ValueError`` if they are malformed."""
     found = json.loads(said)
     numbers = NUMBERS.unpack(bytes.fromhex(found["numbers"]))
     return LastWords(name, numbers, printable(found["text"], MAX_TEXT_BYTES), printable(found["signal"]))
-
-
-__all__ = ["LastWords", "StepNote", "disown", "no_note", "parse"]

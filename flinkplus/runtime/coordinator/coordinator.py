@@ -1,12 +1,10 @@
 """The coordinator: runs the protocol core in the driver and carries out its effects.
 
 One thread owns the machines, the table of slots and all metrics (``wiring``). All others put events into its inbox:
-control streams, ZooKeeper, the user's calls, and the workers that write manifests, commit output and write chain
-records.
+control streams, ZooKeeper, the user's calls, and the workers for storage and chain records.
 
-Rules: the core decides, this package carries out. While the job runs with local failover, the machine of local failover
-handles failures; otherwise the machine of the job. The job always ends in FINISHED, FAILED or CANCELLED, and releases
-everything it held.
+Rules: the core decides, this package carries out. While a job with local failover runs, the machine of local failover
+handles failures; otherwise the machine of the job. Every job ends in FINISHED, FAILED or CANCELLED, and releases all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dispatches the reports of slots to the machines.
 
-Rules: a subtask's report counts only in its current generation. The machines of the job and of checkpoints get it with
-the generation of the deployment, the only one that they know. Reports on a closed connection are dropped.
+Rules: a subtask's report counts only in its current generation. The machines of the job and of checkpoints know only
+the generation of the deployment, and get the report with that.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ from typing import Any
 from typing_extensions import assert_never
 
 from chain_backup.failover import events as failover_events
-from flinkplus.errors import (
-    FlinkPlusError,
-    HistoryMismatch,
-    JobFailed,
-    MessageIdConflict,
-    NondeterministicOperator,
-    UserFunctionError,
-)
+from flinkplus import errors
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
@@ -32,9 +25,9 @@ from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
-from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
-MISMATCHES = {error.__name__: error for error in (NondeterministicOperator, MessageIdConflict)}
+MISMATCHES = {error.__name__: error for error in (errors.NondeterministicOperator, errors.MessageIdConflict)}
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -133,15 +126,14 @@ class Reports:
         self._recoveries.rows_out.update({name: counters["rows_out"] for name, counters in reported.items()})
 
     def _subtask_failed(self, subtask: SubtaskId, failure: control.Failed) -> None:
-        error: FlinkPlusError
+        error: errors.FlinkPlusError
         mismatch = MISMATCHES.get(failure.kind)
-        if mismatch is not None:
-            error = mismatch(f"{failure.subtask}: {failure.reason}")
-            self._figures.id_conflicts += mismatch is MessageIdConflict
-        elif failure.operator:
-            error = UserFunctionError(failure.operator, failure.subtask, failure.row, failure.cause, failure.reason)
+        if failure.operator and mismatch is None:
+            name, row, cause = failure.subtask, failure.row, failure.cause
+            error = errors.UserFunctionError(failure.operator, name, row, cause, failure.reason)
         else:
-            error = JobFailed(f"{failure.subtask}: {failure.reason}")
+            error = (mismatch or errors.JobFailed)(f"{failure.subtask}: {failure.reason}")
+        self._figures.id_conflicts += mismatch is errors.MessageIdConflict
         fields = about(subtask=failure.subtask, generation=failure.generation, phase="detect")
         log.info("subtask %s failed: %s", failure.subtask, failure.reason, extra=fields)
         self._recoveries.subtask_failed(failure.subtask, failure.time_s)
@@ -149,7 +141,6 @@ class Reports:
             generation = self._deployment.generation
             self._machines.step_job(events.SubtaskFailed(subtask, generation, failure.reason, error))
         else:
-            generation, deterministic = Generation(failure.generation), not isinstance(error, HistoryMismatch)
-            self._machines.step_failover(
-                failover_events.SubtaskFailed(subtask, generation, failure.reason, error, deterministic)
-            )
+            generation = Generation(failure.generation)
+            failed = failover_events.SubtaskFailed(subtask, generation, failure.reason, error, mismatch is None)
+            self._machines.step_failover(failed)

@@ -11,12 +11,12 @@ from typing import Any
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
-from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
+from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.membership.spares import Spares, SpareState
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
-from flinkplus.runtime.coordinator.record.recovery_log import STANDBY
+from flinkplus.runtime.coordinator.record.recovery_times import STANDBY
 from flinkplus.runtime.coordinator.record.status import ChainStatus, MemberStatus, SlotStatus, SubtaskStatus
 
 
@@ -30,7 +30,7 @@ class JobView:
     _calls: Calls
     _figures: Figures
     _presence: Presence
-    _phases: FailoverPhases
+    _stamps: FailoverStamps
     _triggers: Triggers
     _spares: Spares | None
 
@@ -49,8 +49,8 @@ class JobView:
         """Counts of failovers, handovers and fallbacks, the fallback reasons, the state of ZooKeeper."""
         lost = self._presence.registry_lost or "connected"
         return {
-            **self._phases.counts,
-            "fallback_reasons": list(self._phases.fallback_reasons),
+            **self._stamps.counts,
+            "fallback_reasons": list(self._stamps.fallback_reasons),
             "zookeeper": None if self._machines.failover is None else lost,
         }
 
@@ -143,7 +143,7 @@ class JobView:
 
     def _holdings(self) -> list[tuple[SubtaskId, int, int, list[tuple[int, int | None, bool]]]]:
         failover = self._machines.failover
-        return [] if failover is None or self._phases.mode != STANDBY else failover.holdings
+        return [] if failover is None or self._stamps.mode != STANDBY else failover.holdings
 
     def drained_hosts(self) -> list[str]:
         return [] if self._machines.failover is None else list(self._machines.failover.drained_hosts)

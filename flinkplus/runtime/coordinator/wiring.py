@@ -28,7 +28,7 @@ from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.drivers.checkpoints import CheckpointDriver
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
-from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
+from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
@@ -38,7 +38,7 @@ from flinkplus.runtime.coordinator.membership.spares import SpareJobs, Spares
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions, matched
 from flinkplus.runtime.coordinator.record.recorder import Recorder
-from flinkplus.runtime.coordinator.record.recovery_log import PARTIAL, STANDBY, RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import PARTIAL, STANDBY, RecoveryLog
 from flinkplus.runtime.coordinator.reports import Reports
 from flinkplus.runtime.coordinator.setup.configs import configs, failover_protocol, reachability_config, topology_of
 from flinkplus.runtime.coordinator.setup.outcome import Restore
@@ -87,7 +87,7 @@ class Parts:
         self.operations = Operations(dispatch, deployment, presence, graph, options, calls, machines, faults)
         self.commands.add(InjectCommand, self.operations.inject)
         add_move_commands(self.commands, self.moves, graph, options)
-        self.phases = FailoverPhases(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
+        self.stamps = FailoverStamps(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, lambda: machines.checkpoints.pending)
         self.failover = failover = self._make_failover()
         reach = self.operations.reach
@@ -98,7 +98,7 @@ class Parts:
         machines.obeyed_by(self._make_job_driver().apply, checkpoints.apply, obey_failover)
         self.reports = Reports(dispatch, machines, deployment, recoveries, figures, presence, failover)
         self.view = JobView(
-            dispatch, machines, deployment, calls, figures, presence, self.phases, triggers, self.spares
+            dispatch, machines, deployment, calls, figures, presence, self.stamps, triggers, self.spares
         )
 
     def _machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:
@@ -134,23 +134,20 @@ class Parts:
 
     def _make_moves(self, jobs: SpareJobs | None) -> tuple[Spares | None, Moves]:
         dispatch, machines, calls, timeout_s = self.dispatch, self.machines, self.calls, self.options.slot_timeout
-        requests, spares, failover = MoveRequests(), None, machines.failover
-        if failover is not None and jobs is not None:
-            spares = Spares(
-                dispatch, machines, failover, self.deployment, self.joining, calls, requests, jobs, timeout_s
-            )
-        if spares is None:
+        requests, failover = MoveRequests(), machines.failover
+        if failover is None or jobs is None:
             return None, Moves(calls, machines, requests)
+        spares = Spares(dispatch, machines, failover, self.deployment, self.joining, calls, requests, jobs, timeout_s)
         return spares, Moves(calls, machines, requests, spares.scale, spares.take)
 
     def _make_failover(self) -> FailoverDriver | None:
-        machines, options, phases, triggers = self.machines, self.options, self.phases, self.triggers
+        machines, options, stamps, triggers = self.machines, self.options, self.stamps, self.triggers
         failover, figures = machines.failover, self.figures if options.standbys else None
         if failover is None:
             return None
         topology = topology_of(self.graph, options.parallelism)
         promotions = Promotions(topology, failover.versions, options.promises, options.depth)
-        work = self.dispatch, machines, failover, self.deployment, promotions, phases, triggers, self._registry
+        work = self.dispatch, machines, failover, self.deployment, promotions, stamps, triggers, self._registry
         return FailoverDriver(*work, self.joining, self.presence, self.moves, figures)
 
     def _make_job_driver(self) -> JobDriver:

@@ -1,8 +1,7 @@
-"""The C library's allocator in a slot: one arena, as far as it can still be chosen.
+"""The C library's allocator in a slot: one arena for all threads.
 
-A slot's threads take turns (the interpreter lets one run at a time), so arenas of their own would win them nothing, and
-each keeps the memory it once needed: with the pool that writes snapshots, resident memory grew by some 4 % over 600
-checkpoints, and by 1 to 2 % with a single arena.
+The interpreter runs one thread at a time, so more arenas gain nothing, and each keeps the memory that it once needed:
+over 600 checkpoints resident memory grew by some 4 %, and by 1 to 2 % with one arena.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ log = logging.getLogger("flinkplus.slot")
 
 
 def use_one_arena() -> bool:
-    """Have threads to come share the arenas there are; false where the C library knows no such setting."""
+    """Let new threads share the existing arenas; ``False`` if the C library has no such setting."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

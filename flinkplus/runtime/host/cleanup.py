@@ -1,4 +1,4 @@
-"""Removing what is not needed any more, also what others may still be writing to, as they are about to end."""
+"""Removal of files and directories, to which processes that are about to end may still write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("flinkplus")
 
 
 def clear_away(work: Callable[[], None]) -> None:
-    """Run ``work``, which removes something. No caller waits for it, so a failure is only logged."""
+    """Run ``work``, which removes something; a failure is only logged."""
     try:
         work()
     except Exception:
@@ -21,13 +21,12 @@ def clear_away(work: Callable[[], None]) -> None:
 
 
 def remove_tree(path: str | Path, patience_s: float) -> None:
-    """Remove a directory, again and again for up to ``patience_s`` seconds while something puts new files into it."""
+    """Remove a directory; while new files appear in it, try again for up to ``patience_s`` seconds."""
     deadline = time.monotonic() + patience_s
-    while True:
-        shutil.rmtree(path, ignore_errors=True)
-        if not Path(path).exists():
-            return
+    shutil.rmtree(path, ignore_errors=True)
+    while Path(path).exists():
         if time.monotonic() > deadline:
             log.warning("could not remove %s", path)
             return
         time.sleep(RETRY_S)
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,17 +1,15 @@
 """Working directories of slots on their hosts, and those that killed slots have left; the mark of a running job.
 
-Rules: the name says whose a directory is: job and slot. The slot's process holds a lock on a file in it as long as it
-lives. A process number would not do: a slot in another container may share the directory, but not the numbers. Where
-the file system has no locks, no directory counts as a dead slot's.
+Rules: the name of a directory has its job and slot. The slot's process holds a lock on a file in it as long as it
+lives; process numbers differ between containers that share the directory. Where the file system has no locks, no
+directory counts as that of a dead slot.
 
-What a killed process left belongs to the next process of the same slot on the host, which takes its state files over
-(``state.left``) and removes the rest. What no process takes over goes after ``TIDY_S`` to twice that, or when a slot of
-the job ends on the host.
+The next process of a killed slot on the host takes over its state files (``state.left``) and removes the rest. A
+directory that no process takes over is removed after one to two times ``TIDY_S``, or when a slot of the job ends there.
 
-A job's own directory, on the driver's host, is marked: ``RUNNING``, then ``OVER`` until the driver has removed it. A
-slot that Spark starts when the job is over has nothing to do. A directory without a mark was made again, by a slot that
-was late: that slot removes it. The driver holds a lock on the mark as long as it lives: what a dead one has left is
-removed by the next job on the host.
+The job's own directory, on the driver's host, is marked: ``RUNNING``, then ``OVER`` until the driver has removed it. A
+slot that starts when the job is over has nothing to do; if it has made the directory again, without a mark, it removes
+it. The driver holds a lock on the mark as long as it lives. The next job on the host removes what a dead driver left.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ TIDY_S = 300.0
 
 @dataclass(eq=False)
 class Scratch:
-    """The directory ``path`` of this process's slot. ``lock``: an open file, whose lock says that the slot lives."""
+    """The directory ``path`` of this process's slot. ``lock``: an open file, locked while the slot lives."""
 
     path: Path
     job_id: str
@@ -50,13 +48,9 @@ class Scratch:
     _dead: set[Path] | None = field(default=None, init=False)
 
     def tidy(self) -> None:
-        """To be called every ``TIDY_S`` seconds: remove what dead slots had left at the last call, and still do, and
-        what was taken over from one and has not been used.
-        """
-        before, self._dead = (
-            self._dead,
-            {path for path in _directories(self.job_id, self.path.parent) if not _is_in_use(path)},
-        )
+        """Every ``TIDY_S`` seconds: remove directories of slots that were dead at the last call, and unused files."""
+        before = self._dead
+        self._dead = {path for path in _directories(self.job_id, self.path.parent) if not _is_in_use(path)}
         if before is not None:
             for path in before & self._dead:
                 _remove_dead(path)
@@ -64,18 +58,15 @@ class Scratch:
                 remove_folder(left)
 
     def close(self) -> None:
-        """Give the lock up, and leave what is there to the slot's next process."""
+        """Release the lock: the slot's next process may take the directory over."""
         lock, self.lock = self.lock, -1
         if lock >= 0:
             os.close(lock)
 
 
 def make_scratch(job_id: str, index: int, base: str | None) -> Scratch:
-    """A new directory below ``base`` (``None``: the system's temporary space) for this process's slot ``index``, with
-    the state files that dead processes of that slot have left there.
-
-    Raises ``OSError`` when it cannot be made.
-    """
+    """A new directory below ``base`` (``None``: the system's temporary space) for slot ``index``, with the state files
+    that dead processes of that slot have left there. Raises ``OSError``."""
     scratch = _make(job_id, index, base)
     for path in _directories(job_id, scratch.path.parent, index):
         if path != scratch.path:
@@ -85,7 +76,7 @@ def make_scratch(job_id: str, index: int, base: str | None) -> Scratch:
 
 def _make(job_id: str, index: int, base: str | None) -> Scratch:
     for _ in range(ATTEMPTS):
-        path = Path(tempfile.mkdtemp(prefix=f"{_prefix(job_id)}slot-{index}-", dir=base))
+        path = Path(tempfile.mkdtemp(prefix=f"{JOB_PREFIX}{job_id}-slot-{index}-", dir=base))
         with contextlib.suppress(FileNotFoundError):  # a sweep came between
             handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if _locks(handle) is not False and (path / LOCK_FILE).exists():
@@ -95,14 +86,14 @@ def _make(job_id: str, index: int, base: str | None) -> Scratch:
 
 
 def remove_scratch(scratch: Scratch) -> None:
-    """Remove a slot's directory, and what dead ones of its job have left beside it."""
+    """Remove a slot's directory, and those of dead slots of its job beside it."""
     shutil.rmtree(scratch.path, ignore_errors=True)
     scratch.close()
     sweep(scratch.job_id, scratch.path.parent)
 
 
 def leave_scratch(scratch: Scratch) -> None:
-    """Leave a slot's directory to the slot's next process, which takes the state files over; without any it goes."""
+    """Leave a slot's directory to the slot's next process; without state files it is removed."""
     if not has_state(scratch.path):
         shutil.rmtree(scratch.path, ignore_errors=True)
     scratch.close()
@@ -157,7 +148,7 @@ def _locks(handle: int) -> bool | None:
 
 
 def mark_running(job: Path) -> int:
-    """Say in a job's own directory that the job runs. The open file that is returned is its driver's sign of life."""
+    """Mark a job's own directory as that of a running job. The driver keeps the returned file open while it lives."""
     unmarked = job / f".{RUNNING}"
     handle = os.open(unmarked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     _locks(handle)  # where the file system has no locks, no job takes this driver for dead
@@ -184,13 +175,13 @@ def _is_abandoned(job: Path) -> bool:
 
 
 def mark_over(job: Path) -> None:
-    """Say that the job needs no slots any more."""
-    with contextlib.suppress(FileNotFoundError):  # said before
+    """Mark the job as over: it needs no more slots."""
+    with contextlib.suppress(FileNotFoundError):  # it is marked already
         (job / RUNNING).rename(job / OVER)
 
 
 def is_over(job: str | None) -> bool:
-    """Whether the job with this directory has ended; ``None``, for a directory on another host: not known."""
+    """Whether the job with this directory is known to be over; ``None``: the directory is on another host."""
     return job is not None and not os.path.exists(os.path.join(job, RUNNING))
 
 
@@ -200,8 +191,8 @@ def is_removed(job: str) -> bool:
 
 
 def _directories(job_id: str, base: str | Path, index: int | None = None) -> list[Path]:
-    """Directories of this user's slots of a job (``index``: of one of them), by name."""
-    pattern = re.compile(re.escape(_prefix(job_id)) + rf"slot-{r'[0-9]+' if index is None else index}-")
+    """The directories of this user's slots of a job (``index``: of one slot), by name."""
+    pattern = re.compile(rf"{JOB_PREFIX}{re.escape(job_id)}-slot-{r'[0-9]+' if index is None else index}-")
     try:
         names = os.listdir(base)
     except FileNotFoundError:
@@ -210,20 +201,15 @@ def _directories(job_id: str, base: str | Path, index: int | None = None) -> lis
 
 
 def is_own_directory(path: Path) -> bool:
-    """Whether it is a directory of this user, and no link to one: another could put either, with that name, into a
-    shared temporary space."""
+    """Whether it is a directory of this user, and not a link: others can write into a shared temporary space."""
     with contextlib.suppress(OSError):
         found = path.lstat()
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     return False
 
 
-def _prefix(job_id: str) -> str:
-    return f"flinkplus-{job_id}-"
-
-
 def is_alive(pid: int, created_s: float) -> bool:
-    """Whether the very process (not a later one of the same number) still runs."""
+    """Whether this process still runs, and not a later one with the same number."""
     try:
         process = psutil.Process(pid)
         return process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE

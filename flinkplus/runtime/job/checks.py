@@ -28,21 +28,16 @@ def check_mode(before: Options, options: Options) -> None:
 def check_loops(graph: JobGraph, options: Options) -> None:
     """Raises ``ConfigurationError`` for options that a job with loops cannot have."""
     names = ", ".join(repr(graph.nodes[head].name) for head in graph.loop_heads())
-    if names and not options.promises.repeats:
-        raise ConfigurationError(
-            f"guarantee={options.guarantee!r} cannot be used with a loop ({names}): if rows in the loop may be lost "
-            "or doubled, its end cannot be detected; use 'exactly-once'"
-        )
-    if names and options.checkpoint_mode == "synchronous":
-        raise ConfigurationError(
-            f"checkpoint_mode='synchronous' cannot be used with a loop ({names}): a subtask that waits at a barrier "
-            "takes no rows of the loop, so the barrier never returns; use 'aligned'"
-        )
-    if names and options.checkpoint_mode == "unaligned":
-        raise ConfigurationError(
-            f"checkpoint_mode='unaligned' cannot be used with a loop ({names}): each checkpoint already holds the "
-            "rows in the loop, and the barrier must return behind them; use 'aligned'"
-        )
+    setting, why = f"checkpoint_mode={options.checkpoint_mode!r}", ""
+    if not options.promises.repeats:
+        setting = f"guarantee={options.guarantee!r}"
+        why = "if rows in the loop may be lost or doubled, its end cannot be detected; use 'exactly-once'"
+    elif options.checkpoint_mode == "synchronous":
+        why = "a subtask that waits at a barrier takes no rows of the loop, so the barrier never returns; use 'aligned'"
+    elif options.checkpoint_mode == "unaligned":
+        why = "checkpoints already hold the rows in the loop, and the barrier must return behind them; use 'aligned'"
+    if names and why:
+        raise ConfigurationError(f"{setting} cannot be used with a loop ({names}): {why}")
 
 
 def check_faults(graph: JobGraph, options: Options) -> None:
@@ -54,9 +49,8 @@ def check_faults(graph: JobGraph, options: Options) -> None:
 def recovery_of(graph: JobGraph, options: Options) -> Options:
     """The options that a job runs with. These jobs recover by rollback:
 
-    - at most once, with an operator that holds rows back in its state: resumed from a version, it would emit them
-    twice; - with loops and ``sharing_depth``: in a loop every subtask is an ancestor of every other, at any depth;
-    - with loops and partial recovery: in a loop every subtask is upstream of every other.
+    - at most once, with an operator that holds rows in its state: resumed from a version, it would emit them twice;
+    - with loops and ``sharing_depth``, or partial recovery: in a loop every subtask is an ancestor of every other.
     """
     holding = [node.name for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_rows]
     if not options.local:

@@ -1,9 +1,9 @@
 """The job's own directory in this machine's temporary space, and its lock of the checkpoint directory.
 
-Only the driver that holds the lock may run the job. The system releases it when a process ends in any way. It does not
-when a process hangs, nor, on some network file systems, when a host is lost. There the election in an ensemble that
-both drivers use decides (``flinkplus.runtime.coordinator.dispatch.registry``), and the lock is only tried. In any case,
-a driver that was replaced finds that out before it changes anything (``Runs.begin``).
+Only the driver that holds the lock may run the job. The system releases it when a process ends, but not when it hangs,
+nor, on some network file systems, when a host is lost. There the election in an ensemble that both drivers use decides
+(``flinkplus.runtime.coordinator.dispatch.registry``), and the lock is only tried. In any case, a driver that was
+replaced finds that out before it changes anything (``Runs.begin``).
 
 Rules: ``remove`` releases both at every end of the job.
 """
@@ -96,8 +96,7 @@ def _in_the_way(path: str) -> CheckpointDirectoryError:
 
 
 class JobDirectory:
-    """The job's own directory: scratch space of the slots (local masters), and the checkpoints if the user gave no
-    directory for them."""
+    """The job's own directory: scratch space of the slots (local masters), and checkpoints if the user named none."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         master = spark.sparkContext.master or ""

@@ -1,7 +1,6 @@
 """A job that an earlier run has finished: ``resume="auto"`` returns it instead of running it again.
 
-It behaves like any job that is over: ``await_finish`` returns at once, and its metrics are those of its final
-checkpoint. It has no threads, slots or ports.
+It has no threads, slots or ports; its metrics are those of its final checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The home of a slot: the executor on which Spark should start it.
 
-Each slot is a separate Spark job, which Spark would start on any executor with room. So all slots could end up on one
-executor, and one failure would take them all. Each slot therefore has a home among the executors that exist when the
+Spark could start all slots on one executor. So each slot has a home among the executors that exist when the
 slots start: hosts in turn, and the executors of a host in turn. Spark starts a slot at its home if that has room. After
 ``spark.locality.wait`` it takes any executor of the same host, and after twice that time any executor.
 """
@@ -40,9 +39,7 @@ def local_master(master: str | None) -> int | None:
 
 
 def homes_of(context: SparkContext, stopping: threading.Event) -> list[Home]:
-    """The executors, in the order in which slots get them. Waits until Spark would start tasks: it has enough
-    executors, or its timeout is over. Empty for a local master, and where Spark does not list its executors.
-    """
+    """The executors in the order in which slots get them, if Spark lists any; waits until Spark would start tasks."""
     if local_master(context.master) is not None:
         return []
     try:
@@ -85,13 +82,12 @@ def _listed(iterator: Any) -> list[str]:
 
 def at_home(context: SparkContext, slot: int, home: Home | None) -> RDD[int]:
     """An RDD of one row in one partition, which Spark prefers to compute at ``home``."""
-    if home is None:
-        return context.parallelize([slot], 1)
-    try:
-        return _preferring(context, slot, home)
-    except Py4JError as error:  # Spark's internals have changed
-        log.info("slot %d has no preferred host: %s", slot, first_line(error))
-        return context.parallelize([slot], 1)
+    if home is not None:
+        try:
+            return _preferring(context, slot, home)
+        except Py4JError as error:  # Spark's internals have changed
+            log.info("slot %d has no preferred host: %s", slot, first_line(error))
+    return context.parallelize([slot], 1)
 
 
 def _preferring(context: SparkContext, slot: int, home: Home) -> RDD[int]:

@@ -2,12 +2,11 @@
 
 Each slot is a separate Spark job with one task and its own job group. The task keeps the slot's process alive
 (``keeper``), so the death of a process is no failure to Spark. If the task itself fails, for example with its executor,
-Spark restarts it up to ``spark.task.maxFailures`` times; then the launcher submits this slot's job again. Spare slots
-are started in the same way. With several executors, Spark prefers one for each slot (``homes``).
+Spark restarts it up to ``spark.task.maxFailures`` times; then the launcher submits this slot's job again. With several
+executors, Spark prefers one for each slot (``homes``).
 
 Rules: the user's session is not changed. Slots run in the scheduler pool of the thread that starts the job, but without
-its job group and tags. They do not share Python workers with other Spark jobs. After ``stop`` returns, nothing of the
-job runs, unless Spark did not obey.
+its job group and tags, and share no Python workers with other Spark jobs. After ``stop`` nothing of the job runs.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ LOOPBACK = "127.0.0.1"
 RESUBMIT_PAUSE_S = 0.2
 """Pause before a failed job is submitted again; it doubles with each further failure, up to ``LONGEST_PAUSE_S``."""
 LONGEST_PAUSE_S = 60.0
-LONG_LIFE_S = 10.0
-"""A job that has run for this time resets the count of failures."""
+LONG_LIFE_S = 10.0  # a job that has run for this time resets the count of failures
 STOP_TIMEOUT_S = 15.0
 POOL = "spark.scheduler.pool"
 SPECULATION_FROM = "spark.speculation.task.duration.threshold"
@@ -51,10 +49,8 @@ log = logging.getLogger("flinkplus.launcher")
 
 
 def check_cluster(spark: SparkSession, slots: int) -> None:
-    """Check that Spark can run ``slots`` tasks at once, and none of them twice.
-
-    Raises ``InsufficientSlots`` or ``ConfigurationError``, which name the setting to change.
-    """
+    """Check that Spark can run ``slots`` tasks at once, and none of them twice. Raises ``InsufficientSlots`` or
+    ``ConfigurationError``, which name the setting to change."""
     context = spark.sparkContext
     conf = context.getConf()
     check_slots(context.master or "", slots, int(conf.get("spark.task.cpus", "1") or 1))
@@ -76,8 +72,7 @@ def check_slots(master: str, slots: int, cpus: int = 1) -> None:
 
 
 def room_of(master: str, cpus: int) -> int | None:
-    """Maximum number of concurrent tasks, if the master URL determines it; otherwise ``None``: executors come and go,
-    and slots that do not register in time are reported."""
+    """Maximum number of concurrent tasks; ``None`` if the master URL does not determine it."""
     local, cluster = local_master(master), LOCAL_CLUSTER.match(master)
     if local is not None:
         return local // cpus
@@ -87,8 +82,7 @@ def room_of(master: str, cpus: int) -> int | None:
 
 
 def coordinator_hosts(spark: SparkSession) -> tuple[str, str]:
-    """The host that the coordinator binds, and the one at which slots reach it: loopback for local masters, otherwise
-    the driver's."""
+    """The host that the coordinator binds, and the one at which slots reach it: loopback, or the driver's."""
     if local_master(spark.sparkContext.master) is not None:
         return LOOPBACK, LOOPBACK
     conf = spark.sparkContext.getConf()
@@ -97,11 +91,8 @@ def coordinator_hosts(spark: SparkSession) -> tuple[str, str]:
 
 
 class _SlotContext:
-    """The user's context for the RDDs of slots, with another Python and environment.
-
-    With a local master, workers run the driver's Python. Spark's default, the ``python3`` of the PATH, may not have
-    FlinkPlus when the program was started by a path such as ``.venv/bin/python``.
-    """
+    """The user's context for the RDDs of slots, with another environment and, with a local master, the driver's Python:
+    Spark's default, the ``python3`` of the PATH, may not have FlinkPlus."""
 
     def __init__(self, context: SparkContext, local: bool) -> None:
         self._context = context
@@ -113,8 +104,7 @@ class _SlotContext:
 
 
 class SlotJobs:
-    """The Spark jobs of the slots of one job; implements ``spares.SpareJobs``. Any thread may call its methods; each
-    slot has a thread that waits for Spark.
+    """The Spark jobs of a job's slots, with a thread each; implements ``spares.SpareJobs``. Any thread may call it.
 
     ``make_config``: called once, in such a thread; may wait.
     ``on_failed``: called when the Spark job of a slot has failed and is submitted again (slot, reason).
@@ -179,8 +169,7 @@ class SlotJobs:
         threading.Thread(target=end, name=f"flinkplus-end-{slot}", daemon=True).start()
 
     def stop(self, graceful_s: float) -> None:
-        """Let all slots end by themselves within ``graceful_s`` seconds, otherwise cancel their jobs, and wait for
-        that. No slot can be started afterwards."""
+        """As ``end`` for all slots, but wait for it. No slot can be started afterwards."""
         with self._lock:
             self._closed = True
             jobs = [*self._jobs.values(), *self._ending]
@@ -224,7 +213,6 @@ class _SlotJob(threading.Thread):
         self._rows: RDD[int] | None = None
 
     def run(self) -> None:
-        """Submit the job again and again until ``stopping`` is set."""
         try:
             config, plan = self._slots.prepare(self.stopping)
         except Exception as error:  # of any kind: slots need the configuration
@@ -258,7 +246,7 @@ class _SlotJob(threading.Thread):
 
     def _submit(self, config: SlotConfig, plan: Broadcast[SlotConfig]) -> Exception | None:
         """Run one Spark job to its end; returns the error with which it failed."""
-        slot = self._slot
+        slot = self._slot  # not ``self``, which Spark could not pickle
 
         def task(partition: Iterable[int]) -> Iterator[int]:
             list(partition)  # otherwise Spark counts its worker as unfinished
@@ -278,7 +266,6 @@ class _SlotJob(threading.Thread):
         return None
 
     def cancel(self) -> None:
-        """End the Spark job now."""
         self._context.cancelJobGroup(self._group)
 
 

@@ -1,11 +1,10 @@
 """A warning of Spark's ports that other machines can reach although the job runs on this machine alone.
 
-With a ``local`` master all ports of FlinkPlus listen on loopback. Spark's driver, block manager and web UI listen at
-the addresses of the user's session, by default all. A process that can connect to them may read what Spark sends to the
-job's tasks, including the job's secret, unless Spark itself authenticates connections; the UI never does.
+With a ``local`` master all ports of FlinkPlus listen on loopback, but those of Spark's driver, block manager and web UI
+by default at all addresses. A process that can connect to them may read what Spark sends to the job's tasks, including
+the job's secret, unless Spark itself authenticates connections; the UI never does.
 
-Rules: the warning names the ports on which the Java process listens, not those in the settings. One warning per
-session. Ports that the system does not list are left out.
+Rules: one warning per session; it names the ports on which the Java process listens, as far as the system lists them.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def warn_of_open_ports(spark: SparkSession) -> None:
 
 
 def open_ports(context: SparkContext) -> list[str]:
-    """The ports of a session's Java process that accept unauthenticated remote connections, such as ``the web UI at
-    [::]:4040``."""
+    """The ports that accept unauthenticated remote connections, such as ``the web UI at [::]:4040``."""
     conf = context.getConf()
     asks = conf.get("spark.authenticate", "false") == "true"
     ui = urlsplit(context.uiWebUrl).port if context.uiWebUrl else None

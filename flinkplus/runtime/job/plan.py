@@ -1,7 +1,6 @@
 """The plan of a job: stored in its checkpoint directory, so that the job can be resumed.
 
-The file is a line with the format's number, then a pickle. The number is outside the pickle: a plan of another version
-may not be loadable, because classes move between versions, and the error must name the version.
+The file is a line with the format's number, then a pickle, which another version may not be able to load.
 """
 
 from __future__ import annotations
@@ -39,15 +38,14 @@ class Plan:
     options: Options
 
 
-def written(plan: Plan) -> bytes:
-    """The plan as it is stored."""
+def plan_bytes(plan: Plan) -> bytes:
     return HEADER + b"\n" + cloudpickle.dumps(plan)
 
 
 def load_plan(storage: CheckpointStorage, where: str) -> Plan:
     """Read the plan. Its signature and format are checked before it is unpickled. ``where``: the directory, for errors.
 
-    Raises ``CheckpointDirectoryError`` if it cannot be read or has another format, ``UntrustedCheckpoint`` without a
+    Raises ``CheckpointDirectoryError`` if it is unreadable or has another format, ``UntrustedCheckpoint`` without a
     valid signature, ``ConfigurationError`` when the job's functions cannot be loaded here.
     """
     try:

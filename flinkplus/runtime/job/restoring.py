@@ -1,7 +1,6 @@
 """The begin of a run of a job: takes over its checkpoints, prepares its output, finds the newest checkpoint.
 
-Rules: a new job stores its plan before it changes its output. If another driver has taken the job over, nothing is
-changed (``Runs.begin``).
+Rules: if another driver has taken the job over, nothing is changed (``Runs.begin``).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from flinkplus.errors import CorruptCheckpoint
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
-from flinkplus.runtime.job.plan import Plan, written
+from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -28,11 +27,8 @@ log = logging.getLogger("flinkplus")
 def begin_run(
     plan: Plan, storage: CheckpointStorage, resume: bool, taken_over: Callable[[str], None]
 ) -> tuple[Commits, Restore]:
-    """Take over the checkpoints, prepare the output, and find where the job begins.
-
-    A new job stores its plan before it changes its output. So if the driver dies from then on, the next run recognizes
-    the output as its own (``Ownership.has_begun``).
-    """
+    """Take over the checkpoints, prepare the output, and find where the job begins. A new job stores its plan before it
+    changes its output, so that the next run knows that the output is its own (``Ownership.has_begun``)."""
     runs = _earlier_runs(storage, resume)
     storage.runs.begin(runs + 1)
     storage.sign_again()
@@ -40,7 +36,7 @@ def begin_run(
     if not resume:
         if runs:
             storage.manifests.withdraw_after(0)
-        storage.blobs.put_signed(PLAN_BLOB, written(plan))
+        storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     try:
         if resume and not storage.manifests.checkpoints():
             commits.prepare_again()
@@ -50,7 +46,7 @@ def begin_run(
         if resume:
             restore = _find_restore(storage, commits, restore)
         if resume and not restore.finished:
-            storage.blobs.put_signed(PLAN_BLOB, written(plan))
+            storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
         return commits, restore
     except BaseException:
         if not resume:
@@ -59,8 +55,7 @@ def begin_run(
 
 
 def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None:
-    """The secret from which all runs of a job derive the password of its nodes in an ensemble; stored in the checkpoint
-    directory. ``None``: the job has no such nodes."""
+    """The secret from which all runs of a job derive the password of its nodes in an ensemble; ``None``: no nodes."""
     if options.zookeeper is None or options.zookeeper_acl != JOB:
         return None
     try:
@@ -72,8 +67,7 @@ def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None
 
 
 def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
-    """The maximum number of earlier runs, also of a job that starts again without a checkpoint: their late writes must
-    be distinguishable from those of the next run."""
+    """The maximum number of earlier runs, whose late writes must be distinguishable from those of the next run."""
     try:
         return storage.runs.earlier()
     except CorruptCheckpoint as error:
@@ -85,10 +79,8 @@ def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
 
 
 def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore) -> Restore:
-    """Find the newest valid checkpoint, commit its output, retract later output.
-
-    Without any checkpoint the job begins at the start. Raises ``CorruptCheckpoint`` if all checkpoints are invalid.
-    """
+    """Find the newest valid checkpoint, commit its output, retract later output. Without any checkpoint the job begins
+    at the start. Raises ``CorruptCheckpoint`` if all checkpoints are invalid."""
     known = storage.manifests.checkpoints()
     found = storage.manifests.latest_valid()
     if found is None:

@@ -1,7 +1,6 @@
 """A running job: the coordinator, the Spark jobs of the slots, and the job's own directory.
 
-Rules: at every end of the job (finish, failure, ``cancel``, exit of the interpreter) the slots are stopped, the ports
-closed and the job's directory removed.
+Rules: every end of the job, even the interpreter's exit, stops the slots, closes the ports and removes its directory.
 """
 
 from __future__ import annotations
@@ -45,20 +44,15 @@ from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.state.durable.storage import CheckpointStorage
 
 GRACEFUL_STOP_S = 2.0
-STORAGE_PATIENCE_S = 10.0
-"""How long the end of a job waits for writes to storage."""
+STORAGE_PATIENCE_S = 10.0  # for writes to storage, at the end of a job
 EXIT_WAIT_S = 20.0
-SHOWN = 100
-"""Maximum number of checkpoints, recoveries and handovers in the status; the newest are shown."""
+SHOWN = 100  # newest checkpoints, recoveries and handovers in the status
 
 log = logging.getLogger("flinkplus")
 
 
 class RunningJob:
-    """A job from the start of its slots to the end of its clean-up, when ``closed`` is set.
-
-    ``job_id`` is the same in all runs of the job; each run also has its own ID.
-    """
+    """A job from the start of its slots to the end of its clean-up, when ``closed`` is set."""
 
     def __init__(
         self,
@@ -73,7 +67,7 @@ class RunningJob:
         registry: JobRegistry | None,
     ) -> None:
         self.name = plan.name
-        self.job_id = plan.output_id
+        self.job_id = plan.output_id  # the same in all runs
         self._run = uuid.uuid4().hex[:12]
         self.checkpoint_dir = directory.checkpoints
         self.restored_from = restore.checkpoint

@@ -1,8 +1,7 @@
 """The key that signs plans and manifests: a file of the user's, never in a checkpoint directory.
 
 Its path: the option ``signing_key``; otherwise ``FLINKPLUS_KEY_FILE``; otherwise ``flinkplus/key`` in the user's
-configuration directory (``~/.config``, or ``XDG_CONFIG_HOME``), which is created when a job first needs it. The file
-has one line of 64 hexadecimal digits.
+configuration directory (``~/.config``, or ``XDG_CONFIG_HOME``), which is created when a job first needs it.
 
 Rules: a file is refused if other users could have written or replaced it, by its mode or that of a directory on its
 path (links included), or if every user may read it. A named key is never created: a wrong path must not become another
@@ -31,8 +30,7 @@ from flinkplus.state.files import filesystem_of, is_uri, sync_path
 KEY_VARIABLE = "FLINKPLUS_KEY_FILE"
 HOW_TO_MAKE = "make one with: (umask 077; openssl rand -hex 32 > FILE)"
 MAX_BYTES = 4096
-MAX_LINKS = 40
-"""The limit of Linux for one path."""
+MAX_LINKS = 40  # the limit of Linux for one path
 OTHERS = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
 """Permissions that only the owner may have. A group may read the file, as with secrets that Kubernetes mounts."""
 _KEY = re.compile(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}\Z")
@@ -93,9 +91,8 @@ def _check_place(path: Path, checkpoint_dir: str) -> None:
 
 
 def _check_way(path: Path) -> None:
-    """Raises ``ConfigurationError`` if other users could replace the key, or a directory on its path, and
-    ``FileNotFoundError`` if such a directory is missing.
-    """
+    """Raises ``ConfigurationError`` if other users could replace the key or a directory on its path, and
+    ``FileNotFoundError`` for a missing one."""
     try:
         way = [(folder, entry, folder.stat()) for folder, entry in _way_to(path)]
     except FileNotFoundError:
@@ -131,10 +128,7 @@ def _is_private(group: int) -> bool:
 
 
 def _way_to(path: Path) -> Iterator[tuple[Path, str]]:
-    """The folders that the system looks up to reach ``path``, links resolved, each with the name looked up in it.
-
-    Raises ``OSError`` for a cycle of links.
-    """
+    """The folders on the way to ``path``, links resolved, each with the name looked up in it. Raises ``OSError``."""
     folder, left, links = Path("/"), [*reversed(path.absolute().parts[1:])], 0
     while left:
         name = left.pop()
@@ -180,10 +174,7 @@ def read_key(path: Path) -> SigningKey:
 
 
 def make_key(path: Path) -> None:
-    """Create the user's key atomically, unless another process has created it.
-
-    Raises ``ConfigurationError`` when it cannot be written.
-    """
+    """Create the user's key atomically, unless another process has done so. Raises ``ConfigurationError``."""
     made = SigningKey.made(str(path))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

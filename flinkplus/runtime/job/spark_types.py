@@ -1,11 +1,8 @@
 """The Arrow type of each Spark type that a DataFrame's column may have.
 
-Rules:
-
-- A timestamp is an instant: in any session time zone, its type is a timestamp in UTC, like the schema text
-  ``timestamp``. So streams from several sources have equal types.
-- The types are those of the Parquet files that Spark stages, or lossless casts of them.
-- An unsupported type raises a ``ConfigurationError`` that names the column and the remedy.
+Rules: a timestamp is an instant: in any session time zone its type is a timestamp in UTC, like the schema text
+``timestamp``, so that streams from several sources have equal types. The types are those of the Parquet files that
+Spark stages, or lossless casts of them.
 """
 
 from __future__ import annotations
@@ -42,10 +39,7 @@ _INSTEAD = {
 
 
 def arrow_schema(schema: types.StructType) -> pa.Schema:
-    """The Arrow schema of rows with this Spark schema.
-
-    Raises ``ConfigurationError`` for an empty schema, duplicate columns, and unsupported types.
-    """
+    """Raises ``ConfigurationError`` for an empty schema, duplicate columns, and unsupported types."""
     if not schema.fields:
         raise ConfigurationError("from_spark: the DataFrame has no columns")
     for name in schema.names:

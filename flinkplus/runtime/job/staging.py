@@ -1,20 +1,15 @@
 """Batch DataFrames as replayable input: Spark writes their rows to Parquet files, which slots read from any position.
 
-Rules:
-
-- staged files belong to the checkpoint directory, and live as long as checkpoints that refer to them;
-- the partitions of the DataFrame are kept, because repartitioning would change the order of the rows. The source splits
-  the staged files into contiguous ranges of rows.
+Rules: staged files live in the checkpoint directory, as long as checkpoints that refer to them. The partitions of the
+DataFrame are kept: others would change the order of the rows. The source splits the files into contiguous ranges.
 """
 
 from __future__ import annotations
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from flinkplus.errors import LONGEST_DESCRIPTION, ConfigurationError, InputError, first_line
 from flinkplus.printable import printable
-from flinkplus.runtime.job.spark_types import arrow_schema
 from flinkplus.sources.parquet import StagedParquet
 
 STAGED = "staged"
@@ -30,23 +25,15 @@ def check_dataframe(df: DataFrame) -> None:
         )
 
 
-def arrow_schema_of(df: DataFrame) -> pa.Schema:
-    """The Arrow schema of a DataFrame. Raises ``ConfigurationError`` for an unsupported column."""
-    return arrow_schema(df.schema)
-
-
 def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet:
-    """Let Spark write ``df`` below ``directory``; returns the source that reads it, in the order of ``df``.
-
-    Raises ``InputError`` when Spark cannot read the input.
-    """
+    """Let Spark write ``df`` below ``directory``; returns the source that reads it, in the order of ``df``. Raises
+    ``InputError`` when Spark cannot read the input."""
     target = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
     try:
         df.write.mode("overwrite").parquet(target)
     except Exception as error:  # errors of pyspark and py4j
-        raise InputError(
-            f"source {source.name!r}: Spark could not stage the DataFrame: {spark_reason(error)}"
-        ) from error
+        why = f"Spark could not stage the DataFrame: {spark_reason(error)}"
+        raise InputError(f"source {source.name!r}: {why}") from error
     return source.staged_at(target)
 
 

@@ -1,7 +1,7 @@
 """From a fused graph to a running job: ``start_job`` from a program, ``resume_job`` from a checkpoint directory.
 
-Rules: everything that can be checked is checked before anything runs. When a step fails, earlier steps are undone. Only
-one driver may run a job: checkpoints and output stay untouched until that is settled (``directory``, ``registry``).
+Rules: checks come before anything runs. When a step fails, earlier steps are undone. Checkpoints and output stay
+untouched until it is certain that no other driver runs the job (``directory``, ``registry``).
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ def start_job(
         key = find_key(options.signing_key, options.checkpoint_dir, make=trust or resume is not True)
         storage = CheckpointStorage(directory.checkpoints, key=key, trust=trust)
         identity = identity_of(name, graph, options)
-        begun = storage.ownership.prepare(
-            identity, resume, lambda: directory.claim(_continues(storage, resume)), output_id
-        )
+
+        def claim() -> None:
+            directory.claim(storage.ownership.has_begun() if resume == "auto" else resume)
+
+        begun = storage.ownership.prepare(identity, resume, claim, output_id)
         claimed = None if begun else storage
         old = load_plan_of(identity, storage, directory.checkpoints) if begun else None
         if old is not None:
@@ -79,7 +81,7 @@ def start_job(
                 node.body = staging.stage(frame, node.body, directory.checkpoints)
         storage.signed.job_id = output_id
         plan = Plan(name, output_id, graph, options)
-        return _launch(spark, plan, storage, directory, begun, finished_is_fine=resume == "auto")
+        return _launch(spark, plan, storage, directory, begun, auto=resume == "auto")
     except BaseException:
         if claimed is not None:
             claimed.ownership.release()
@@ -97,10 +99,6 @@ def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
     find_strategy(options.placement)
 
 
-def _continues(storage: CheckpointStorage, resume: Resume) -> bool:
-    return storage.ownership.has_begun() if resume == "auto" else resume
-
-
 def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) -> RunningJob | FinishedJob:
     """Resume a job. ``overrides``: options of this run that differ from those of the plan."""
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
@@ -115,19 +113,14 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     try:
         job = identity_of(plan.name, plan.graph, given)
         storage.ownership.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
-        return _launch(spark, replace(plan, options=given), storage, directory, resume=True)
+        return _launch(spark, replace(plan, options=given), storage, directory, resume=True, auto=False)
     except BaseException:
         directory.remove()
         raise
 
 
 def _launch(
-    spark: SparkSession,
-    plan: Plan,
-    storage: CheckpointStorage,
-    directory: JobDirectory,
-    resume: bool,
-    finished_is_fine: bool = False,
+    spark: SparkSession, plan: Plan, storage: CheckpointStorage, directory: JobDirectory, resume: bool, auto: bool
 ) -> RunningJob | FinishedJob:
     plan = replace(plan, options=recovery_of(plan.graph, plan.options))
     for node in plan.graph.nodes:
@@ -142,7 +135,7 @@ def _launch(
         commits, restore = begin_run(plan, storage, resume, calls.taken_over)
         if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry)
-        if not finished_is_fine:
+        if not auto:
             raise CheckpointDirectoryError("the job has finished: its last checkpoint is final, and cannot be resumed")
         finished = FinishedJob(plan, directory.checkpoints, commits, restore)
     except BaseException:
@@ -161,15 +154,7 @@ def _registry_of(
     """``None`` for a job that needs no ZooKeeper: local recovery does, and an ensemble excludes a second driver."""
     if not plan.options.local and plan.options.zookeeper is None:
         return None
-    bind, reach = coordinator_hosts(spark)
-    return JobRegistry(
-        plan.options,
-        plan.output_id,
-        directory.path / "zookeeper",
-        bind,
-        reach,
-        calls.registry_reported,
-        calls.give_up,
-        credentials.zookeeper,
-        credentials.registry_certificates,
-    )
+    data, reported, give_up = directory.path / "zookeeper", calls.registry_reported, calls.give_up
+    auth, certificates = credentials.zookeeper, credentials.registry_certificates
+    hosts = coordinator_hosts(spark)
+    return JobRegistry(plan.options, plan.output_id, data, *hosts, reported, give_up, auth, certificates)

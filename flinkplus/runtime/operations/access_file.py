@@ -1,14 +1,11 @@
 """The *access file*, by which a shell finds a running job and proves that it may command it.
 
-The file, ``COMMANDS.json``, is in the job's own directory on the driver's host (mode 700); only the user of the job can
-read it (mode 600). It has the address of the command server, its key (which gives access to nothing else), its
-certificates if the job uses TLS, and the driver's process. It is removed with the job. The checkpoint directory, which
-more users may read and which may be on another machine, only says where the file is.
+The file, ``COMMANDS.json``, is in the job's own directory on the driver's host; only the user of the job can read it
+(mode 600). The checkpoint directory, which more users may read, only says where it is.
 
 Rules: a file that other users can read or could have written is not used; a search for jobs ignores directories of
-other users. A process that writes the checkpoint directory can only point to an access file, and only to that of this
-job. A file of a killed driver is recognized: on the driver's host by its process, elsewhere because the connection
-fails.
+other users. The checkpoint directory can only name an access file, and only that of its own job. The file of a killed
+driver is recognized: on the driver's host by its process, elsewhere because the connection fails.
 """
 
 from __future__ import annotations
@@ -24,14 +21,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psutil
-
 from flinkplus.documents import Document, parse_document
 from flinkplus.errors import ConfigurationError, CorruptCheckpoint, NoRunningJob, PeerProtocolError, PeerRefused
 from flinkplus.local_files import open_regular
 from flinkplus.path_names import checked_name
 from flinkplus.printable import printable
-from flinkplus.runtime.host.scratch import JOB_PREFIX, is_own_directory
+from flinkplus.runtime.host.scratch import JOB_PREFIX, is_alive, is_own_directory
 from flinkplus.runtime.operations.command_server import PROTOCOL, SHELL, SOCKET
 from flinkplus.runtime.operations.commands import REPLY_BYTES, Body, decode_reply, encode_request
 from flinkplus.runtime.transport.auth import tls
@@ -73,14 +68,7 @@ class Access:
     @property
     def is_over(self) -> bool:
         """Whether the driver has ended; always ``False`` on another host, where that is unknown."""
-        if self.host != socket.gethostname():
-            return False
-        pid, created_s = self.driver
-        try:
-            process = psutil.Process(pid)
-            return process.create_time() != created_s or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
+        return self.host == socket.gethostname() and not is_alive(*self.driver)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +150,7 @@ def withdraw(storage: CheckpointStorage, path: Path) -> None:
 
 
 def read_access(path: str | Path) -> Access:
-    """Read an access file. Raises ``NoRunningJob`` if it does not exist or the job is over, ``ConfigurationError`` if
-    it must not be used."""
+    """Raises ``NoRunningJob`` if the file is missing or the job is over, ``ConfigurationError`` if it is unusable."""
     try:
         with open(open_regular(path, follow=True), "rb") as file:
             _check_owner(path, os.fstat(file.fileno()))
@@ -188,8 +175,6 @@ def _socket_beside(path: Path) -> str | None:
 
 
 def _check_owner(path: str | Path, found: os.stat_result) -> None:
-    if not hasattr(os, "geteuid"):
-        return
     if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigurationError(
             f"{str(path)!r} is not yours alone (mode {stat.S_IMODE(found.st_mode):03o}): others may have read or "
@@ -200,38 +185,29 @@ def _check_owner(path: str | Path, found: os.stat_result) -> None:
 def parse_access(data: bytes, where: str) -> Access:
     """The content of an access file. Raises ``ConfigurationError``."""
     try:
-        return _parse(AccessFile.from_json(parse_document(data)))
+        file = AccessFile.from_json(parse_document(data))
+        host, port = parse_address(file.address)
+        if not 0 < file.pid < MAX_PID:
+            raise ValueError(f"{file.pid!r:.100} is not a process")
+        if not 0 < port < 1 << 16:
+            raise ValueError(f"{port!r:.100} is not a port")
+        if not host or not host.isprintable():
+            raise ValueError(f"{host!r:.100} is not a host")
+        host.encode("idna")
+        if not file.key:
+            raise ValueError("the key is empty")
+        driver = (file.pid, float(file.created_s))
+        certificates: tls.Certificates | dict[str, str] | str | None = file.tls
+        if isinstance(certificates, dict):
+            certificates = tls.Certificates(**{name: text.encode("ascii") for name, text in certificates.items()})
+        credentials = Credentials(bytes.fromhex(file.key), tls=certificates)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ConfigurationError(f"{where!r} is not an access file of this version: {error!r:.200}") from error
-
-
-def _parse(file: AccessFile) -> Access:
-    host, port = parse_address(file.address)
-    if not 0 < file.pid < MAX_PID:
-        raise ValueError(f"{file.pid!r:.100} is not a process")
-    if not 0 < port < 1 << 16:
-        raise ValueError(f"{port!r:.100} is not a port")
-    if not host or not host.isprintable():
-        raise ValueError(f"{host!r:.100} is not a host")
-    host.encode("idna")
-    if not file.key:
-        raise ValueError("the key is empty")
-    certificates: tls.Certificates | dict[str, str] | str | None = file.tls
-    if isinstance(certificates, dict):
-        certificates = tls.Certificates(**{name: text.encode("ascii") for name, text in certificates.items()})
-    return Access(
-        file.job_id,
-        printable(file.name),
-        file.address,
-        printable(file.host),
-        (file.pid, float(file.created_s)),
-        Credentials(bytes.fromhex(file.key), tls=certificates),
-    )
+    return Access(file.job_id, printable(file.name), file.address, printable(file.host), driver, credentials)
 
 
 def access_of(checkpoint_dir: str) -> Access:
-    """The running job that ``checkpoint_dir`` belongs to. Raises as ``read_access``, and ``CheckpointDirectoryError``
-    for a directory without a job."""
+    """The running job of ``checkpoint_dir``. Raises as ``read_access``; ``CheckpointDirectoryError`` without a job."""
     storage = CheckpointStorage(checkpoint_dir)
     storage.ownership.job()
     try:
@@ -258,17 +234,13 @@ def access_of(checkpoint_dir: str) -> Access:
 
 
 def running_jobs() -> list[tuple[Path, Access]]:
-    """The usable access files of running jobs in the system's temporary space, each once. Directories of other users,
-    and links, are ignored.
-    """
+    """The usable access files in the system's temporary space; other users' directories, and links, are ignored."""
     found = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{JOB_PREFIX}*")):
         path = folder / ACCESS_FILE
-        try:
+        with contextlib.suppress(ConfigurationError, NoRunningJob):  # the file is unusable, or the job is over
             if is_own_directory(folder):
                 found.append((path, read_access(path)))
-        except (ConfigurationError, NoRunningJob):
-            continue  # of another user, or of a job that is over
     return found
 
 
@@ -284,10 +256,8 @@ def the_running_job() -> Access:
 
 
 def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Body:
-    """Send ``request`` to the job, and return its reply.
-
-    Raises ``CommandRefused`` if the job refuses it, ``NoRunningJob`` without a reply within ``timeout_s``.
-    """
+    """Send ``request`` to the job, and return its reply. Raises ``CommandRefused`` if the job refuses it,
+    ``NoRunningJob`` without a reply within ``timeout_s``."""
     job = f"job {access.name!r} ({access.job_id}) at {access.address}"
     certificates = access.credentials.certificates
     try:

@@ -1,10 +1,7 @@
 """The command server: a port of the driver, in the coordinator's loop, for commands of shells.
 
-A shell proves that it knows the key for commands (``Credentials.for_commands``), sends one request, gets one reply, and
-may send the next. No other port accepts that key, and this port accepts no other key of the job.
-
-Shells on the driver's host can also use a socket in the job's directory, which other users cannot enter. So they can
-connect even while unknown peers crowd the port.
+A shell proves that it knows the key for commands (``Credentials.for_commands``), which only this port accepts. On the
+driver's host, a socket in the job's directory, closed to other users, also works while unknown peers crowd the port.
 
 Rules: a request is carried out in the coordinator's thread, as one of its events. A second request before the reply, or
 a frame that is too long, ends the connection. At most ``MAX_SHELLS`` are served at a time.

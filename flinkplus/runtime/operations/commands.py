@@ -10,11 +10,10 @@ requests that were added to its ``Commands``, each with the function that carrie
     commands.add(DrainCommand, drain)  # def drain(request: DrainCommand) -> dict[str, Any] | Later
 
 and, in the shell, ``call(access, DrainCommand("worker-2"))``. It returns the result of ``drain``, or raises
-``CommandRefused`` with the text of the ``FlinkPlusError`` that ``drain`` raised. A slow function returns a ``Later``
-and answers through it.
+``CommandRefused`` with the text of its ``FlinkPlusError``. A slow function returns a ``Later`` and answers through it.
 
-Rules: this module uses no socket. Requests are carried out in the coordinator's thread, which must not be blocked.
-Malformed and unknown requests are refused and change nothing; an error in a command does not fail the job.
+Rules: requests are carried out in the coordinator's thread, which must not be blocked. Malformed and unknown ones are
+refused; an error in a command does not fail the job.
 """
 
 from __future__ import annotations
@@ -31,12 +30,9 @@ from flinkplus.errors import CommandRefused, FlinkPlusError, PeerProtocolError, 
 from flinkplus.printable import printable
 
 FORMAT_VERSION = 1
-REQUEST_BYTES = 64 << 10
-"""Maximum length of a request."""
-MAX_ERROR_CHARACTERS = 2_000
-"""Maximum length of the reason for a refusal that a shell shows."""
-REPLY_BYTES = 256 << 20
-"""Maximum length of a reply, for example with the status of every subtask."""
+REQUEST_BYTES = 64 << 10  # maximum length of a request
+MAX_ERROR_CHARACTERS = 2_000  # maximum length of the reason for a refusal that a shell shows
+REPLY_BYTES = 256 << 20  # maximum length of a reply, for example with the status of every subtask
 
 Body = dict[str, Any]
 R = TypeVar("R")
@@ -44,10 +40,7 @@ log = logging.getLogger("flinkplus.commands")
 
 
 class Later:
-    """A reply that is given later, once; only in the coordinator's thread.
-
-    ``wanted``: false when the shell has disconnected, so that work for it alone can be skipped.
-    """
+    """A reply that is given later, once; only in the coordinator's thread. ``wanted``: until the shell disconnects."""
 
     def __init__(self) -> None:
         self._take: Callable[[Body | FlinkPlusError], None] | None = None
@@ -80,18 +73,19 @@ class Commands:
 
     def obey(self, data: bytes, answer: Callable[[bytes], None]) -> Later:
         """Carry out the request in ``data``; ``answer`` gets the reply, now or later."""
-        found: Body | FlinkPlusError | Later
+        later = Later()
         try:
             request, carry_out = self.decode(data)
             found = carry_out(request)
+            if isinstance(found, Later):
+                later = found
+            else:
+                later.give(found)
         except FlinkPlusError as error:
-            found = error
+            later.give(error)
         except Exception as error:
             log.exception("a command failed")
-            found = CommandRefused(f"the command failed: {described(error)}")
-        later = found if isinstance(found, Later) else Later()
-        if not isinstance(found, Later):
-            later.give(found)
+            later.give(CommandRefused(f"the command failed: {described(error)}"))
         later.then(lambda outcome: answer(encode_reply(outcome)))
         return later
 

@@ -16,7 +16,7 @@ from flinkplus.errors import InsufficientSlots
 from flinkplus.graph import JobGraph
 from flinkplus.runtime.job import plan as planning
 from flinkplus.runtime.job import start
-from flinkplus.runtime.job.plan import Plan, written
+from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.state.durable.blobs import PLAN_BLOB
 from flinkplus.state.durable.ownership import JOB_FILE
@@ -34,7 +34,7 @@ def begun(root: Path) -> None:
     """A job whose driver has ended."""
     storage = CheckpointStorage(root, key=find_key(None, str(root), make=True))
     storage.ownership.prepare({"name": "words", "fingerprint": "1"}, resume=False, job_id="job-1")
-    storage.blobs.put_signed(PLAN_BLOB, written(Plan("words", "job-1", JobGraph(), Options())))
+    storage.blobs.put_signed(PLAN_BLOB, plan_bytes(Plan("words", "job-1", JobGraph(), Options())))
 
 
 def test_the_directory_is_opened_and_each_file_is_read_once(

@@ -195,11 +195,13 @@ def numbers(start: int, count: int) -> pa.RecordBatch:
 def job(parallelism: int) -> tuple[JobGraph, Options]:
     graph = JobGraph()
     source = Generator("numbers", numbers, SCHEMA, 2_000_000, batches=True)
-    at = graph.add(Node("numbers", "source", source, SCHEMA), None, None)
+    at = graph.add(Node("numbers", "source", source, SCHEMA))
     count = Count("count", ("k",), "n")
     schema = count.output_schema(SCHEMA)
-    at = graph.add(Node("count", "operator", count, schema), at, ("k",))
-    graph.add(Node("out", "sink", DiscardSink("out"), schema), at, None)
+    below = graph.add(Node("count", "operator", count, schema))
+    graph.link(at, below, ("k",))
+    at = below
+    graph.add(Node("out", "sink", DiscardSink("out"), schema), at)
     options = {"parallelism": parallelism, "recovery": "rollback", "batch_rows": 1_024}
     return graph.fuse(), options_from({}, options)
 

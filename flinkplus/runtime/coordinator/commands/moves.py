@@ -1,7 +1,6 @@
-"""Planned moves that a shell requests.
+"""Planned moves that a shell requests. The answer to a request has a number, by which the shell polls its progress.
 
-Rules: only the coordinator's thread calls this. A request is answered when it is accepted or refused. The shell polls
-its progress by the number in that answer (``MoveNewsCommand``).
+Rules: only the coordinator's thread calls this.
 """
 
 from __future__ import annotations

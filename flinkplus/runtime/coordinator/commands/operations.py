@@ -1,8 +1,7 @@
 """Fault injection in a running job: by a shell (``InjectCommand``), by the program that started it, by its options.
 
-Rules: only the coordinator's thread calls this, except for ``kill``, which waits in another. The target is resolved
-first; unless all of it is registered, the injection is refused and changes nothing. Injections of shells need the job's
-key for commands, and the option ``allow_inject``.
+Rules: only the coordinator's thread calls this, except for ``kill``, which waits in another. Unless all of the target
+is registered, an injection is refused. Injections of shells need the key for commands, and ``allow_inject``.
 """
 
 from __future__ import annotations
@@ -122,10 +121,9 @@ class Operations:
         return None if request.peers is None else [self._peer(name) for name in request.peers]
 
     def _peer(self, name: str) -> int:
-        slot = SLOT.match(name)
         if name == TO_DRIVER:
             return DRIVER
-        slots = self._dispatch.processes.numbers
+        slot, slots = SLOT.match(name), self._dispatch.processes.numbers
         if slot is None or int(slot[1]) not in slots:
             raise CommandRefused(f"{name!r:.200} is not a peer; the peers are {TO_DRIVER} and {_named(slots)}")
         return int(slot[1])
@@ -201,11 +199,10 @@ class Operations:
     # --- kills by the program that started the job
 
     def kill(self, subtask: SubtaskId, point: str | None, timeout_s: float) -> bool:
-        """Kill the process that hosts a subtask; the recovery log measures from right before the signal.
+        """Kill the process that hosts a subtask; ``False`` when the job is over.
 
         ``point``: kill it when the subtask, its first standby or the coordinator next reaches this point.
-        ``timeout_s``: how long to wait until the subtask has a process; then ``SubtaskNotRunning`` is raised.
-        Returns ``False`` when the job is over.
+        Raises ``SubtaskNotRunning`` if the subtask has no process within ``timeout_s``.
         """
 
         def strike() -> bool:

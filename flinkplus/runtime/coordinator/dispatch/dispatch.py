@@ -1,12 +1,11 @@
 """Shared by the drivers of the three machines (job, checkpoints, failover), and calls of other threads.
 
-``Dispatch`` keeps the order: the effects of one step are all carried out before the next step. A worker thread does
-slow work, and its result comes back through the inbox. Storage and ZooKeeper have a worker each, so a failover never
-waits for an upload. ``Deployment`` holds the slot and generation of each subtask.
+``Dispatch`` keeps the order: the effects of one step are all carried out before the next step. Workers do slow work,
+one for storage and one for ZooKeeper, so that a failover never waits for an upload; results come through the inbox.
 
-Rules: only the coordinator's thread calls this, with three exceptions. Workers put into the inbox. Any thread may use
-``Calls``, except for ``later``; after the end of the job a call has no effect. Any thread may read ``Deployment``,
-whose values are replaced and never changed in place.
+Rules: only the coordinator's thread calls this, with two exceptions. Any thread may use ``Calls``, except for
+``later``; after the end of the job a call has no effect. Any thread may read ``Deployment``, whose values are replaced
+and never changed in place.
 """
 
 from __future__ import annotations
@@ -90,29 +89,24 @@ class Calls:
     def registry_reported(self, event: RegistryEvent) -> None:
         self.inbox.put(RegistryReported(event))
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, reason: str, cause: Exception | None = None) -> None:
         """End the job as failed."""
-        self._fail(JobFailed(reason))
+        error = JobFailed(reason)
+        error.__cause__ = cause
+        self.ask(lambda: self.result.end(JobState.FAILED, error))
 
     def taken_over(self, reason: str) -> None:
         """End the job in this driver: another driver runs it."""
-        error = JobFailed(reason)
-        error.__cause__ = JobRunsElsewhere(reason)
-        self._fail(error)
-
-    def _fail(self, error: FlinkPlusError) -> None:
-        self.ask(lambda: self.result.end(JobState.FAILED, error))
+        self.give_up(reason, JobRunsElsewhere(reason))
 
 
 @dataclass
 class Deployment:
-    """What is deployed.
+    """The last deployment: its ``generation``, and the slot and generation of each subtask.
 
-    ``generation``: of the last deployment.
     ``run``: the number of this run of the job.
     ``draining``: the input is being ended.
     ``assignment``: subtask -> the slot that runs it, or that it moves to.
-    ``generations``: subtask -> its own generation.
     ``triggered``: the newest checkpoint.
     ``lost_at``: the newest checkpoint when a slot's process was last lost; reset when some later ones are complete.
     """
@@ -146,10 +140,8 @@ class Worker(Protocol):
 
 
 class Dispatch:
-    """Connections to the slots, the workers, and the order in which effects are carried out.
-
-    ``storage``, ``registry``: workers for storage and for ZooKeeper; ``None``: a new thread each.
-    """
+    """Connections to the slots, the workers, and the order in which effects are carried out. ``storage``, ``registry``:
+    workers for storage and for ZooKeeper; ``None``: a new thread each."""
 
     def __init__(
         self,
@@ -228,7 +220,14 @@ class Dispatch:
 
     def remove(self, what: str, remove: Callable[..., None], *arguments: Any) -> None:
         """Run ``remove`` in the storage worker; a failure is only logged."""
-        self.storage.submit(_remove, what, remove, *arguments)
+
+        def run() -> None:
+            try:
+                remove(*arguments)
+            except (OSError, FlinkPlusError) as error:
+                log.warning("could not remove %s: %s", what, error)
+
+        self.storage.submit(run)
 
     def close(self) -> None:
         """End the workers, when they have done everything that was submitted, and close the connections."""
@@ -239,10 +238,3 @@ class Dispatch:
             if server is not None:
                 server.close()
         self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed its connection
-
-
-def _remove(what: str, remove: Callable[..., None], *arguments: Any) -> None:
-    try:
-        remove(*arguments)
-    except (OSError, FlinkPlusError) as error:
-        log.warning("could not remove %s: %s", what, error)

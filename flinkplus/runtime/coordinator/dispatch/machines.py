@@ -1,15 +1,15 @@
 """The machines of a job, stepped in order; each one's driver carries out its effects.
 
 Rules: an event that arrives while effects are being carried out is handled after all of them. The machine of local
-failover is stepped only while the job runs; then it handles all failures. A failure that it takes on is reported to the
-machine of the job before any other effect. It updates ``assignment`` and ``generations`` of the deployment.
+failover is stepped only while the job runs; then it handles all failures, and updates ``assignment`` and
+``generations`` of the deployment. A failure that it takes on is reported to the machine of the job first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from chain_backup.failover import events as failover_events
 from chain_backup.failover.effects import FailoverEffect
@@ -28,15 +28,11 @@ PROGRESS = (
     failover_events.CheckpointAborted,
 )
 """The most frequent events; without an effect, they do not change the assignment of subtasks."""
-FailoverEffects: TypeAlias = "list[FailoverEffect]"
 
 
 @dataclass(eq=False, repr=False)
 class JobMachines:
-    """The machines of the job, of checkpoints and of local failover.
-
-    ``failover``: ``None`` for a job that recovers by rollback.
-    """
+    """The machines of the job, of checkpoints and of local failover (``None``: the job recovers by rollback)."""
 
     _dispatch: Dispatch
     _deployment: Deployment
@@ -51,10 +47,11 @@ class JobMachines:
         self,
         job: Callable[[effects.JobEffect], None],
         checkpoints: Callable[[effects.CheckpointingEffect], None],
-        failover: Callable[[FailoverEffects], None] | None,
+        failover: Callable[[list[FailoverEffect]], None] | None,
     ) -> None:
         """Connect the drivers. They step the machines, so they are created after them."""
-        self._obey_job, self._obey_checkpoints, self._obey_failover = job, checkpoints, failover
+        self._obey_job, self._obey_checkpoints = job, checkpoints
+        self._obey_failover = failover or (lambda _todo: None)
 
     @property
     def local_failover(self) -> FailoverProtocol | None:
@@ -63,12 +60,10 @@ class JobMachines:
 
     def step_job(self, event: events.JobEvent) -> None:
         """Step the machine of the job by ``event``, after all effects that are being carried out."""
-
         self._soon(self.job, event, self._obey_job)
 
     def step_checkpoints(self, event: events.CheckpointingEvent) -> None:
         """Step the machine of checkpoints, as ``step_job``."""
-
         self._soon(self.checkpoints, event, self._obey_checkpoints)
 
     def _soon(self, machine: Any, event: object, obey: Callable[[Any], None]) -> None:
@@ -100,10 +95,6 @@ class JobMachines:
         if newest > self._newest:
             self._newest = newest
             self.step_job(events.GenerationsUsed(newest))
-        self._obey(todo)
-
-    def _obey(self, todo: FailoverEffects) -> None:
-        assert self._obey_failover is not None
         self._obey_failover(todo)
 
     def interrupt_failover(self) -> None:
@@ -111,7 +102,7 @@ class JobMachines:
         failover = self.failover
         if failover is not None:
             interrupted = events.JobInterrupted()
-            self._dispatch.soon(lambda: self._obey(failover.step(self._dispatch.now_ms(), interrupted)))
+            self._dispatch.soon(lambda: self._obey_failover(failover.step(self._dispatch.now_ms(), interrupted)))
 
     def advance_time(self) -> None:
         """Step each machine: a timeout may have passed."""

@@ -1,12 +1,9 @@
 """The job in ZooKeeper: an embedded server unless the user has an ensemble, the election, and the chains' records.
 
-Rules:
-
-- a separate thread starts it while Spark starts the slots; calls that need the result wait for it;
-- when a job is resumed in an ensemble, another driver may still run it, so the election comes first (``elect_first``);
-- if the embedded server dies, it is restarted with its data; until that succeeds, calls fail at once. If another
-  process has taken its port, the coordinator sends the slots its new address;
-- ``close`` releases everything, at any stage. A job without ZooKeeper imports none of its modules.
+Rules: a thread starts it while Spark starts the slots; calls that need the result wait for it. When a job is resumed in
+an ensemble, another driver may still run it, so the election comes first (``elect_first``). An embedded server that
+dies is restarted with its data; until then, calls fail at once. ``close`` releases everything, at any stage. A job
+without ZooKeeper imports none of its modules.
 """
 
 from __future__ import annotations
@@ -57,8 +54,7 @@ class JobRegistry:
     """One job in ZooKeeper.
 
     ``application``: the job's name there, the same in every run.
-    ``directory``: for the data of an embedded server.
-    ``bind``, ``reach``: the host that an embedded server binds, and the host at which slots reach it.
+    ``directory``, ``bind``, ``reach``: of an embedded server: its data, the host that it binds, its host for slots.
     ``deliver``: gets ZooKeeper's events.
     ``give_up``: ends the job, with a reason.
     ``auth``: see ``Registry``.
@@ -88,10 +84,8 @@ class JobRegistry:
         self._thread = threading.Thread(target=self._start, name="flinkplus-zookeeper", daemon=True)
 
     def elect_first(self) -> None:
-        """Become the coordinator of a job that another driver ran, or still runs.
-
-        Raises ``JobRunsElsewhere`` if that driver is alive, ``RegistryUnavailable`` if ZooKeeper does not answer.
-        """
+        """Become the coordinator of a job that another driver ran, or still runs. Raises ``JobRunsElsewhere`` if that
+        driver is alive, ``RegistryUnavailable`` if ZooKeeper does not answer."""
         from chain_backup.zookeeper.errors import CoordinatorElsewhere
 
         assert self._options.zookeeper is not None

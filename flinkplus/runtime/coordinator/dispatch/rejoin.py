@@ -1,10 +1,7 @@
 """Rejoin: a restarted slot is connected to all others before it gets work.
 
-The coordinator sends it the current assignment (``Join``), and all slots the list of slots (``Connect``). When all have
-answered the newest ``Connect``, it has joined.
-
-Rules: when a slot is lost meanwhile, the others get a new ``Connect`` without it. The same holds for a slot that is set
-aside, because some slots cannot reach it, until it begins to join again.
+The coordinator sends it the current assignment (``Join``), and all slots the list of slots (``Connect``). It has joined
+when all have answered the newest ``Connect``; there is a new one, without a slot that is lost or set aside meanwhile.
 """
 
 from __future__ import annotations
@@ -50,18 +47,12 @@ class Joining:
         )
         self._dispatch.send(process.slot, order)
 
-    def lost(self, slot: int) -> None:
-        """A slot was lost: join the others without it."""
+    def lost(self, slot: int, over: bool = False) -> None:
+        """A slot was lost: join the others without it. ``over``: it is a spare slot that ends."""
         self._joining.pop(slot, None)
         self._aside.discard(slot)
-        if self._joining:
+        if self._joining or over:
             self._call()
-
-    def over(self, slot: int) -> None:
-        """A spare slot ends: the others disconnect from it."""
-        self._joining.pop(slot, None)
-        self._aside.discard(slot)
-        self._call()
 
     def ready(self, process: SlotProcess, serial: int) -> list[SlotProcess]:
         """A slot has answered ``Connect`` number ``serial``; returns the slots that have joined by that."""

@@ -1,10 +1,7 @@
 """The coordinator's table of slots: which process of each is registered, and on which connection.
 
-Besides the needed slots it has *spare* ones, which are added and ended while the job runs; their numbers are never
-reused.
-
-Rules: at most one incarnation of a slot is registered; a newer registration replaces an older one, whose connection is
-closed. Messages on a connection that is not current are ignored.
+Rules: a newer registration of a slot replaces an older one, whose connection is closed. Messages on a connection that
+is not current are ignored. The numbers of spare slots are never reused.
 """
 
 from __future__ import annotations
@@ -123,15 +120,6 @@ class SlotProcesses:
     def addresses(self) -> dict[str, list[Any]]:
         """Slot -> [incarnation, address] of ``needed``, as in control messages."""
         return {str(process.slot): [process.incarnation, process.address] for process in self.needed()}
-
-    def silent_since(self, before_s: float) -> list[SlotProcess]:
-        """The processes whose last message arrived before ``before_s``."""
-        return [process for process in self.all() if process.heard_s < before_s]
-
-    def restart_timeouts(self, now_s: float) -> None:
-        """Set the time of every process's last message to ``now_s``."""
-        for process in self._processes.values():
-            process.heard_s = now_s
 
     @property
     def incarnations(self) -> dict[int, int]:

@@ -29,9 +29,8 @@ log = logging.getLogger("flinkplus.coordinator")
 class CheckpointDriver:
     """Carries out the effects of ``CheckpointCoordinator``.
 
-    ``crashes``: is notified of complete checkpoints.
     ``reach``: reports a point for fault injection.
-    ``failover``: is notified of checkpoints; ``None``: the job recovers by rollback.
+    ``failover``: ``None``: the job recovers by rollback.
     """
 
     _dispatch: Dispatch

@@ -2,8 +2,7 @@
 
 A sink's part of a snapshot lists the files that it has staged and that may not be in a complete checkpoint yet. The
 manifest names, for each sink, the new ones among them, and the uncommitted ones of earlier manifests. So one complete
-checkpoint suffices to complete the output, whichever commits were still running. ``rows``: sink -> rows in complete
-checkpoints.
+checkpoint suffices to complete the output, whichever commits were still running.
 
 Rules: one worker thread calls this, in the order of the coordinator core. Commits are idempotent in the committers.
 Once another driver has taken the job over, every call raises ``JobRunsElsewhere`` and changes nothing. Manifests may be
@@ -17,13 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flinkplus.errors import (
-    CorruptCheckpoint,
-    FlinkPlusError,
-    JobRunsElsewhere,
-    OutputDirectoryError,
-    UntrustedCheckpoint,
-)
+from flinkplus import errors
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
@@ -36,10 +29,8 @@ log = logging.getLogger("flinkplus")
 
 
 class Commits:
-    """The job's manifests in memory and in storage, and its sinks' committers.
-
-    ``taken_over``: called in the worker's thread when another driver has taken the job over.
-    """
+    """The job's manifests in memory and in storage, and its sinks' committers. ``rows``: sink -> committed rows.
+    ``taken_over``: called in the worker's thread when another driver has taken the job over."""
 
     def __init__(
         self, graph: JobGraph, storage: CheckpointStorage, taken_over: Callable[[str], None] = lambda reason: None
@@ -59,7 +50,7 @@ class Commits:
     def _check(self) -> None:
         try:
             self._storage.runs.check()
-        except JobRunsElsewhere as error:
+        except errors.JobRunsElsewhere as error:
             self._taken_over(str(error))
             raise
 
@@ -74,13 +65,11 @@ class Commits:
             committer.prepare(resume)
 
     def prepare_again(self) -> None:
-        """Prepare the output directories of a job that was started before and has no checkpoint: the run before may
-        have died before, or while, it prepared them. Raises ``OutputDirectoryError`` when one holds other data.
-        """
+        """As ``prepare``, for a job without a checkpoint whose run before may have died while it did so."""
         for committer in self.committers.values():
             try:
                 committer.prepare(resume=True)
-            except OutputDirectoryError:
+            except errors.OutputDirectoryError:
                 committer.prepare(resume=False)
 
     def store(
@@ -150,7 +139,7 @@ class Commits:
         self._uncommitted = dict.fromkeys(self.sinks, ())
         try:
             commits = {} if checkpoint is None else self.manifest(checkpoint).commits
-        except (CorruptCheckpoint, UntrustedCheckpoint):
+        except (errors.CorruptCheckpoint, errors.UntrustedCheckpoint):
             commits = {}  # the restore finds the same error, and falls back further
         self._newest = checkpoint or CheckpointId(0)
         self.rows = {name: commits[name].rows if name in commits else 0 for name in self.sinks}
@@ -158,29 +147,26 @@ class Commits:
     def collect_garbage(self, generation: Generation) -> None:
         """At the start of a deployment, remove state files that no manifest and no running snapshot can name."""
         self._check()
-        self._settle_unsure()
+        self._void_unsure_manifest()
         self._storage.retention.collect_garbage(generation, self._newest)
 
     def sweep(self, complete: CheckpointId, triggered: CheckpointId) -> None:
         """While the job runs, remove state files that no checkpoint can name any more."""
         self._check()
-        self._settle_unsure()
+        self._void_unsure_manifest()
         self._storage.retention.sweep(complete, triggered)
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Forget a checkpoint in memory and in storage: an old one, or one whose manifest may not have been stored.
-
-        The latter becomes void, even if its manifest appears late; its files are kept, because later snapshots of the
-        subtasks refer to them.
-        """
+        """Forget a checkpoint: an old one, or one whose manifest may not have been stored. The latter becomes void,
+        also if its manifest appears late; later snapshots refer to its files, so they are kept."""
         self._check()
         self._manifests.pop(checkpoint, None)
         if checkpoint > self._newest:
-            self._settle_unsure()
+            self._void_unsure_manifest()
         else:
             self._storage.retention.drop(checkpoint)
 
-    def _settle_unsure(self) -> None:
+    def _void_unsure_manifest(self) -> None:
         """Make a manifest void that may still appear, before files that it names are removed."""
         if self._unsure:
             self._storage.manifests.withdraw_after(self._newest)
@@ -207,7 +193,7 @@ class Commits:
         if resumable:
             try:
                 self._storage.retention.sweep_all()
-            except (OSError, FlinkPlusError) as error:  # the output is complete all the same
+            except (OSError, errors.FlinkPlusError) as error:  # the output is complete all the same
                 log.warning("keeping unused state files until the job is resumed: %s", error)
 
     def _commit_newest(self) -> None:
@@ -215,9 +201,9 @@ class Commits:
             return
         try:
             self.commit(self._newest)
-        except JobRunsElsewhere:
+        except errors.JobRunsElsewhere:
             raise
-        except (OSError, FlinkPlusError) as error:
+        except (OSError, errors.FlinkPlusError) as error:
             log.warning("could not commit the output of checkpoint %d: %s", self._newest, error)
 
     def finish(self) -> None:

@@ -1,7 +1,6 @@
 """The failover driver: records to ZooKeeper, fences and promotions to slots, other effects to the parts concerned.
 
-Rules: the machine of local failover runs only while the job does; at other times the machine of the job handles
-failures. A failover that falls back becomes a rollback there.
+Rules: the machine of local failover runs only while the job does. A failover that falls back becomes a rollback.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
-from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
+from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.moves import Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
@@ -52,7 +51,7 @@ class FailoverDriver:
     _failover: FailoverProtocol
     _deployment: Deployment
     promotions: Promotions
-    _phases: FailoverPhases
+    _stamps: FailoverStamps
     _triggers: Triggers
     _registry: RecordWriter | None
     _joining: Joining
@@ -62,7 +61,7 @@ class FailoverDriver:
 
     # --- life cycle of the job
 
-    def begins_on(self) -> Mapping[SubtaskId, int]:
+    def avoiding_drained_hosts(self) -> Mapping[SubtaskId, int]:
         """Subtask -> slot of a deployment that avoids drained hosts where it can; empty without drained hosts."""
         if not self._failover.drained_hosts:
             return {}
@@ -86,7 +85,7 @@ class FailoverDriver:
     def interrupted(self) -> None:
         """A rollback or the end of the job begins."""
         self._triggers.reset()
-        self._phases.reset()
+        self._stamps.reset()
         self._machines.interrupt_failover()
 
     # --- checkpoints
@@ -118,7 +117,7 @@ class FailoverDriver:
                 self.promotions.answers.add_part(message)
                 step(events.SlotFencedPart(attempt, process.slot))
             case control.Promoted(attempt, restore_ms, time_s):
-                self._phases.promoted(restore_ms, time_s)
+                self._stamps.promoted(restore_ms, time_s)
                 step(events.StandbysPromoted(attempt, process.slot))
             case control.PromotionFailed(attempt, subtask, reason):
                 log.warning("slot %d cannot promote its standby of %s: %s", process.slot, subtask, reason)
@@ -172,9 +171,9 @@ class FailoverDriver:
                 self._machines.step_checkpoints(core.SubtasksReplaced(replaced))
             case effects.RecordFailoverPhase():
                 self._triggers.moves(effect.moved)
-                self._phases.entered(effect, self._failover.newest_generation)
+                self._stamps.entered(effect, self._failover.newest_generation)
             case effects.FinishFailover():
-                self._phases.finished()
+                self._stamps.finished()
                 self._triggers.arrived()
             case core.FailureTakenOn():
                 pass  # reported by ``JobMachines``, before all other effects
@@ -193,7 +192,7 @@ class FailoverDriver:
 
     def _write(self, attempt: int | None, records: tuple[effects.ChainRecordLike, ...]) -> None:
         if attempt is not None:
-            self._phases.writing(attempt)
+            self._stamps.writing(attempt)
 
         def write() -> None:
             if self._registry is not None:
@@ -201,7 +200,7 @@ class FailoverDriver:
 
         def written() -> None:
             if attempt is not None:
-                self._phases.written(attempt)
+                self._stamps.written(attempt)
                 self._machines.step_failover(events.RecordsWritten(attempt))
 
         def refused(reason: str) -> None:
@@ -212,16 +211,16 @@ class FailoverDriver:
 
     def _fence(self, effect: effects.FenceSlots) -> None:
         self.promotions.answers.reset(effect.attempt)
-        self._phases.fencing()
+        self._stamps.fencing()
         failed = {str(subtask): slot for subtask, slot in effect.failed}
         for slot in effect.slots:
             self._dispatch.send(slot, control.Fence(effect.attempt, effect.generation, failed))
 
     def _promote(self, effect: effects.PromoteStandbys) -> None:
         deployment = self._deployment
-        self._phases.restoring(effect)
+        self._stamps.restoring(effect)
         subtasks = {
-            str(subtask): self.promotions.order(subtask, CheckpointId(version), self._phases.mark_of(subtask))
+            str(subtask): self.promotions.order(subtask, CheckpointId(version), self._stamps.mark_of(subtask))
             for subtask, version in effect.subtasks
         }
         order = control.Promote(
@@ -241,7 +240,7 @@ class FailoverDriver:
             self._machines.step_failover(events.StandbyPromotionFailed(effect.attempt, effect.slot, first, str(error)))
 
     def _fall_back(self, effect: effects.FallBack) -> None:
-        self._phases.fell_back(effect.reason)
+        self._stamps.fell_back(effect.reason)
         # A failure was counted when it was reported; a handover that failed is counted here.
         failure: FailureKind = "slot" if effect.kind == "handover" else effect.kind
         counted = effect.kind != "handover"

@@ -20,7 +20,7 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.membership.presence import Presence
-from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, error_of
 
 Handles = dict[str, SnapshotHandle]
@@ -62,7 +62,7 @@ class JobDriver:
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
             case effects.DeploySubtasks(generation, restore, assignment):
-                elsewhere = {} if self._failover is None else self._failover.begins_on()
+                elsewhere = {} if self._failover is None else self._failover.avoiding_drained_hosts()
                 self._deploy(generation, restore, {**dict(assignment), **elsewhere})
             case effects.StartSubtasks(generation):
                 self._start(generation)

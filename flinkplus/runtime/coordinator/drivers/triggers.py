@@ -1,7 +1,6 @@
 """Triggers of checkpoints, sent to the slots of sources.
 
-Rules: a source that a failover or handover moves gets its triggers when the move has ended. Triggers of checkpoints
-that have ended meanwhile are dropped.
+Rules: a source that is moving gets its triggers after the move, except for those of checkpoints that have ended.
 """
 
 from __future__ import annotations

@@ -17,9 +17,7 @@ from flinkplus.runtime.base.step_note import EDGE, FIRST_ROW, OPERATOR, PRODUCER
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 
-MAX_ENDED = 1000
-"""Maximum number of remembered processes that were ended on purpose; the oldest are forgotten first."""
-
+MAX_ENDED = 1000  # remembered processes that were ended on purpose
 log = logging.getLogger("flinkplus.coordinator")
 
 

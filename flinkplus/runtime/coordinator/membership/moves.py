@@ -1,7 +1,6 @@
 """Planned moves: a user requests them in any thread; the coordinator's thread decides and carries them out.
 
-Rules: every request ends, at the latest with the job. ``await_done`` and ``await_answer`` raise a typed error when a
-request was refused or cancelled.
+Rules: every request ends, at the latest with the job.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 
 ANSWER_TIMEOUT_S = 10.0
-KEPT = 1000
-"""Maximum number of remembered requests."""
+KEPT = 1000  # remembered requests
 
 
 @dataclass(frozen=True)

@@ -17,28 +17,12 @@ from typing_extensions import assert_never
 
 from chain_backup.failover.events import SlotLost
 from chain_backup.failover.machine import FailoverProtocol
-from chain_backup.zookeeper.records import (
-    RegistryEvent,
-    RegistryLost,
-    RegistryMoved,
-    RegistryReconnected,
-    SlotNodeGone,
-    SlotNodeSeen,
-)
+from chain_backup.zookeeper import records
 from flinkplus.config import Options
 from flinkplus.errors import PeerProtocolError, SlotStartError
 from flinkplus.printable import printable
+from flinkplus.protocol.liveness import reachability
 from flinkplus.protocol.liveness.pulses import PulsedSlot
-from flinkplus.protocol.liveness.reachability import (
-    LetSlotJoin,
-    Reachability,
-    ReachabilityEvent,
-    SetSlotAside,
-    SlotArrived,
-    SlotPeersUnreached,
-    SlotsSeen,
-    Standing,
-)
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.effects import EvictSlot, JobState
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
@@ -50,9 +34,9 @@ from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
-from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
-SAME_PROCESS_S = 5.0
+SAME_PROCESS_S = 5.0  # a clock may be set between two readings of the time when a process was created
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -60,7 +44,6 @@ log = logging.getLogger("flinkplus.coordinator")
 class Presence:
     """The coordinator's view of the slots.
 
-    ``joining``: slots that are joining the running job.
     ``crashes``: is notified of processes that this class kills.
     ``registry``: provides the address of ZooKeeper if that has changed; ``None``: the job uses no ZooKeeper.
     """
@@ -74,7 +57,7 @@ class Presence:
     _calls: Calls
     _options: Options
     _registry: RecordWriter | None = None
-    _reachability: Reachability = field(default_factory=Reachability)
+    _reachability: reachability.Reachability = field(default_factory=reachability.Reachability)
     registry_lost: str | None = field(default=None, init=False)
     """Why ZooKeeper is unavailable; ``None`` while it is available."""
 
@@ -93,14 +76,14 @@ class Presence:
             self.lose(old, "replaced by a new attempt")
         process = self._processes.register(connection, register, self._dispatch.clock.monotonic())
         where = f"process {process.pid} on {process.host}"
-        log.info("slot %d registered: %s", process.slot, where, extra=_of(process))
+        log.info("slot %d registered: %s", process.slot, where, extra=about(slot=process.slot))
         if self._registry is not None and self._registry.moved is not None:
             address = control.RegistryAddress(self._registry.moved)
             self._dispatch.rendezvous.send(connection, address)  # before it connects
         self._dispatch.rendezvous.send(connection, control.Welcome(process.incarnation))
         self._machines.step_job(events.SlotRegistered(process.slot, process.incarnation))
         if self._machines.local_failover is not None:
-            self._step(SlotArrived(process.slot, process.host))
+            self._step(reachability.SlotArrived(process.slot, process.host))
 
     def start_failed(self, connection: int, failed: control.StartFailed) -> None:
         """A slot's process could not start; its keeper starts another one. Raises ``PeerProtocolError``."""
@@ -123,7 +106,7 @@ class Presence:
         self._machines.step_job(events.SlotStartFailed(slot, reason, SlotStartError(reason)))
 
     def lose(self, process: SlotProcess, reason: str) -> None:
-        log.info("slot %d lost: %s", process.slot, reason, extra=_of(process))
+        log.info("slot %d lost: %s", process.slot, reason, extra=about(slot=process.slot))
         lost = events.SlotLost(process.slot, process.incarnation, reason)
         self._processes.remove(process.slot)
         self._dispatch.drop(process)
@@ -154,11 +137,11 @@ class Presence:
         """Let the registered spare slots join: the job was started without them."""
         for process in self._processes.all():
             if self._processes.is_spare(process.slot) and not self._processes.is_over(process.slot):
-                self._step(SlotArrived(process.slot, process.host))
+                self._step(reachability.SlotArrived(process.slot, process.host))
 
     def evict(self, process: SlotProcess, reason: str) -> None:
         """End a slot's process: SIGKILL on this host; closing its stream ends it on any host."""
-        log.warning("evicting slot %d: %s", process.slot, reason, extra=_of(process))
+        log.warning("evicting slot %d: %s", process.slot, reason, extra=about(slot=process.slot))
         self._crashes.ended_on_purpose(process.pulse)
         if process.host == socket.gethostname():
             _kill(process)
@@ -168,10 +151,12 @@ class Presence:
         """Evict silent slots. If this loop was blocked and received no heartbeats, their timeouts restart."""
         now, before = self._dispatch.clock.monotonic(), self._looked_s
         self._looked_s = now
-        if now - before > self._options.heartbeat_timeout / 2:
-            self._processes.restart_timeouts(now)
-        for process in self._processes.silent_since(now - self._options.heartbeat_timeout):
-            self.evict(process, f"no heartbeat from slot {process.slot} for {self._options.heartbeat_timeout} s")
+        timeout_s = self._options.heartbeat_timeout
+        for process in self._processes.all():
+            if now - before > timeout_s / 2:
+                process.heard_s = now
+            elif process.heard_s < now - timeout_s:
+                self.evict(process, f"no heartbeat from slot {process.slot} for {timeout_s} s")
         pulses = self._dispatch.pulses
         if pulses is not None and pulses.due:
             registered = self._processes.all()
@@ -182,7 +167,7 @@ class Presence:
 
         due_ms = self._reachability.next_deadline_ms()
         if due_ms is not None and self._dispatch.now_ms() >= due_ms:
-            self._step(SlotsSeen(self._standings()))
+            self._step(reachability.SlotsSeen(self._standings()))
 
     def _chains(self) -> list[list[str]] | None:
         """The pulses of each chain's members; ``None`` when the loss of a slot leads to a rollback."""
@@ -199,7 +184,7 @@ class Presence:
         peers, blamed = (self._present(process, named) for named in (message.peers, message.blamed))
         if peers:
             log.warning("slot %d cannot reach slots %s", process.slot, ", ".join(map(str, peers)))
-        self._step(SlotPeersUnreached(process.slot, peers, blamed))
+        self._step(reachability.SlotPeersUnreached(process.slot, peers, blamed))
 
     def _present(self, process: SlotProcess, named: dict[str, int]) -> tuple[int, ...]:
         """The slots among ``named`` (slot -> incarnation) whose named process is still registered."""
@@ -221,12 +206,12 @@ class Presence:
         self._step(events.JobInterrupted())
         self._joining.reset()
 
-    def _standings(self) -> tuple[Standing, ...]:
+    def _standings(self) -> tuple[reachability.Standing, ...]:
         if self._machines.job.state is not JobState.RUNNING:
             return ()
         pulses, failover = self._dispatch.pulses, self._machines.failover
         return tuple(
-            Standing(
+            reachability.Standing(
                 process.slot,
                 process.host,
                 len(self._deployment.on(process.slot)),
@@ -237,7 +222,7 @@ class Presence:
             if not self._processes.is_over(process.slot)
         )
 
-    def _step(self, event: ReachabilityEvent) -> None:
+    def _step(self, event: reachability.ReachabilityEvent) -> None:
         for effect in self._reachability.step(self._dispatch.now_ms(), event):
             process = self._processes.get(effect.slot)
             if process is None:
@@ -245,10 +230,10 @@ class Presence:
             match effect:
                 case EvictSlot(_, _, reason):
                     self.evict(process, reason)
-                case SetSlotAside(slot, reason):
+                case reachability.SetSlotAside(slot, reason):
                     log.warning("slot %d is set aside: %s", slot, reason)
                     self._joining.set_aside(slot)
-                case LetSlotJoin():
+                case reachability.LetSlotJoin():
                     if self._machines.local_failover is not None:
                         self._joining.begin(process)
                 case _:
@@ -256,25 +241,25 @@ class Presence:
 
     # --- ZooKeeper
 
-    def registry_reported(self, event: RegistryEvent) -> None:
+    def registry_reported(self, event: records.RegistryEvent) -> None:
         match event:
-            case SlotNodeGone(slot, record):
+            case records.SlotNodeGone(slot, record):
                 process = self._processes.get(slot)
                 if process is None or self._processes.is_over(slot) or process.incarnation != record.incarnation:
                     return
                 if self._machines.local_failover is not None:
                     self.evict(process, f"the ZooKeeper session of slot {slot} has expired")
-            case RegistryLost(reason, final):
+            case records.RegistryLost(reason, final):
                 log.warning("ZooKeeper is unavailable: %s", reason)
                 self.registry_lost = reason
                 if final:
                     self._calls.taken_over(f"another driver has taken the job over: {reason}")
-            case RegistryReconnected():
+            case records.RegistryReconnected():
                 log.warning("coordinator is connected to ZooKeeper again")
                 self.registry_lost = None
-            case RegistryMoved(hosts):
+            case records.RegistryMoved(hosts):
                 self._dispatch.send_all(control.RegistryAddress(hosts))
-            case SlotNodeSeen():
+            case records.SlotNodeSeen():
                 pass  # the slot registers on its control stream
             case _:
                 assert_never(event)
@@ -298,30 +283,17 @@ class Presence:
 
 def _kill(process: SlotProcess) -> bool:
     """SIGKILL the process of a slot on this host; ``False`` if it has ended, belongs to another user, or its PID is
-    that of another process here, as with a slot in a container.
-    """
+    that of another process here, as with a slot in a container."""
+    slot, pid, created_s = process.slot, process.pid, process.created_s
     try:
-        if not _is_here(process):
-            log.warning("process %d on this host is not slot %d", process.pid, process.slot, extra=_of(process))
+        if created_s and abs(psutil.Process(pid).create_time() - created_s) >= SAME_PROCESS_S:
+            log.warning("process %d on this host is not slot %d", pid, slot, extra=about(slot=slot))
             return False
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, psutil.NoSuchProcess):
-        log.info("cannot signal slot %d: process %d does not exist on this host", process.slot, process.pid)
+        log.info("cannot signal slot %d: process %d does not exist on this host", slot, pid)
         return False
     except (OSError, psutil.Error) as error:
-        log.warning("cannot signal process %d of slot %d: %s", process.pid, process.slot, error, extra=_of(process))
+        log.warning("cannot signal process %d of slot %d: %s", pid, slot, error, extra=about(slot=slot))
         return False
     return True
-
-
-def _is_here(process: SlotProcess) -> bool:
-    """Whether the process with the slot's PID is the slot's: their creation times agree, if the slot has reported one.
-    The tolerance is for clocks that were set between the two readings.
-    """
-    if not process.created_s:
-        return True
-    return abs(psutil.Process(process.pid).create_time() - process.created_s) < SAME_PROCESS_S
-
-
-def _of(process: SlotProcess) -> dict[str, dict[str, object]]:
-    return about(slot=process.slot)

@@ -7,9 +7,8 @@ The life of one::
         '-- timeout, or not needed ---------------------------------------------------------'
 
 Rules: only the coordinator's thread calls this. The numbers of spare slots follow those of the needed slots and are
-never reused. A spare slot joins the running job like a restarted slot. The machine of local failover decides what it
-hosts, and whether it can leave. A slot that is in a chain is never ended. A new request cancels an unfinished earlier
-one. A rollback keeps all spare slots.
+never reused. A spare slot joins like a restarted slot. The machine of local failover decides what it hosts, and whether
+it can leave: no slot in a chain is ended. A new request cancels an unfinished one. A rollback keeps all spare slots.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
 
-ENDING_S = 10.0
-"""Time for a slot to end by itself, before its Spark job is cancelled."""
+ENDING_S = 10.0  # for a slot to end by itself, before its Spark job is cancelled
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -61,7 +59,7 @@ class _Scale:
     ``going``: slots to be removed.
     ``asked``: number of the request to the machine of local failover; ``None``: not sent yet.
     ``left``: subtasks that the machine reports as still to be moved.
-    ``settled``: the machine has reported its request as done.
+    ``machine_done``: the machine has reported its request as done.
     """
 
     request: int
@@ -69,7 +67,7 @@ class _Scale:
     going: tuple[int, ...] = ()
     asked: int | None = None
     left: tuple[str, ...] = ()
-    settled: bool = False
+    machine_done: bool = False
 
 
 class SpareJobs(Protocol):
@@ -90,7 +88,6 @@ class Spares:
     """The spare slots of one job.
 
     ``requests``: numbers requests to the machine, and receives the progress of users' requests.
-    ``jobs``: starts and ends processes.
     ``timeout_s``: timeout for a spare slot to start and join.
     """
 
@@ -198,7 +195,7 @@ class Spares:
                     self._end(slot)
         scale.left = tuple(str(subtask) for subtask in report.left)
         if report.status == "done":
-            scale.settled = True
+            scale.machine_done = True
             for slot in self._in(SpareState.LEAVING):
                 self._end(slot)
         self._dispatch.soon(self.look)
@@ -231,7 +228,7 @@ class Spares:
 
     def _report_progress(self, scale: _Scale, slots: list[int]) -> None:
         report = ScaleReported(scale.request, "under_way", left=(*(f"slot-{slot}" for slot in slots), *scale.left))
-        if scale.settled and not slots:
+        if scale.machine_done and not slots:
             self._open = None
             report = replace(report, status="done", left=())
         if report != self._reported:
@@ -275,7 +272,7 @@ class Spares:
         log.info("ending spare slot %d", slot)
         processes.end(slot)
         if self._machines.local_failover is not None:
-            self._joining.over(slot)
+            self._joining.lost(slot, over=True)
         self._dispatch.send(slot, control.Stop())
         graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
         self._jobs.end(slot, graceful_s, lambda: self._calls.ask(lambda: self._gone(slot)))

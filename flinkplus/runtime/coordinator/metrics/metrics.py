@@ -7,7 +7,6 @@ part of the subtasks' state: a rollback takes them back, and the final ones are 
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -35,8 +34,7 @@ class CheckpointFigures:
     """Metrics of one checkpoint; times in milliseconds, sizes in bytes.
 
     Since the trigger: ``trigger_ms`` until the last source has begun its snapshot, ``durable_ms`` until the last
-    snapshot is in durable storage, ``chain_ms`` until all standbys have it (``None``: not yet, or no standbys),
-    ``duration_ms`` until it is complete.
+    snapshot is durable, ``chain_ms`` until all standbys have it, ``duration_ms`` until it is complete.
     Maxima over the subtasks: ``alignment_ms``, ``sync_ms``, ``async_ms``.
     ``mode``: ``unaligned`` if any subtask's snapshot was unaligned.
     ``in_flight_bytes``: stored size of its channel state; ``as_dict`` adds it to ``bytes_new`` and ``bytes_total``.
@@ -74,7 +72,7 @@ class CheckpointFigures:
             "cause": self.cause,
             "triggered_s": round(self.triggered_s, 3),
             "duration_ms": self.duration_ms,
-            **{phase: _rounded(getattr(self, phase)) for phase in PHASES},
+            **{phase: None if (ms := getattr(self, phase)) is None else round(ms, 3) for phase in PHASES},
             "bytes_new": self.bytes_new + self.in_flight_bytes,
             "bytes_total": self.bytes_total + self.in_flight_bytes,
             "keys": self.keys,
@@ -91,19 +89,15 @@ class Figures:
         self._sources = frozenset(vertex.name for vertex in graph.vertices if vertex.is_source)
         self._subtasks: dict[str, dict[str, Any]] = {}
         self._checkpoints: dict[int, CheckpointFigures] = {}
-        self._kept: deque[int] = deque()
         self.last_complete: int | None = None
         self.completed = self.aborted = self.over_budget = 0
         self._final = False
         self._late_rows = LateRowWarnings(graph)
         self._dropped: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._copied: dict[tuple[int, int], dict[str, int]] = {}
-        self.id_conflicts = 0
-        """How often the filter of message IDs and a cursor disagreed."""
+        self.id_conflicts = 0  # of the filter of message IDs and a cursor
         self.malformed_reports = 0
-        """Malformed reports of slots, which were dropped."""
-        self.fenced_reports = 0
-        """Dropped reports of evicted slots, or of subtasks of older generations."""
+        self.fenced_reports = 0  # dropped reports of evicted slots, or of subtasks of older generations
 
     def update_process(self, process: tuple[int, int], heartbeat: Heartbeat) -> None:
         """Note what a process (slot, incarnation) has dropped, and copied to its standbys, since it started."""
@@ -135,11 +129,8 @@ class Figures:
         """A checkpoint was triggered, perhaps not for the first time."""
         if checkpoint in self._checkpoints:
             return
-        self._checkpoints = {**self._checkpoints, checkpoint: CheckpointFigures(checkpoint, time.time(), self._mode)}
-        self._kept.append(checkpoint)
-        if len(self._kept) > KEPT_CHECKPOINTS:
-            oldest = self._kept.popleft()
-            self._checkpoints = {c: f for c, f in self._checkpoints.items() if c != oldest}
+        figures = CheckpointFigures(checkpoint, time.time(), self._mode)
+        self._checkpoints = dict([*self._checkpoints.items(), (checkpoint, figures)][-KEPT_CHECKPOINTS:])
 
     def snapshot(self, checkpoint: int, subtask: str, handle: SnapshotHandle) -> None:
         """Add one subtask's snapshot to the metrics of its checkpoint."""
@@ -260,7 +251,3 @@ class Figures:
     def checkpoints(self) -> list[dict[str, Any]]:
         """The last checkpoints, oldest first."""
         return [self._checkpoints[c].as_dict() for c in sorted(self._checkpoints)]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)

@@ -1,7 +1,7 @@
 """Inputs of promotion orders: snapshot handles, and the answers of the fenced slots.
 
-Rules: a handle is kept until a newer checkpoint is complete, or until its own is aborted and the next version has been
-reported; only answers to the newest attempt are kept.
+Rules: a handle is kept until a newer checkpoint is complete, or its own is aborted and the next version reported; only
+answers to the newest attempt are kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ class Handles:
 
 
 class FenceAnswers:
-    """The merged answers to one attempt's ``Fence``. ``kept``: channel -> oldest ``seq`` that can be sent again."""
+    """The merged answers to one attempt's ``Fence``.
+
+    ``kept``: channel -> oldest ``seq`` that can be sent again.
+    ``sent``: channel -> next ``seq`` that its living producer had not sent.
+    """
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
@@ -58,7 +62,7 @@ class FenceAnswers:
         """Begin a new attempt: forget all earlier answers."""
         self._attempt = attempt
         self._received: dict[str, int] = {}
-        self._sent: dict[str, int] = {}
+        self.sent: dict[str, int] = {}
         self._determinants: dict[SubtaskId, tuple[Span, ...]] = {}
         self._parts: dict[SubtaskId, list[Span]] = {}
         self._digests: dict[str, list[list[Any]]] = {}
@@ -69,7 +73,7 @@ class FenceAnswers:
         if answer.attempt != self._attempt:
             return
         self._received.update(answer.received)
-        self._sent.update(answer.sent)
+        self.sent.update(answer.sent)
         self.kept.update(answer.kept)
         self.add_part(answer)
         for subtask, spans in self._parts.items():
@@ -85,10 +89,6 @@ class FenceAnswers:
         for name, spans in part.determinants.items():
             self._parts.setdefault(parse_subtask(name), []).extend(control.spans_from_json(spans))
 
-    def sent(self, channel: str) -> int | None:
-        """The next ``seq`` that the living producer of ``channel`` had not sent; ``None`` if it was not reported."""
-        return self._sent.get(channel)
-
     def order(
         self, subtask: SubtaskId, topology: Topology, version: CheckpointId, handle: SnapshotHandle
     ) -> PromotionOrder:
@@ -100,7 +100,7 @@ class FenceAnswers:
             version=version,
             handle=handle,
             received={name: self._received[name] for name in outputs if name in self._received},
-            marks={name: self._sent[name] for name in inputs if name in self._sent},
+            marks={name: self.sent[name] for name in inputs if name in self.sent},
             digests={name: self._digests[name] for name in outputs if name in self._digests},
             determinants=control.spans_to_json(self.spans_of(subtask)),
             ancestors={

@@ -1,8 +1,5 @@
 """Promotion orders: what the new head of a subtask needs to resume from a version.
 
-An order has the snapshot handle of the version, the answers of the fenced slots, and the checkpoints since the last
-complete one that were aborted or whose barriers may overtake.
-
 If a replay does not repeat the same messages (``flinkplus.protocol.vocabulary.guarantee``), consumers follow their
 producers: ``following`` and ``matched`` replace their input cursors by the output cursors of the producers.
 
@@ -101,7 +98,7 @@ class Promotions:
     def _start_of(self, channel: ChannelId, known: int) -> int:
         """The first ``seq`` for a promoted consumer without exact replay; ``known``: its cursor in the snapshot."""
         name = str(channel)
-        kept, sent = self.answers.kept.get(name), self.answers.sent(name)
+        kept, sent = self.answers.kept.get(name), self.answers.sent.get(name)
         if kept is None or sent is None:  # the producer is promoted as well
             producer = self._topology.producer(channel)
             return output_cursor(self.handles.get(producer, self._began_from[producer]), channel)

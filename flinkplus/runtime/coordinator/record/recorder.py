@@ -1,15 +1,13 @@
 """Records the inputs and effects of the coordinator's machines, to replay them in a simulator.
 
 A machine is a function of its configuration and of its events with their times. So a recorded run, fed to the same
-machines in a simulator, must produce the same effects; where it does not, it can be examined step by step. Recording is
-off unless the option ``record_machines`` names a file.
+machines in a simulator, must produce the same effects. The option ``record_machines`` names the file.
 
 The file consists of pickles: a header (format version), then entries: ``made`` (machine, class, arguments), ``stepped``
 (machine, time, event, effects), ``raised`` (machine, time, event, name of the error). Only the program that wrote it
 should read it: unpickling runs code.
 
-Rules: only the coordinator's thread calls this. An error in an event or effect is recorded as text. If a write fails,
-recording stops and the job continues.
+Rules: an error in an event or effect is recorded as text. If a write fails, recording stops and the job continues.
 """
 
 from __future__ import annotations
@@ -32,20 +30,15 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._failed = False
-        self._write(("header", FORMAT_VERSION))
+        self.write(("header", FORMAT_VERSION))
 
     def machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:
         """Create a machine by ``make`` with these arguments, recorded under ``name``."""
-        self._write(("made", name, make, arguments, settings))
+        self.write(("made", name, make, arguments, settings))
         return cast(M, _Recorded(self, name, make(*arguments, **settings)))
 
-    def stepped(self, name: str, now_ms: int, event: Any, effects: list[Any]) -> None:
-        self._write(("stepped", name, now_ms, plain(event), [plain(effect) for effect in effects]))
-
-    def raised(self, name: str, now_ms: int, event: Any, error: Exception) -> None:
-        self._write(("raised", name, now_ms, plain(event), type(error).__name__))
-
-    def _write(self, entry: tuple[Any, ...]) -> None:
+    def write(self, entry: tuple[Any, ...]) -> None:
+        """Add an entry, unless an earlier one could not be written."""
         if self._failed:
             return
         try:
@@ -68,9 +61,9 @@ class _Recorded:
         try:
             effects: list[Any] = self._machine.step(now_ms, event)
         except Exception as error:
-            self._recorder.raised(self._name, now_ms, event, error)
+            self._recorder.write(("raised", self._name, now_ms, plain(event), type(error).__name__))
             raise
-        self._recorder.stepped(self._name, now_ms, event, effects)
+        self._recorder.write(("stepped", self._name, now_ms, plain(event), [plain(effect) for effect in effects]))
         return effects
 
     def __getattr__(self, name: str) -> Any:

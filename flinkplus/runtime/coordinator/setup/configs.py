@@ -54,10 +54,8 @@ def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
 
 
 def find_strategy(placement: str) -> Strategy:
-    """The strategy of the option ``placement``: a built-in one, or ``module:function``.
-
-    Raises ``ConfigurationError`` when that cannot be loaded.
-    """
+    """The strategy of the option ``placement``: a built-in one, or ``module:function``. Raises ``ConfigurationError``
+    when that cannot be loaded."""
     if placement in STRATEGIES:
         return STRATEGIES[placement]
     module, _, name = placement.partition(":")

@@ -27,10 +27,11 @@ def wordcount_graph() -> JobGraph:
     tokenize, count = Tokenize("tokenize", "value", "word"), Count("count", ("word",))
     words = tokenize.output_schema(SCHEMA)
     counts = count.output_schema(words)
-    lines = graph.add(Node("lines", "source", source, SCHEMA), None, None)
-    tokens = graph.add(Node("tokenize", "operator", tokenize, words), lines, None)
-    counted = graph.add(Node("count", "operator", count, counts), tokens, ("word",))
-    graph.add(Node("out", "sink", DiscardSink("out"), counts), counted, None)
+    lines = graph.add(Node("lines", "source", source, SCHEMA))
+    tokens = graph.add(Node("tokenize", "operator", tokenize, words), lines)
+    counted = graph.add(Node("count", "operator", count, counts))
+    graph.link(tokens, counted, ("word",))
+    graph.add(Node("out", "sink", DiscardSink("out"), counts), counted)
     return graph
 
 
@@ -60,13 +61,13 @@ def test_the_shape_says_what_the_fingerprint_is_of() -> None:
 
 def test_a_graph_without_a_sink_or_with_a_name_twice_is_refused() -> None:
     graph = JobGraph()
-    graph.add(Node("lines", "source", TextFiles(name="lines", path="nowhere"), SCHEMA), None, None)
+    graph.add(Node("lines", "source", TextFiles(name="lines", path="nowhere"), SCHEMA))
     with pytest.raises(ConfigurationError, match="no sink"):
         graph.fuse()
     with pytest.raises(ConfigurationError, match="two operators are called 'lines'"):
-        graph.add(Node("lines", "source", TextFiles(name="lines", path="nowhere"), SCHEMA), None, None)
+        graph.add(Node("lines", "source", TextFiles(name="lines", path="nowhere"), SCHEMA))
     with pytest.raises(ConfigurationError, match="operator name"):
-        graph.add(Node("a+b", "source", TextFiles(name="a+b", path="nowhere"), SCHEMA), None, None)
+        graph.add(Node("a+b", "source", TextFiles(name="a+b", path="nowhere"), SCHEMA))
 
 
 @pytest.mark.parametrize("text", ["count:1", "count[1]", "out:1", "count+out[1]"])

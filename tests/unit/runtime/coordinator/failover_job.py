@@ -23,13 +23,13 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess, SlotProcesses
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
-from flinkplus.runtime.coordinator.drivers.failover_phases import FailoverPhases
+from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions
-from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 from tests.unit.runtime.slot.slots_in_process import graph_of
 
 L0, L1, L2 = (SubtaskId("lines", i) for i in range(3))
@@ -146,7 +146,7 @@ class Job:
             self.records,
         )
         self.promotions = Promotions(TOPOLOGY, self.protocol.versions, Guarantee.EXACTLY_ONCE)
-        self.phases = FailoverPhases(self.dispatch, self.recoveries)
+        self.stamps = FailoverStamps(self.dispatch, self.recoveries)
         self.triggers = Triggers(self.dispatch, deployment, lambda: self.listening.pending)
         self.moves = Moves(calls, self.machines, MoveRequests())
         self.driver = FailoverDriver(
@@ -155,7 +155,7 @@ class Job:
             self.protocol,
             deployment,
             self.promotions,
-            self.phases,
+            self.stamps,
             self.triggers,
             self.records,
             self.joining,

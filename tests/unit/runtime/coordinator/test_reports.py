@@ -178,7 +178,7 @@ def test_a_history_that_does_not_match_is_a_rollback_and_conflicts_are_counted(
     told = job.receive(1, control.Failed(1, "count[1]", error.__name__, "message 3", time_s=1.0))
     assert [type(event) for event in told] == [core.FailureTakenOn, core.FailoverFellBack], "counted, then refused"
     assert all(type(event.error) is error for event in told if isinstance(event, core.FailureTakenOn))
-    assert job.phases.counts["fallbacks"] == 1
+    assert job.stamps.counts["fallbacks"] == 1
     assert job.figures.totals()["message_ids"]["conflicts"] == conflicts
 
 

@@ -52,16 +52,20 @@ def graph_of(rows: int, stages: int) -> JobGraph:
     """numbers | key_by(k) | count [| key_by(v) | sum] | collect."""
     graph = JobGraph()
     source = Generator("numbers", numbers, SCHEMA, rows, batches=True)
-    at = graph.add(Node("numbers", "source", source, SCHEMA), None, None)
+    at = graph.add(Node("numbers", "source", source, SCHEMA))
     count = Count("count", ("k",), "n")
     schema = count.output_schema(SCHEMA)
-    at = graph.add(Node("count", "operator", count, schema), at, ("k",))
+    below = graph.add(Node("count", "operator", count, schema))
+    graph.link(at, below, ("k",))
+    at = below
     if stages == 2:
         total = Sum("total", ("v",), "n", "s")
         schema = total.output_schema(schema)
-        at = graph.add(Node("total", "operator", total, schema), at, ("v",))
+        below = graph.add(Node("total", "operator", total, schema))
+        graph.link(at, below, ("v",))
+        at = below
     sink = CollectSink("out").bind(schema, "job")
-    graph.add(Node("out", "sink", sink, schema), at, None)
+    graph.add(Node("out", "sink", sink, schema), at)
     return graph.fuse()
 
 

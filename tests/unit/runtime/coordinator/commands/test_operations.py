@@ -218,7 +218,7 @@ def view(job: Reported, counters: dict[str, Any] | None = None) -> JobView:
     unused: Any = None
     job.dispatch.clock = At()  # type: ignore[assignment]
     return JobView(
-        job.dispatch, job.machines, job.deployment, unused, figures, job.presence, job.phases, job.triggers, None
+        job.dispatch, job.machines, job.deployment, unused, figures, job.presence, job.stamps, job.triggers, None
     )
 
 
@@ -245,7 +245,7 @@ def test_slots_say_what_they_do_and_who_is_away() -> None:
     }
     assert found[0].heard_ms == 1500.0
     job.deployment.assignment = {}
-    job.phases.mode = "partial"
+    job.stamps.mode = "partial"
     assert view(job).slots()[1].state == "idle"
 
 

@@ -68,7 +68,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
     assert order.subtasks["count[1]"].marks == {"0:0->1": 5, "0:2->1": 6}
     assert core.SubtasksReplaced(((C1, CheckpointId(0)), (L1, CheckpointId(0)))) in job.heard
     job.promoted()
-    assert job.phases.counts == {"failovers": 1, "handovers": 0, "fallbacks": 0}
+    assert job.stamps.counts == {"failovers": 1, "handovers": 0, "fallbacks": 0}
     assert job.deployment.assignment[C1] == 2
     assert job.deployment.generations[C1] == G2
     (recovery,) = job.recoveries.as_dicts()
@@ -183,8 +183,8 @@ def test_what_zookeeper_refuses_rolls_back() -> None:
     assert isinstance(refused, core.FailoverFellBack)
     assert (refused.kind, refused.subtasks, refused.counted) == ("slot", (C1, L1), True)
     assert "nobody answers" in refused.reason
-    assert job.phases.counts["fallbacks"] == 1
-    assert list(job.phases.fallback_reasons) == [refused.reason]
+    assert job.stamps.counts["fallbacks"] == 1
+    assert list(job.stamps.fallback_reasons) == [refused.reason]
     assert job.deployment.on(1) == []  # as before: nothing is known that is better
 
 
@@ -194,7 +194,7 @@ def test_a_failure_of_a_job_that_does_not_run_is_not_for_this_machine() -> None:
     assert job.machines.local_failover is None
     job.lose(1)
     assert job.records.written[1:] == []
-    assert job.phases.counts["fallbacks"] == 0
+    assert job.stamps.counts["fallbacks"] == 0
 
 
 def test_an_interruption_ends_what_was_under_way() -> None:

@@ -26,7 +26,7 @@ def heartbeat(rows: int) -> dict[str, Any]:
 
 def of_words(kind: Literal["source", "operator"] = "operator", mode: str = "aligned") -> Figures:
     graph = JobGraph()
-    graph.add(Node("words", kind, Tokenize("words", "value", "word"), SCHEMA), None, None)
+    graph.add(Node("words", kind, Tokenize("words", "value", "word"), SCHEMA))
     graph.vertices = graph.fuse_draft()
     return Figures(graph, mode)
 

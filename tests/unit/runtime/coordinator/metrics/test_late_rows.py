@@ -29,10 +29,10 @@ def graph() -> JobGraph:
     window = TumblingWindow("window", (), "ts", 10, (Aggregate("n", "count"),))
     schema = window.output_schema(SCHEMA)
     drawn = JobGraph()
-    drawn.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
-    drawn.add(Node("marks", "operator", WithWatermark("marks", "ts", 5), SCHEMA), 0, None)
-    drawn.add(Node("window", "operator", window, schema), 1, ("ts",))
-    drawn.add(Node("sink", "sink", DiscardSink("sink").bind(schema, "out"), schema), 2, None)
+    drawn.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA))
+    drawn.add(Node("marks", "operator", WithWatermark("marks", "ts", 5), SCHEMA), 0)
+    drawn.link(1, drawn.add(Node("window", "operator", window, schema)), ("ts",))
+    drawn.add(Node("sink", "sink", DiscardSink("sink").bind(schema, "out"), schema), 2)
     return drawn.fuse()
 
 
@@ -105,8 +105,8 @@ def test_the_first_late_rows_are_named_and_then_a_few_more(caplog: pytest.LogCap
 
 def test_a_job_without_event_time_is_not_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     drawn = JobGraph()
-    drawn.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
-    drawn.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 0, None)
+    drawn.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA))
+    drawn.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 0)
     figures = Figures(drawn.fuse())
     counters = {"operators": {"source": {"rows_in": 0, "rows_out": 0, "late_rows": 1}}}
     with caplog.at_level(logging.WARNING, "flinkplus"):

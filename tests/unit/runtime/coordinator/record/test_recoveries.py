@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flinkplus.protocol.vocabulary.phases import DURATIONS, PHASES, Phase
-from flinkplus.runtime.coordinator.record.recovery_log import RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
 SOURCE, COUNT, OTHER = "lines[1]", "count[1]", "count[0]"
 

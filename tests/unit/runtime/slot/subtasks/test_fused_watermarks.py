@@ -77,10 +77,12 @@ class Wires:
 def graph_of(*operators: tuple[Operator, int, bool]) -> JobGraph:
     """A source, then operators: each with its parent, and whether there is an exchange before it; a sink behind."""
     graph = JobGraph()
-    graph.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
+    graph.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA))
     for operator, parent, exchanged in operators:
-        graph.add(Node(operator.name, "operator", operator, SCHEMA), parent, ("ts",) if exchanged else None)
-    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), len(operators), None)
+        node = graph.add(Node(operator.name, "operator", operator, SCHEMA), None if exchanged else parent)
+        if exchanged:
+            graph.link(parent, node, ("ts",))
+    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), len(operators))
     return graph.fuse()
 
 
@@ -131,11 +133,11 @@ def test_what_an_operator_gives_comes_before_the_watermark() -> None:
 def test_a_watermark_stays_behind_what_is_put_out() -> None:
     window = TumblingWindow("window", (), "ts", 10, (Aggregate("n", "count"),))
     graph = JobGraph()
-    graph.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
-    graph.add(Node("marks", "operator", WithWatermark("marks", "ts", 0), SCHEMA), 0, None)
-    graph.add(Node("window", "operator", window, window.output_schema(SCHEMA)), 1, ("ts",))
-    graph.add(Node("fires", "operator", Firing("fires"), SCHEMA), 2, ("n",))
-    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 3, None)
+    graph.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA))
+    graph.add(Node("marks", "operator", WithWatermark("marks", "ts", 0), SCHEMA), 0)
+    graph.link(1, graph.add(Node("window", "operator", window, window.output_schema(SCHEMA))), ("ts",))
+    graph.link(2, graph.add(Node("fires", "operator", Firing("fires"), SCHEMA)), ("n",))
+    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 3)
     wires = Wires()
     operators = fused(graph.fuse(), 1, wires, state=FakeState())
     exhaust(operators.push(rows(1, 12, 19)))
@@ -150,11 +152,11 @@ def test_the_inputs_of_a_join_are_told_apart() -> None:
     join.check()
     graph = JobGraph()
     for name in ("one", "two"):
-        graph.add(Node(name, "source", Generator(name, lambda i: i, SCHEMA, 1, False), SCHEMA), None, None)
-    graph.add(Node("join", "operator", join, SCHEMA), None, None)
+        graph.add(Node(name, "source", Generator(name, lambda i: i, SCHEMA, 1, False), SCHEMA))
+    graph.add(Node("join", "operator", join, SCHEMA))
     graph.link(0, 2, ("ts",))
     graph.link(1, 2, ("ts",))
-    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 2, None)
+    graph.add(Node("sink", "sink", DiscardSink("sink").bind(SCHEMA, "out"), SCHEMA), 2)
     operators = fused(graph.fuse(), 2, Wires(), state=FakeState())
     exhaust(operators.push(rows(7, 8), 0))
     exhaust(operators.push(rows(8, 9), 0))

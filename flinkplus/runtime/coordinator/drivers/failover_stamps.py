@@ -12,14 +12,14 @@ from chain_backup.failover import effects
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
-from flinkplus.runtime.coordinator.record.recovery_log import HANDOVER, STANDBY, RecoveryLog
+from flinkplus.runtime.coordinator.record.recovery_times import HANDOVER, STANDBY, RecoveryLog
 
 KEPT_REASONS = 100
 log = logging.getLogger("flinkplus.coordinator")
 
 
-class FailoverPhases:
-    """Logs the phases of failovers. ``mode``: their mode in the recovery log."""
+class FailoverStamps:
+    """Stamps the phases of failovers. ``mode``: their mode in the recovery log."""
 
     def __init__(self, dispatch: Dispatch, recoveries: RecoveryLog, mode: str = STANDBY) -> None:
         self.mode = mode
@@ -90,6 +90,5 @@ class FailoverPhases:
         self._under_way = None
 
     def mark_of(self, subtask: SubtaskId) -> int | None:
-        """Rows emitted before the failure, by which ``subtask`` knows its new rows; ``None`` for a standby, which knows
-        them by its input."""
+        """Rows emitted before the failure: further ones are new. ``None`` for a standby, which knows by its input."""
         return None if self.mode == STANDBY else self._recoveries.marks.get(str(subtask), 0)

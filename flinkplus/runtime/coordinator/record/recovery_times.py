@@ -4,12 +4,11 @@ Times are taken when an event arrives at the coordinator's machine, or by a slot
 recovery begins with the kill, or with the time that the failed subtask reports; if neither is known, with detection.
 ``recovery_ms`` runs from there to the first *new* output (rows beyond those emitted before the failure) of all failed
 subtasks with a sink or keyed state; without any such, of all failed subtasks. In a rollback or partial recovery, the
-rows emitted before the failure are those last reported, at most one heartbeat before it. ``caught_up_ms``: the same for
-all subtasks that restarted: the failed ones; in a partial recovery also their upstreams; in a rollback all.
+rows emitted before the failure are those of the last heartbeat. ``caught_up_ms``: the same for all subtasks that
+restarted: the failed ones; in a partial recovery also their upstreams; in a rollback all.
 
-Rules: this only measures. A recovery that another failure interrupts stays unfinished (times are ``None``). A local
-failover that ends in a rollback is one recovery, by rollback, with the reason in ``fallback``. Handovers are planned,
-so they are listed separately.
+Rules: a recovery that another failure interrupts stays unfinished. A local failover that ends in a rollback is one
+recovery, by rollback, with the reason in ``fallback``. Handovers are listed separately.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ KEPT = 1000
 
 @dataclass
 class Recovery:
-    """One recovery. ``moved``: all subtasks that restart.
-
-    ``stamps``: phase -> seconds since the Unix epoch when it was *entered*.
-    """
+    """One recovery. ``moved``: all subtasks that restart. ``stamps``: phase -> when it was *entered* (Unix epoch)."""
 
     number: int
     mode: str
@@ -44,8 +40,7 @@ class Recovery:
     waiting_all: set[str] = field(default_factory=set)
     first_new_s: float | None = None
     registry_ms: float | None = None
-    """Time of the registry to write the records, in the last attempt that it answered. In a failover the slots fence
-    meanwhile; in a handover, afterwards."""
+    """Time of the registry to write the records, in the last attempt that it answered."""
     restored_ms: float | None = None
     checkpoint: int | None = None
     fallback: str | None = None
@@ -91,10 +86,7 @@ def _ms(begun: float | None, ended: float | None) -> float | None:
 
 
 class RecoveryLog:
-    """All recoveries of a job, and what is needed to measure the next one.
-
-    ``has_results``: whether a subtask (as text) has a sink or keyed state.
-    """
+    """All recoveries of a job. ``has_results``: whether a subtask (as text) has a sink or keyed state."""
 
     def __init__(self, has_results: Callable[[str], bool]) -> None:
         self._has_results = has_results
