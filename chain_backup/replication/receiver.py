@@ -19,8 +19,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from chain_backup.disk import base_name
+from chain_backup.disk import Origin, base_name
 from chain_backup.replication import frames
 from chain_backup.replication.figures import ReplicationFigures
 from chain_backup.replication.frames import Frame, FrameKind
@@ -51,27 +52,21 @@ def at_once(work: Callable[[], None], done: Callable[[Exception | None], None]) 
         done(None)
 
 
+@dataclass(eq=False, repr=False)
 class Receiver:
-    """Receives versions for ``members``. Each version held whole is passed to ``sender``, ``upkeep`` and ``staged``."""
+    """Receives versions for ``members``. Each version held whole is passed to ``sender``, ``upkeep`` and ``staged``.
 
-    def __init__(
-        self,
-        members: Mapping[str, Member],
-        hops: Hops,
-        sender: Sender,
-        upkeep: CopyUpkeep,
-        figures: ReplicationFigures,
-        staged: Staged,
-        beside: Beside,
-    ) -> None:
-        self._members = members
-        self._hops = hops
-        self._sender = sender
-        self._upkeep = upkeep
-        self._figures = figures
-        self._report = staged
-        self._beside = beside
-        self._early: dict[tuple[str, int], Frame] = {}  # by subtask and peer
+    ``early``: offers whose chain is not known yet, by subtask and peer.
+    """
+
+    _members: Mapping[str, Member]
+    _hops: Hops
+    _sender: Sender
+    _upkeep: CopyUpkeep
+    _figures: ReplicationFigures
+    _report: Staged
+    _beside: Beside
+    _early: dict[tuple[str, int], Frame] = field(default_factory=dict, init=False)
 
     def interrupt(self, member: Member) -> None:
         """The version under way does not arrive; what is here of a file is kept for the next offer."""
@@ -225,7 +220,7 @@ class Receiver:
             return
         partial.close()
         member.partial = None
-        member.replica.adopt(partial.file)
+        member.replica.adopt(partial.file, Origin.ARRIVED)
         inbound.missing.popleft()
         self._after_file(member, inbound)
 
@@ -257,21 +252,22 @@ class Receiver:
             return
         member.fetching = file
         disk = member.replica.disk
-        if needed and disk.has_left(file):
-            self._beside(lambda: disk.check_left(file, swift=False), lambda error: self._checked(member, file, error))
-        else:
-            self._beside(lambda: disk.download(file), lambda error: self._fetched(member, file, error))
+        left = needed and disk.has_left(file)
+
+        def done(error: Exception | None) -> None:
+            member.fetching = None
+            if self._members.get(member.subtask) is member:
+                (self._checked if left else self._fetched)(member, file, error)
+
+        self._beside(lambda: disk.check_left(file, swift=False) if left else disk.download(file), done)
 
     def _checked(self, member: Member, file: StateFile, error: Exception | None) -> None:
         """What a dead process has left under the name of ``file`` was compared with its checksum."""
-        member.fetching = None
-        if self._members.get(member.subtask) is not member:
-            return
         replica, inbound = member.replica, member.inbound
         needed = inbound is not None and file in inbound.stored
         if error is None and needed:
             try:
-                replica.adopt_left(file)
+                replica.adopt(file, Origin.LEFT)
             except OSError as failed:
                 error = failed
         if error is not None and not replica.holds(file):  # a promotion may have taken it meanwhile
@@ -289,14 +285,12 @@ class Receiver:
             self._get_otherwise(member, inbound)
 
     def _fetched(self, member: Member, file: StateFile, error: Exception | None) -> None:
-        member.fetching = None
-        if self._members.get(member.subtask) is not member:
-            return
+        """The download of ``file`` has ended."""
         replica, inbound = member.replica, member.inbound
         if inbound is not None and file in inbound.stored:
             inbound.stored.remove(file)
             if error is None:
-                replica.adopt_downloaded(file)
+                replica.adopt(file, Origin.DOWNLOADED)
                 self._figures.files_from_storage += 1
                 self._after_file(member, inbound)
             else:
@@ -309,5 +303,5 @@ class Receiver:
             replica.adopt_base(file)
             self._figures.bases_fetched += 1
         else:
-            replica.disk.discard_downloaded(base_name(file.name))
+            replica.disk.discard(base_name(file.name), Origin.DOWNLOADED)
         self.fetch_next(member)

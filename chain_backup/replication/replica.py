@@ -28,7 +28,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from chain_backup.disk import Disk, base_name
+from chain_backup.disk import Disk, Origin, base_name
 from chain_backup.replication.figures import ReplicationFigures
 from flinkplus.errors import CorruptState
 from flinkplus.protocol.snapshot.files import StateFile
@@ -138,10 +138,6 @@ class Replica:
     def _is_here(self, file: StateFile) -> bool:
         return self.holds(file) or self.disk.has_left(file)
 
-    def lacks(self, files: Sequence[StateFile]) -> list[str]:
-        """Names (without folder) of those that are not held, whether they are needed or not."""
-        return [base_name(file.name) for file in files if not self.holds(file)]
-
     @property
     def wanted_base(self) -> StateFile | None:
         """The base of the newest version, if the copy substitutes older files for it."""
@@ -157,7 +153,7 @@ class Replica:
 
     def adopt_base(self, file: StateFile) -> None:
         """A base came, though perhaps not the newest: versions are made of it from now on."""
-        self.adopt_downloaded(file)
+        self.adopt(file, Origin.DOWNLOADED)
         older = self._stands_for.pop(file.name)
         for version in self.staged.values():
             if version.named[:1] != (file,) and version.files[: len(older)] == older and version.named != version.files:
@@ -166,10 +162,16 @@ class Replica:
             if stands[: len(older)] == older:
                 self._stands_for[base] = (file, *stands[len(older) :])
 
-    def adopt(self, file: StateFile) -> None:
-        """What arrived has exactly the bytes of ``file``: it is held from now on."""
-        self.disk.adopt(base_name(file.name))
-        self._held[base_name(file.name)] = file
+    def adopt(self, file: StateFile, origin: Origin) -> None:
+        """What came from ``origin`` has exactly the bytes of ``file``: it is held from now on."""
+        name = base_name(file.name)
+        self.disk.adopt(name, origin)
+        self._held[name] = file
+        if origin is Origin.DOWNLOADED:
+            self._figures.bytes_from_storage += file.bytes
+        elif origin is Origin.LEFT:
+            self._kept.add(name)
+            self._figures.bytes_kept += file.bytes
 
     def take_own(self, files: Sequence[StateFile], generation: int) -> None:
         """Hold files that the active state on this slot has; what it has removed meanwhile comes from storage.
@@ -194,7 +196,7 @@ class Replica:
         """
         if not self._keep(file):
             self.disk.download(file)
-            self.adopt_downloaded(file)
+            self.adopt(file, Origin.DOWNLOADED)
             self._figures.files_from_storage += 1
 
     def _keep(self, file: StateFile) -> bool:
@@ -203,30 +205,17 @@ class Replica:
             return False
         try:
             self.disk.check_left(file, swift=True)
-            self.adopt_left(file)
+            self.adopt(file, Origin.LEFT)
         except (CorruptState, OSError) as error:
             with contextlib.suppress(OSError):  # storage has it, also if the disk fails
                 self.refuse_left(file, error)
         return self.holds(file)
 
-    def adopt_downloaded(self, file: StateFile) -> None:
-        """``disk.download`` of it has ended: it is held from now on."""
-        self.disk.adopt_downloaded(base_name(file.name))
-        self._held[base_name(file.name)] = file
-        self._figures.bytes_from_storage += file.bytes
-
-    def adopt_left(self, file: StateFile) -> None:
-        """``disk.check_left`` of it has ended well: it is held from now on."""
-        self.disk.adopt_left(base_name(file.name))
-        self._held[base_name(file.name)] = file
-        self._kept.add(base_name(file.name))
-        self._figures.bytes_kept += file.bytes
-
     def refuse_left(self, file: StateFile, error: Exception) -> None:
         """What a dead process has left under the name of ``file`` is another content, or cannot be read."""
         log.info("cannot reuse a state file that an ended process left: %s", error)
         self._figures.left_refused += 1
-        self.disk.discard_left(base_name(file.name))
+        self.disk.discard(base_name(file.name), Origin.LEFT)
 
     def _prune(self, arriving: Sequence[StateFile]) -> None:
         """Remove files that no staged version names, nor the one that is arriving. A version to come may yet be made
@@ -265,15 +254,11 @@ class Replica:
         numbers = [number for number in self.staged if number <= up_to]
         return self.staged[max(numbers)] if numbers else None
 
-    def forget_before(self, number: int, arriving: Sequence[StateFile] = ()) -> None:
-        """Versions older than ``number`` are not needed any more, nor the files that only they name.
+    def forget(self, numbers: Sequence[int], arriving: Sequence[StateFile] = ()) -> None:
+        """These versions are not needed any more, nor the files that only they name.
 
         ``arriving``: the files of a version of which some are held and others on their way.
         """
-        self.forget([other for other in self.staged if other < number], arriving)
-
-    def forget(self, numbers: Sequence[int], arriving: Sequence[StateFile] = ()) -> None:
-        """These versions are not needed any more, nor the files that only they name; see ``forget_before``."""
         for number in numbers:
             del self.staged[number]
         for copy in list(self._copies):

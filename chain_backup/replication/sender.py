@@ -66,7 +66,7 @@ class Sender:
         offered = (*version.named, *replaced)
         names = frozenset(base_name(file.name) for file in offered if replica.holds(file))
         transfer = Outbound(topic, names, replica.disk.open)
-        lacks = replica.lacks(offered)
+        lacks = [base_name(file.name) for file in offered if not replica.holds(file)]
         self._hops[successor].begin(transfer, member.successor_staged, lacks, version.handle)
 
     def _next_version(self, member: Member) -> StagedVersion | None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from chain_backup.disk import ArrivingFile, Disk, HeldFile, base_name
+from chain_backup.disk import ArrivingFile, Disk, HeldFile, Origin, base_name
 from chain_backup.replication import frames
 from chain_backup.replication.frames import Frame, FrameKind, Topic
 from flinkplus.protocol.snapshot.files import CHECKSUM_BYTES, StateFile
@@ -58,7 +58,7 @@ class Partial:
 
     def discard(self) -> None:
         self.close()
-        self.disk.discard(base_name(self.file.name))
+        self.disk.discard(base_name(self.file.name), Origin.ARRIVED)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from chain_backup.replication.figures import ReplicationFigures
 from chain_backup.replication.members import Member
@@ -25,19 +26,17 @@ MAX_ABORTED = 64
 log = logging.getLogger("flinkplus")
 
 
+@dataclass(eq=False, repr=False)
 class CopyUpkeep:
     """Tends the copies of ``members``; ``later`` runs work in the same thread, behind all that waits there."""
 
-    def __init__(
-        self,
-        members: Mapping[str, Member],
-        figures: ReplicationFigures,
-        later: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._members = members
-        self._figures = figures
-        self._later = later
-        self._due: dict[str, None] = {}  # an ordered set
+    _members: Mapping[str, Member]
+    _figures: ReplicationFigures
+    _later: Callable[[Callable[[], None]], None]
+    _due: dict[str, None] = field(default_factory=dict, init=False)
+    """An ordered set."""
+
+    def __post_init__(self) -> None:
         self._trimmed = 0
         self._aborted: deque[int] = deque(maxlen=MAX_ABORTED)
 
@@ -80,7 +79,7 @@ class CopyUpkeep:
         replica = member.replica
         trimmed = replica.newest(self._trimmed)
         if trimmed is not None:
-            replica.forget_before(trimmed.number, member.arriving)
+            replica.forget([number for number in replica.staged if number < trimmed.number], member.arriving)
         if member.active is None:
             try:
                 if trimmed is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+from chain_backup.disk import Origin
 from chain_backup.failover import attempts, chains
 from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import recovery_line as line
@@ -830,7 +831,7 @@ def files_of_a_dead_process_promoted_unchecked(original: Any) -> Any:
 
     def fetch(self: Any, file: Any) -> None:
         if self.disk.has_left(file):
-            self.adopt_left(file)
+            self.adopt(file, Origin.LEFT)
         else:
             original(self, file)
 
