@@ -20,60 +20,27 @@ when fences have taken over all that were not.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 from flinkplus.errors import described
 from flinkplus.protocol.determinants.determinants import KnownSteps, Span, merge, unite
-from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
-from flinkplus.runtime.slot.control.active import ActiveSubtasks
-from flinkplus.runtime.slot.control.ports import GraphPort, PreparedPort, S, StandbyReady, StandbysPort
+from flinkplus.runtime.slot.control.host import SlotHost
+from flinkplus.runtime.slot.control.ports import PreparedPort, S, StandbyReady, StandbysPort
 
 Spans: TypeAlias = Sequence[tuple[int, Any]]
 """Spans of consecutive values, each with the number of its first."""
 PART_VALUES = 100_000
 """Maximum number of determinants and digests in one message: about a megabyte, which takes some 50 ms to write."""
 log = logging.getLogger("flinkplus.slot")
-
-
-class Host(Protocol[S]):
-    """What the slot offers."""
-
-    index: int
-    parallelism: int
-    lineage: Lineage
-    runs_ahead: bool
-    notes_rows: bool
-    active: ActiveSubtasks[S]
-    slots: dict[SubtaskId, int]
-    generations: dict[SubtaskId, Generation]
-
-    @property
-    def graph(self) -> GraphPort:
-        """The job graph."""
-
-    def report(self, message: control.ControlMessage) -> None:
-        """Send to the coordinator."""
-
-    def build(
-        self, name: SubtaskId, handle: SnapshotHandle, checkpoint: CheckpointId, mark: int | None, promotion: Promotion
-    ) -> S:
-        """A subtask that is not yet active."""
-
-    def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None:
-        """Run ``action``; an exception is the subtask's failure."""
-
-    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
-        """A point of fault injection; see ``faults.points``."""
 
 
 @dataclass
@@ -103,7 +70,7 @@ class _Promotion:
 class SlotFailover(Generic[S]):
     """One slot's end of the failover protocol. ``part_values``: maximum of determinants and digests in one message."""
 
-    def __init__(self, host: Host[S], standbys: StandbysPort, clock: Clock, part_values: int = PART_VALUES) -> None:
+    def __init__(self, host: SlotHost[S], standbys: StandbysPort, clock: Clock, part_values: int = PART_VALUES) -> None:
         self._host = host
         self._part_values = part_values
         self._clock = clock

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from chain_backup.replication.figures import ReplicationFigures
 from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import OutputChannels
 from flinkplus.protocol.loops.cycles import Cycles
@@ -107,16 +108,9 @@ class StandbyReady:
 
 
 class StandbysPort(Protocol):
-    """The standby copies on this slot. ``malformed``, ``fenced``: rejected frames, and offers of older generations."""
+    """The standby copies on this slot."""
 
-    @property
-    def malformed(self) -> int: ...
-
-    @property
-    def fenced(self) -> int: ...
-
-    @property
-    def copied_bytes(self) -> dict[str, int]: ...
+    figures: ReplicationFigures
 
     def prepare(self, attempt: int, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> None: ...
 

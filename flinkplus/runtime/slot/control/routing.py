@@ -7,40 +7,24 @@ effect, and counts as a malformed frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol
+from collections.abc import Iterable
+from typing import Any, Generic
 
 from flinkplus.errors import ForeignMessage
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
-from flinkplus.runtime.slot.control.active import ActiveSubtasks, Credit
+from flinkplus.runtime.slot.control.active import Credit
+from flinkplus.runtime.slot.control.host import SlotHost
 from flinkplus.runtime.slot.control.ports import S
 
 NO_EPOCH = CheckpointId(0)
 
 
-class RoutingHost(Protocol[S]):
-    """What the routing needs of its slot. ``slots``, ``generations``: of all subtasks of the job."""
-
-    parallelism: int
-    active: ActiveSubtasks[S]
-    slots: dict[SubtaskId, int]
-    generations: dict[SubtaskId, Generation]
-
-    def take_replica(self, peer: int, frame: bytes) -> None: ...
-
-    def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None: ...
-
-    def send_credit(self, slot: int, credit: Message) -> None: ...
-
-    def frame_malformed(self, peer: int, error: Exception) -> None: ...
-
-
 class Routing(Generic[S]):
     """The routing of one slot. ``consumers``: edge of the graph -> name of the vertex that it leads to."""
 
-    def __init__(self, host: RoutingHost[S], consumers: dict[int, str]) -> None:
+    def __init__(self, host: SlotHost[S], consumers: dict[int, str]) -> None:
         self._host = host
         self._consumer_vertices = consumers
 

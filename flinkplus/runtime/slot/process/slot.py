@@ -287,9 +287,10 @@ class Slot(SlotOrders[Subtask]):
         refused, malformed, fenced = self._data.refusals.total, self.malformed_frames, self.active.stale
         copied: dict[str, int] = {}
         if self._failover is not None:
-            malformed += self._failover.standbys.malformed
-            fenced += self._failover.standbys.fenced
-            copied = self._failover.standbys.copied_bytes
+            figures = self._failover.standbys.figures
+            malformed += figures.frames_malformed
+            fenced += figures.offers_fenced
+            copied = figures.copied_bytes
         self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced, copied)
 
     # --- events

@@ -63,6 +63,7 @@ class Standbys:
             later=self._post,
             beside=self._beside,
         )
+        self.figures = self._agent.figures
 
     def _send_frame(self, slot: int, frame: bytes) -> None:
         message = Message(MessageKind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))
@@ -103,11 +104,6 @@ class Standbys:
             self._waiting += 1
         with contextlib.suppress(RuntimeError):  # it is being closed
             self._pool.submit(counted)
-
-    @property
-    def malformed(self) -> int:
-        """Frames of replication that could not be read."""
-        return self._agent.figures.frames_malformed
 
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
         """Who follows whom, of all subtasks of the job."""
@@ -160,21 +156,6 @@ class Standbys:
                     run()
                     return
         self._submit(run)
-
-    @property
-    def fenced(self) -> int:
-        """Rejected versions that heads of older generations have offered."""
-        return self._agent.figures.offers_fenced
-
-    @property
-    def copied_bytes(self) -> dict[str, int]:
-        """Bytes of state files that the copies here took in, by where they came from."""
-        figures = self._agent.figures
-        return {
-            "received": figures.bytes_received,
-            "from_storage": figures.bytes_from_storage,
-            "kept": figures.bytes_kept,
-        }
 
     def close(self, keeps: bool = False) -> None:
         """Close every copy; waits for what is under way. ``keeps``: the files stay, for the slot's next process."""
