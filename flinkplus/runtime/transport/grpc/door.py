@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,8 +30,8 @@ HELLO, CHALLENGE, NONCE, PROOF, WELCOME = (
 
 
 class Door:
-    """Of a server that speaks ``protocol`` and is called ``name``. ``address``: what diallers have to say that they
-    dialled, where they know it just as it is here.
+    """The entrance of a server that speaks ``protocol`` and is called ``name``. ``address``: what diallers must have
+    dialled, where they know it by the same text; empty: they do not say.
     """
 
     def __init__(self, credentials: Credentials, protocol: bytes, refusals: Refusals, name: str = "") -> None:
@@ -43,16 +43,22 @@ class Door:
         self.crowd = Crowd(lambda reason, text: refusals.count(protocol.decode(), reason, text))
         self._open: dict[bytes, tuple[float, str, Listening]] = {}  # the oldest is the first
 
-    async def admit(self, context: Any) -> Listening | None:
-        """Who calls; ``None`` for a call that was only there for its challenge. Others are refused and counted."""
+    async def admit(self, context: Any, check: Callable[[Listening], object] | None = None) -> Listening | None:
+        """The dialler of a call; ``None`` for a call that was only there for its challenge. Others are refused and
+        counted. ``check`` may refuse a dialler that has proved its name: it raises ``PeerRefused``.
+        """
         metadata = dict(context.invocation_metadata())
         try:
             if PROOF in metadata:
-                return self._check(metadata)
+                found = self._proved(metadata)
+                if check is not None:
+                    check(found)
+                return found
             listening = Listening(self._credentials.secret, self._protocol, self.name, self.address)
             challenge = listening.challenge(_bytes(metadata, HELLO))
         except PeerRefused as error:
-            await self.refuse(context, error)
+            self._refusals.count(self._protocol.decode(), error.reason, f"{context.peer()}: {error}")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "refused")  # raises
             raise
         self._forget_old()
         self._open[listening.nonce] = (time.monotonic(), _host(context.peer()), listening)
@@ -66,12 +72,7 @@ class Door:
             await context.send_initial_metadata(((WELCOME, found.welcome),))
             yield
 
-    async def refuse(self, context: Any, error: PeerRefused) -> None:
-        """Count it and end the call; raises what gRPC ends calls with."""
-        self._refusals.count(self._protocol.decode(), error.reason, f"{context.peer()}: {error}")
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "refused")
-
-    def _check(self, metadata: dict[str, Any]) -> Listening:
+    def _proved(self, metadata: dict[str, Any]) -> Listening:
         begun, _, listening = self._open.pop(_bytes(metadata, NONCE), (0.0, "", None))
         if listening is None or time.monotonic() - begun > handshake.TIMEOUT_S:
             raise PeerRefused(handshake.TIMEOUT, "an answer to no challenge, or a late one")
@@ -79,7 +80,7 @@ class Door:
         return listening
 
     def _forget_old(self) -> None:
-        """Of challenges without an answer: those that are late, and one to make room for the next."""
+        """Forget the challenges whose answer is late, and others to make room for one more."""
         latest = time.monotonic() - handshake.TIMEOUT_S
         late = [nonce for nonce, (begun, _, _) in self._open.items() if begun < latest]
         for nonce in late:
@@ -111,22 +112,22 @@ async def open_stream(open_call: Any, connecting: Connecting, timeout_s: float) 
     """
     call = open_call(metadata=((HELLO, connecting.hello),))
     try:
-        metadata = await asyncio.wait_for(call.trailing_metadata(), timeout_s)
-        challenge = next((value for name, value in metadata if name == CHALLENGE), b"")
-        if not challenge:
-            await asyncio.wait_for(call.read(), timeout_s)  # raises what the call was ended with, if it was
-        proof = connecting.answer(bytes(challenge))
+        challenge = await _said(call, call.trailing_metadata(), CHALLENGE, timeout_s)
+        proof = connecting.answer(challenge)
     finally:
         call.cancel()
-    nonce = bytes(challenge[: handshake.NONCE_BYTES])
-    stream = open_call(metadata=((NONCE, nonce), (PROOF, proof)))
+    stream = open_call(metadata=((NONCE, challenge[: handshake.NONCE_BYTES]), (PROOF, proof)))
     try:
-        metadata = await asyncio.wait_for(stream.initial_metadata(), timeout_s)
-        welcome = next((value for name, value in metadata if name == WELCOME), b"")
-        if not welcome:
-            await asyncio.wait_for(stream.read(), timeout_s)  # raises what the stream was ended with, if it was
-        connecting.check(bytes(welcome))
+        connecting.check(await _said(stream, stream.initial_metadata(), WELCOME, timeout_s))
     except BaseException:
         stream.cancel()
         raise
     return stream
+
+
+async def _said(call: Any, metadata: Awaitable[Any], name: str, timeout_s: float) -> bytes:
+    """What ``metadata`` of a call have under ``name``. Raises what the call was ended with when they do not have it."""
+    said = next((value for key, value in await asyncio.wait_for(metadata, timeout_s) if key == name), b"")
+    if not said:
+        await asyncio.wait_for(call.read(), timeout_s)
+    return bytes(said)

@@ -73,32 +73,28 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
         sock.detach()
 
 
-def _open_sockets() -> list[int]:
-    found = []
+def _open_sockets() -> Iterator[tuple[int, int]]:
+    """Number and inode of each open socket."""
     for number in map(int, os.listdir(OPEN_FILES)):
         with contextlib.suppress(OSError):  # closed meanwhile
-            if stat.S_ISSOCK(os.fstat(number).st_mode):
-                found.append(number)
-    return found
+            found = os.fstat(number)
+            if stat.S_ISSOCK(found.st_mode):
+                yield number, found.st_ino
 
 
 class Accepted:
-    """The connections that came in at one port. What an open socket is it stays, so each is asked once."""
+    """The connections that came in at one port. An open socket does not change, so each is inspected once."""
 
     def __init__(self) -> None:
         self._known: dict[int, Place | None] = {}
 
     def here(self, port: int) -> Iterator[tuple[int, int, Place]]:
-        """Of each the open file, its inode (no other socket has that while this one is open), and where it leads."""
+        """The open file, the inode (unique while the socket is open) and the other end of each."""
         if TCP_INFO is None:
             return
         known, self._known = self._known, {}
-        for number in map(int, os.listdir(OPEN_FILES)):
+        for number, inode in _open_sockets():
             with contextlib.suppress(OSError):  # closed meanwhile
-                found = os.fstat(number)
-                if not stat.S_ISSOCK(found.st_mode):
-                    continue
-                inode = found.st_ino
                 place = self._known[inode] = known[inode] if inode in known else _accepted_from(number, port)
                 if place is not None:
                     yield number, inode, place
@@ -131,7 +127,7 @@ def end_connection(number: int, inode: int) -> bool:
 
 
 def shown(place: Place) -> str:
-    """For people."""
+    """An address as text."""
     address = ipaddress.IPv6Address(place[0])
     return f"{address.ipv4_mapped or address}"
 
@@ -158,7 +154,7 @@ class HiddenConnection:
 
     def numbers(self) -> list[int]:
         """The open files that are this connection."""
-        return [number for number in _open_sockets() if self._is_it(number)]
+        return [number for number, _ in _open_sockets() if self._is_it(number)]
 
     def _is_it(self, number: int) -> bool:
         try:
