@@ -1,10 +1,10 @@
-"""What a standby's copy needs of the slot's disk, of RocksDB and of durable storage: the real ones, or those of a test.
+"""What a standby's copy needs of the slot's disk, of RocksDB and of durable storage. Tests provide their own.
 
-Rules: files go by the names that they have within their subtask's folders; every call may raise ``OSError``, those that
-read state also ``CorruptState`` and ``StateError``.
+Rules: files go by their names within their subtask's folders; every call may raise ``OSError``, those that read state
+also ``CorruptState`` and ``StateError``.
 
 Layout of a folder: ``replica/<generation>-<checkpoint>-<n>.sst[.part|.downloaded]``, ``standby-<n>/`` (RocksDB); beside
-them what the active state of this slot has there, and what a dead process of the slot has left (``state.left``).
+them the files of the active state, and what a dead process of the slot has left (``state.left``).
 """
 
 from __future__ import annotations
@@ -94,13 +94,11 @@ class Disk(Protocol):
         """Have a file of durable storage here, checked; it is not held until it is adopted. Slow; in any thread."""
 
     def has_left(self, file: StateFile) -> bool:
-        """Whether a dead process of this slot has left a file of that name and size. Its content may be any."""
+        """Whether a dead process of this slot has left a file of that name and size, with any content."""
 
     def check_left(self, file: StateFile, swift: bool) -> None:
         """Raise ``CorruptState`` or ``OSError`` unless what was left is ``file``, byte for byte. Slow; in any thread.
-
-        ``swift``: a failover waits for it, so that it may take a processor for itself.
-        """
+        ``swift``: a failover waits for it, so it may occupy a processor."""
 
     def discard_all_left(self) -> None:
         """Remove everything that was left."""

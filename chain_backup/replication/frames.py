@@ -1,12 +1,11 @@
-"""What agents of replication say to each other: one frame, one statement, sealed with a checksum.
+"""The messages between agents of replication: frames, each sealed with a checksum.
 
 Rules:
 - a frame carries a format version, the sender's stream and the frame's number on it, counted from 0 without gaps: so
-  the receiver tells what was lost, repeated or reordered;
+  the receiver notices what was lost, repeated or reordered;
 - fields are JSON, bulk data (a handle, a piece of a file) is the payload; the checksum is over everything;
 - what cannot be read in full is ``PeerProtocolError``; nothing of it is believed, not even its kind;
-- names of files are those within a subtask's folder, and are checked here (``path_names``). Those in a handle are
-  checked where it is read.
+- names of files are those within a subtask's folder, checked here; those in a handle are checked where it is read.
 """
 
 from __future__ import annotations

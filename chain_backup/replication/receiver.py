@@ -1,17 +1,16 @@
 """Versions on their way to this slot: offers, files from the predecessor, from this slot's last process, from storage.
 
 Rules:
-- offers are taken from the predecessor of the chain's present generation only; one that comes before its ``form`` waits
-  for it;
-- retries are bounded: a file that keeps failing is taken from durable storage, a version that cannot be taken is left
-  out;
+- only the predecessor in the chain's present generation may offer; an offer that comes before its ``form`` waits for
+  it;
+- retries are bounded: a file that keeps failing is taken from durable storage, a version that cannot be taken is
+  skipped;
 - a file that a dead process of this slot has left here is checked ``beside`` everything else, and then held; when it is
   torn or altered, the predecessor is asked for it. The same holds for what a base replaces, when the base is not here;
 - a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
   what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
-State: the early offers; ``inbound``, ``partial``, ``fetching`` and ``reported`` of each member. Invariant: a version is
-staged and reported only when every file that it needs is held.
+Invariant: a version is staged and reported only when every file that it needs is held.
 """
 
 from __future__ import annotations
@@ -113,8 +112,8 @@ class Receiver:
         self._get(member, inbound, again)
 
     def _wait_for_chain(self, peer: int, frame: Frame) -> None:
-        """An offer whose chain is not known here: perhaps ``form`` is on its way. One is kept of each peer for each
-        subtask: the old predecessor may still offer versions after the offer of the next one."""
+        """Keep an offer whose chain is not known here; ``form`` may be on its way. One for each peer and subtask: the
+        old predecessor may still offer versions after the offer of the next one."""
         key = frame.topic.subtask, peer
         member = self._members.get(frame.topic.subtask)
         if member is not None and frame.topic.generation < member.generation:
@@ -242,8 +241,8 @@ class Receiver:
     # -- files from elsewhere -------------------------------------------------------------------------------------
 
     def fetch_next(self, member: Member) -> None:
-        """Check what was left here, or fetch from durable storage what is needed from there, one file at a time; last
-        the base that is made do without."""
+        """Check or fetch, one file at a time, what is needed from here or from durable storage; last, the base whose
+        place older files take."""
         if member.fetching is not None:
             return
         needed = member.inbound is not None and member.inbound.stored

@@ -3,21 +3,20 @@
 Rules:
 - files are under ``<folder>/replica/``, as hard links where the active state of this slot has them too: each side
   removes only its own names;
-- only files that the active state has written here, or that were verified whole on arrival, are *held*. Held files are
-  trusted from then on, so a promotion reads none. Files that a dead process of this slot has *left* are held after
-  their checksum was verified. The others are removed once a version as new as the newest of them is held whole, with
-  its base: a lagging predecessor offers an older version first;
+- only files that the active state has written here, or that were verified whole, are *held*, and trusted from then on:
+  a promotion reads none. Files that a dead process of this slot has *left* are held after their checksum was verified.
+  The others are removed once a version as new as the newest of them is held whole, with its base: a lagging predecessor
+  offers an older version first;
 - a version is a list of files, and so is the content of a RocksDB. Further files are ingested on top only when its list
   is a prefix of the version's. Otherwise (a new base has no tombstones for the content of old files) a new RocksDB is
   made from links to the version's files, without reading them;
 - such a new RocksDB is made as soon as the version is held. The old one stays until the version is trimmed to, so a
   promotion finds either;
 - a base names the files that it replaces. A copy that holds these *substitutes* them for the base: it takes a version
-  on the base at once, and fetches the base later, for the versions after it. Verified files of a dead process serve as
-  well;
+  on the base at once, and fetches the base later, for the versions after it;
 - a version number alone is not trusted: a failover may have given it to another content.
 
-One thread. Files, RocksDB and durable storage are behind ``Disk``.
+One thread.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ _to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 @dataclass(slots=True)
 class StagedVersion:
-    """A version that is held whole. ``generation``: of the chain it was last offered in, or made in.
-
-    ``named``: the files of its handle; ``files``: those that it is made of here, which come to the same.
-    """
+    """A version that is held whole. ``generation``: of the chain it was last offered in, or made in. ``named``: the
+    files of its handle; ``files``: those that it is made of here, with the same content."""
 
     number: int
     generation: int
@@ -120,10 +117,10 @@ class Replica:
         return tuple(files)
 
     def serving(self, files: Sequence[StateFile], lacks: Collection[str] | None) -> tuple[StateFile, ...]:
-        """What the base of ``files`` replaces, if that is to be made do with: the base is not here, nor anything held
-        that serves for it, but what it replaces was left, or most of it.
+        """What the base of ``files`` replaces, if that is to be used instead: neither the base is here, nor anything
+        held that serves for it, but most of what it replaces is.
 
-        ``lacks``: names of files that cannot be asked for (``None``: none can). What must be asked for is smaller than
+        ``lacks``: names of files that cannot be asked for; ``None``: none can. What must be asked for is smaller than
         the base.
         """
         if not files or not files[0].replaces or self._is_here(files[0]) or self.make_do(files) != tuple(files):
@@ -174,10 +171,8 @@ class Replica:
             self._figures.bytes_kept += file.bytes
 
     def take_own(self, files: Sequence[StateFile], generation: int) -> None:
-        """Hold files that the active state on this slot has; what it has removed meanwhile comes from storage.
-
-        ``generation``: of that state, which needs no standby's RocksDB beside it.
-        """
+        """Hold files that the active state on this slot has; storage has those that it has removed meanwhile.
+        ``generation``: of that state, which needs no standby's RocksDB beside it."""
         self.drop_stores()
         if self._untidy is not None and self._untidy[0] != generation:
             self._untidy = None  # the promoted state is gone, and another has its own files here
@@ -190,10 +185,8 @@ class Replica:
             self.fetch(file)
 
     def fetch(self, file: StateFile) -> None:
-        """Hold a file that a dead process has left, or, failing that, one of durable storage: slow.
-
-        Raises ``CorruptState`` or ``StateError`` when storage does not have it.
-        """
+        """Hold a file that a dead process has left, or one of durable storage: slow. Raises ``CorruptState`` or
+        ``StateError`` when storage does not have it."""
         if not self._keep(file):
             self.disk.download(file)
             self.adopt(file, Origin.DOWNLOADED)
@@ -218,9 +211,8 @@ class Replica:
         self.disk.discard(base_name(file.name), Origin.LEFT)
 
     def _prune(self, arriving: Sequence[StateFile]) -> None:
-        """Remove files that no staged version names, nor the one that is arriving. A version to come may yet be made
-        of those that a dead process has left.
-        """
+        """Remove files that no staged version names, nor the one that is arriving; not those that a dead process has
+        left, of which a later version may be made."""
         self._stands_for = {
             base: older
             for base, older in self._stands_for.items()
@@ -255,10 +247,8 @@ class Replica:
         return self.staged[max(numbers)] if numbers else None
 
     def forget(self, numbers: Sequence[int], arriving: Sequence[StateFile] = ()) -> None:
-        """These versions are not needed any more, nor the files that only they name.
-
-        ``arriving``: the files of a version of which some are held and others on their way.
-        """
+        """These versions are not needed any more, nor the files that only they name. ``arriving``: files of the version
+        that is on its way."""
         for number in numbers:
             del self.staged[number]
         for copy in list(self._copies):
@@ -343,10 +333,8 @@ class Replica:
         return Prepared(files, None if copy is None else copy.store)
 
     def tidy(self) -> None:
-        """Beside the stream: remove what is not needed. After a promotion, give the active state names for its files.
-
-        It would find them by itself, at a price in its restore.
-        """
+        """Remove what is not needed; not urgent. After a promotion, give the active state names for its files: to find
+        them by itself would delay its restore."""
         self.clear_away()
         latest = self.latest
         if latest is not None and latest.number >= self.disk.newest_left and self.wanted_base is None:

@@ -4,12 +4,11 @@ Rules:
 - a member that holds a version whole offers it to its successor, in the generation in which it received it, and in no
   other: a version of a fenced head is not passed on;
 - one version at a time is on its way to a successor. A successor that is far behind gets the newest only;
-- retries are bounded: a version that the successor cannot take, or that cannot be read here, is left out; a hop that
-  only loses frames falls silent until the next version or stream. Should a frame get lost with no other behind it, the
-  next version's PROBE reveals that.
+- retries are bounded: a version that the successor cannot take, or that cannot be read here, is skipped; a hop that
+  only loses frames falls silent until the next version or stream. A lost frame that no other follows is revealed by the
+  next version's PROBE.
 
-State: ``successor_staged`` and ``refused`` of each member, and the transfers of each hop. Invariant: a transfer under
-way is of the member's present generation, to its present successor.
+Invariant: a transfer under way is of the member's present generation, to its present successor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One version on its way over one hop: what its sender and its receiver know.
 
 Rules:
-- at most one transfer per subtask and hop; unacknowledged chunks are limited per hop (see ``Hop.pump``), so that a
-  transfer never delays the messages that share the stream for long;
+- at most one transfer per subtask and hop; unacknowledged chunks are limited per hop, so that a transfer never delays
+  the messages that share the stream for long;
 - a file arrives from its first byte to its last; the part that is here survives a broken stream and is not sent again;
 - a file is held only when all of it matches its checksum. Otherwise it is requested again, up to ``MAX_TRIES`` times.
 """

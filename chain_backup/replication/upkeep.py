@@ -1,12 +1,10 @@
 """Upkeep of the copies on one slot: a trim brings standbys up to the trimmed version and frees what is older.
 
 Rules:
-- a standby's RocksDB takes a version in when it is trimmed to, see ``replica``. Between versions nothing runs here;
+- a standby's RocksDB takes a version in when it is trimmed to, see ``replica``;
 - one copy is tended at a time, behind all that waits in the thread: a promotion waits for one of them at most;
 - a version whose checkpoint was aborted is kept only while it is the newest: handles may be large;
 - a copy that cannot be brought up to date stays behind; the next version is another chance.
-
-State: the copies that are due, the newest trim, the checkpoints aborted since.
 """
 
 from __future__ import annotations

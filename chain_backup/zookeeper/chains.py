@@ -48,10 +48,8 @@ class ChainStore:
             return records
 
     def write(self, records: Sequence[ChainRecord], epoch: int, timeout_s: float) -> None:
-        """Write all or nothing, as the coordinator of ``epoch``.
-
-        Raises ``StaleRecord`` or ``CoordinatorElsewhere`` (then nothing was written), ``RegistryUnavailable``.
-        """
+        """Write all or nothing, as the coordinator of ``epoch``. Raises ``StaleRecord`` or ``CoordinatorElsewhere``
+        (then nothing was written), ``RegistryUnavailable``."""
         wanted = {record.subtask: record.encode() for record in records}
         what = f"writing the chains of {', '.join(list(wanted)[:5])}"
         with self._lock:
@@ -67,17 +65,15 @@ class ChainStore:
                     self._pause(error, deadline, what)
 
     def rehearse(self, epoch: int, writes: int, timeout_s: float) -> None:
-        """Do ``writes`` transactions like those of a failover, that change nothing.
-
-        A server that has just been started runs such code for the first time then: ten times slower than later on.
-        """
+        """Do ``writes`` transactions like those of a failover that change nothing: a server that runs such code for the
+        first time is ten times slower."""
         deadline = time.monotonic() + timeout_s
         try:
             self._client.await_connected(deadline, "warming ZooKeeper up")
             for _ in range(writes):
                 if self._client.closing.is_set() or not self._client.connected:
                     return
-                transaction = self._client.transaction()
+                transaction = self._client.kazoo.transaction()
                 transaction.check(self._paths.epoch, epoch)
                 for _ in range(2):
                     transaction.set_data(self._paths.subtasks, b"")
@@ -86,7 +82,7 @@ class ChainStore:
             return  # real writes find out what is wrong
 
     def _commit(self, wanted: Mapping[str, bytes], epoch: int, deadline: float) -> None:
-        transaction = self._client.transaction()
+        transaction = self._client.kazoo.transaction()
         transaction.check(self._paths.epoch, epoch)
         for subtask, data in wanted.items():
             version = self._known.get(subtask, ABSENT)
@@ -95,7 +91,7 @@ class ChainStore:
             else:
                 transaction.set_data(self._paths.subtask(subtask), data, version)
         self._open.update(wanted)  # until there is an answer
-        _, error, failed = commit(transaction, deadline)
+        error, failed = commit(transaction, deadline)
         for subtask in wanted:
             del self._open[subtask]
             if error is None:

@@ -1,14 +1,14 @@
 """A real ZooKeeper server for one job, from the jars that PySpark ships.
 
-Rules: the system chooses the port and the server binds it itself; nothing probes for a free one. The server has a
-process group of its own (a Ctrl-C in the terminal is not for it) and dies with this process, however that ends: a
-shell beside it waits for the end of a pipe that only we hold open. Its data must survive the server, not the machine,
-so nothing is forced to disk. A stop is a kill: what was committed is in the files by then.
+Rules: the system chooses the port and the server binds it itself. The server has a process group of its own (a Ctrl-C
+in the terminal is not for it) and dies with this process, however that ends: a shell beside it waits for the end of a
+pipe that only this process holds open. Its data must survive the server, not the machine, so nothing is forced to disk.
+A stop is a kill: what was committed is in the files by then.
 
 The port: ZooKeeper takes ``clientPort=0`` for "not set", but a ``server.N`` line may ask for client port 0, and with
-one server in it and ``standaloneEnabled`` that is all the line does. Which port it became is read from the process.
-With TLS there is no such way: a port that the system has chosen is kept for the server until it binds it. So is the
-port of the last start at a restart. If another process has taken that one, the server gets another port.
+one server in it and ``standaloneEnabled`` that is all the line does. The port is then read from the process. With TLS
+there is no such way: a port that the system has chosen is kept for the server until it binds it. So is the port of the
+last start at a restart; if another process has taken that one, the server gets another port.
 """
 
 from __future__ import annotations
@@ -130,9 +130,8 @@ exec 3<&- "$@"
 
 @dataclass(frozen=True)
 class Tls:
-    """Those who may connect, and be connected to, show a certificate of ``authority``. PEM, the key in PKCS #8;
-    ``client``: for connections to the server.
-    """
+    """PEM, the key in PKCS #8: both ends of a connection show a certificate of ``authority``. ``client``: for
+    connections to the server."""
 
     authority: bytes = field(repr=False)
     certificate: bytes = field(repr=False)
@@ -148,10 +147,11 @@ class EmbeddedZooKeeper:
     """One server. ``start`` blocks until it serves; ``stop`` ends it and, unless ``directory`` was given, its data.
 
     ``jars``: where ZooKeeper's jars are (default: Spark's). ``directory``: an own directory for its data (default: a
-    temporary one). ``bind``: an IPv4 address of this machine that the slots can reach. Without ``tls``, any process
-    that reaches it can take all connections, end any session, and write where no access list forbids it (option
-    ``zookeeper_acl``). ``clients``: how many there will be; memory is for twice as many, and strangers who have no
-    certificate take none of it.
+    temporary one). ``bind``: an IPv4 address of this machine that the slots can reach.
+    ``tls``: without it, any process that reaches the server can take all connections, end any session, and write where
+    no access list forbids it (option ``zookeeper_acl``).
+    ``clients``: how many there will be; there is memory for twice as many. Strangers without a certificate take none of
+    it.
     """
 
     def __init__(
@@ -212,8 +212,10 @@ class EmbeddedZooKeeper:
         """Start, on the port of the last start if that is free: ``address:port``. Raises ``ZooKeeperStartError``."""
         if self._process is not None:
             raise ZooKeeperStartError("the embedded ZooKeeper has been started already")
-        if not isinstance(_address(self._bind), ipaddress.IPv4Address):
-            raise ZooKeeperStartError(f"the embedded ZooKeeper binds an IPv4 address, not {self._bind!r}")
+        try:
+            ipaddress.IPv4Address(self._bind)
+        except ValueError as error:
+            raise ZooKeeperStartError(f"the embedded ZooKeeper binds an IPv4 address, not {self._bind!r}") from error
         names = JARS if self._tls is None else JARS + JARS_OF_TLS
         found = self._jars if self._jars is not None else find_jars()
         java, jars = find_java(self._java), class_path(found, names)
@@ -224,11 +226,11 @@ class EmbeddedZooKeeper:
                 try:
                     self._serve(java, jars, port, native)
                 except _NativeTlsUnusable:
-                    self._kill()
+                    self.kill()
                     self._native_tls = False
                     self._serve(java, jars, port, [])
         except BaseException as error:
-            self._kill()
+            self.kill()
             if first:  # else this was a restart, whose data may yet be wanted
                 self._port = 0
                 self._remove()
@@ -239,19 +241,24 @@ class EmbeddedZooKeeper:
 
     def stop(self) -> None:
         """End the server; nothing of it is left. Another ``start`` asks for the same port."""
-        self._kill()
+        self.kill()
         self._remove()
 
     def kill(self) -> None:
         """End the server and keep its data, as a crash would."""
-        self._kill()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the server and the shell beside it
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
     def restart(self) -> str:
-        """End the server if it runs, and start it with its data: on its port, or on another if that is taken.
-
-        Returns ``address:port``. Raises ``ZooKeeperStartError``.
-        """
-        self._kill()
+        """End the server if it runs, and start it with its data, on its port or, if that is taken, on another. Returns
+        ``address:port``. Raises ``ZooKeeperStartError``."""
+        self.kill()
         for _ in range(RESTART_TRIES - 1):
             try:
                 return self.start()
@@ -261,9 +268,8 @@ class EmbeddedZooKeeper:
         return self.start()
 
     def responds(self, timeout_s: float) -> bool:
-        """Whether the server reacts to a question within ``timeout_s``. That it closes the connection is a reaction: it
-        may have too many. ``need_no_more`` ends the wait.
-        """
+        """Whether the server reacts to a question within ``timeout_s``, be it by closing the connection: it may have
+        too many. ``need_no_more`` ends the wait."""
         until_s = time.monotonic() + timeout_s
         try:
             with ExitStack() as opened:
@@ -379,27 +385,10 @@ class EmbeddedZooKeeper:
         lines = [printable(line, LOG_LINE_CHARACTERS) for line in self._log()[-LOG_LINES:]]
         return "\n  ".join([f"the embedded ZooKeeper {what}{LOG_FOLLOWS}", *(lines or ["(nothing)"])])
 
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the server and the shell beside it
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-
     def _remove(self) -> None:
         if self._given is None and self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
 
 
 def _listening(pid: int) -> int | None:
@@ -414,9 +403,8 @@ def _listening(pid: int) -> int | None:
 
 @contextmanager
 def _kept_port(host: str, wanted: int) -> Iterator[int]:
-    """``wanted``, or another port if that is 0 or taken. The system gives it to no other process meanwhile, but a
-    server may bind it.
-    """
+    """``wanted``, or another port if that is 0 or taken: kept from other processes meanwhile, except for a server that
+    listens."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -50,9 +50,8 @@ _log = logging.getLogger(__name__)
 class Registry:
     """Connects in the background. ``elect`` must have succeeded before anything else is called.
 
-    ``deliver`` is called from other threads with ``RegistryEvent``s, from ``elect`` until ``close``; it must only
-    enqueue. ``auth``: ``user:password``, who alone may see and change the application's nodes; ``tls``: what
-    connections are encrypted with. Raises ``ConfigurationError``.
+    ``deliver``: called from other threads with ``RegistryEvent``s, from ``elect`` until ``close``; must only enqueue.
+    ``auth``, ``tls``: as in ``Client``. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -82,11 +81,8 @@ class Registry:
         self.client.start()
 
     def elect(self, timeout_s: float) -> None:
-        """Become the coordinator.
-
-        Raises ``CoordinatorElsewhere`` naming the other one, when it is still there after ``timeout_s`` (an old driver
-        that was killed is, for its session timeout); ``RegistryUnavailable`` when ZooKeeper does not answer.
-        """
+        """Become the coordinator. Raises ``CoordinatorElsewhere`` when another one is still there after ``timeout_s``
+        (a killed driver is, for its session timeout); ``RegistryUnavailable`` when ZooKeeper does not answer."""
         what, deadline = f"becoming coordinator of {self._application!r}", time.monotonic() + timeout_s
         while self._epoch is None:
             self.client.await_connected(deadline, what, patient=True)
@@ -104,11 +100,8 @@ class Registry:
         self.client.post(self._refresh)
 
     def write(self, records: Sequence[ChainRecord], timeout_s: float = WRITE_TIMEOUT_S) -> None:
-        """Write chain records in one transaction; blocks. Each is checked against what was last written or read.
-
-        Raises ``StaleRecord`` when another has changed one, ``CoordinatorElsewhere`` when another driver has taken over
-        (in both cases nothing was written), ``RegistryUnavailable`` when ZooKeeper does not answer in time.
-        """
+        """Write chain records in one transaction; blocks. Each is checked against what was last written or read. Raises
+        as ``ChainStore.write``."""
         if self._epoch is None:
             raise CoordinatorElsewhere(f"not elected as the coordinator of {self._application!r}")
         self._chains.write(records, self._epoch, timeout_s)
@@ -123,10 +116,8 @@ class Registry:
         return self._chains.read(timeout_s)
 
     def close(self, *, clean: bool = False) -> None:
-        """Give up the place and end all threads, bounded; nothing is delivered any more.
-
-        ``clean`` removes all of the application, if ZooKeeper can be reached and this is still its coordinator.
-        """
+        """Give up the place and end all threads, bounded; nothing is delivered any more. ``clean`` removes all of the
+        application, if ZooKeeper can be reached and this is still its coordinator."""
         with self._lock:
             self._ended = True
         if clean and self.client.connected and self._epoch is not None:
@@ -149,10 +140,10 @@ class Registry:
         if epoch is None:
             gone.set()  # another driver has just cleaned up
             return None
-        transaction = self.client.transaction()
+        transaction = self.client.kazoo.transaction()
         transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
         transaction.set_data(self._paths.epoch, b"", epoch.version)
-        _, error, _ = commit(transaction, deadline)
+        error, _ = commit(transaction, deadline)
         if error is not None:
             gone.set()
             return None
@@ -222,7 +213,7 @@ class Registry:
                 return False
             if stat is not None:
                 raise NodeExistsError()  # our own, of a session that is about to end
-            transaction = self.client.transaction()
+            transaction = self.client.kazoo.transaction()
             transaction.check(self._paths.epoch, self._epoch)
             transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
             commit(transaction, deadline)
@@ -282,7 +273,7 @@ class Registry:
         """Remove the application's nodes in one transaction, unless another driver has taken over."""
         kazoo, deadline = self.client.kazoo, time.monotonic() + CLEAN_TIMEOUT_S
         for _ in range(CLEAN_TRIES):
-            transaction = self.client.transaction()
+            transaction = self.client.kazoo.transaction()
             transaction.check(self._paths.epoch, epoch)
             for parent in (self._paths.slots, self._paths.subtasks):
                 for step in result(kazoo.get_children_async(parent), deadline):
@@ -292,6 +283,6 @@ class Registry:
                 transaction.delete(self._paths.coordinator)
             transaction.delete(self._paths.epoch)
             transaction.delete(self._paths.base)
-            _, error, failed = commit(transaction, deadline)
+            error, failed = commit(transaction, deadline)
             if error is None or failed == 0:
                 return

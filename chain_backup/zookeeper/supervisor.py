@@ -1,15 +1,12 @@
-"""Keeps a job's own ZooKeeper server running: when its process ends or hangs, the supervisor restarts it with its data,
-on its port unless another process has taken that.
+"""Keeps a job's own ZooKeeper server running: when its process ends or hangs, it is restarted with its data.
 
 Sessions survive a restart, and clients reconnect by themselves: a server that starts resets the timeout of every
 session.
 
 A server hangs when it has not answered two requests in a row within ``HANG_S`` together. On a busy machine an answer
 may be slow, so this timeout doubles each time that it expires, up to a limit. It is reset only after a long time
-without a hang, so that a slow machine does not have its server replaced repeatedly.
-
-A server that uses the processor but does not answer, as in a flood of connections, gets that limit at once: a restart
-would help the flood.
+without a hang. A server that uses the processor but does not answer, as in a flood of connections, gets that limit at
+once: a restart would help the flood.
 
 Rules: a server that ran for a while is restarted at once, and its clients wait. One that ends soon after its start, or
 cannot be started, is started after a pause, which doubles up to a limit. Meanwhile callers must not wait (``on_down``),
@@ -65,9 +62,8 @@ class Server(Protocol):
 
 
 class Supervisor:
-    """Watches over a server that has been started. ``on_down`` gets the reason; both are called in the supervisor's
-    thread, which continues when they return.
-    """
+    """Watches over a server that was started. ``on_down`` gets the reason; both run in the supervisor's thread, which
+    waits for them."""
 
     def __init__(self, server: Server, on_down: Callable[[str], None], on_back: Callable[[], None]) -> None:
         self.restarts = 0
@@ -134,10 +130,8 @@ class Supervisor:
         return True
 
     def _bring_back(self, why: str, pause_s: float) -> float:
-        """Start the server until it serves, or is not needed any more. Returns the pause before the next time.
-
-        It counts as a restart from the start on: the clients may be back before the server is known to serve.
-        """
+        """Start the server until it serves, or is not needed any more. Returns the pause before the next time. It
+        counts as a restart from the start on: the clients may be back before the server is known to serve."""
         self.restarts += 1
         while not self._closing.is_set():
             when = f"in {pause_s:.1f} s" if pause_s else "at once"
