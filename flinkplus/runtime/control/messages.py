@@ -484,20 +484,13 @@ _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__
 _HINTS: dict[str, dict[str, Any]] = {name: hints_of(cls) for name, cls in _CLASSES.items()}
 _SUBTASKS = {"subtask", "subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"}
 """Fields that contain names of subtasks: as their value, in a list, or as keys."""
+_TEXTS = {
+    name: [field for field, hint in hints.items() if hint is str and field not in _SUBTASKS]
+    for name, hints in _HINTS.items()
+}
 _LONG = {"reason", "cause", "row", "trace"}
 _SEVERAL_LINES = {"trace"}
 """Texts that keep line breaks and tabs."""
-_TEXTS = {
-    name: {
-        field: (
-            MAX_TEXT_CHARACTERS if field in _LONG else MAX_NAME_CHARACTERS,
-            "\n\t" if field in _SEVERAL_LINES else "",
-        )
-        for field, hint in hints.items()
-        if hint is str and field not in _SUBTASKS
-    }
-    for name, hints in _HINTS.items()
-}
 _NAMING = {name: sorted(_SUBTASKS.intersection(hints)) for name, hints in _HINTS.items()}
 
 
@@ -518,9 +511,10 @@ def decode(data: bytes) -> ControlMessage:
         if outer["v"] != FORMAT_VERSION:
             raise PeerProtocolError(f"control format {outer['v']!r:.100}; this program reads {FORMAT_VERSION}")
         body = {**outer["body"]}
-        for name, (longest, keep) in _TEXTS[outer["type"]].items():
+        for name in _TEXTS[outer["type"]]:
             if type(body.get(name)) is str:
-                body[name] = printable(body[name], longest, keep)
+                longest = MAX_TEXT_CHARACTERS if name in _LONG else MAX_NAME_CHARACTERS
+                body[name] = printable(body[name], longest, "\n\t" if name in _SEVERAL_LINES else "")
         for name, read in readers(_CLASSES[outer["type"]]).items():
             if name in body:
                 body[name] = read(body[name])

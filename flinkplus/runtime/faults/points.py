@@ -128,10 +128,8 @@ class Faults:
     def reach(
         self, point: str, generation: int, subtask: str | None = None, strike: Callable[[str], None] | None = None
     ) -> None:
-        """``subtask`` (any of its names), or the coordinator (``None``), reaches ``point``.
-
-        ``strike``: called for each subtask whose fault applies; ``None``: kill this process.
-        """
+        """``subtask`` (any of its names), or the coordinator (``None``), reaches ``point``. ``strike``: called for each
+        subtask whose fault applies; ``None``: kill this process."""
         for named in [named for named in self._ordered.get(point, ()) if subtask is None or _same(subtask, named)]:
             self._ordered[point].remove(named)
             _strike(named, strike)

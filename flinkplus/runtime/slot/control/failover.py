@@ -12,9 +12,8 @@ The coordinator decides (``chain_backup.failover.machine``), and the slot obeys:
 Partial recovery has no standbys: state that this slot does not have comes from the durable store. The fence also
 retires living subtasks that go back with the failed, and they are promoted here.
 
-Rules: only the slot's loop thread. A promotion continues when others fail meanwhile, except for subtasks that their
-fence takes over. A promotion is kept exactly as long as it waits for a standby: it ends when the last one is ready, or
-when fences have taken over all that were not.
+Rules: only the slot's loop thread. A promotion continues when others fail meanwhile. It ends when its last standby is
+ready, or when fences have taken over all that were not.
 """
 
 from __future__ import annotations
@@ -112,9 +111,8 @@ class SlotFailover(Generic[S]):
             self._end_when_ready(attempt)
 
     def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Span, ...]]]:
-        """The determinants known here of each failed subtask, and of ancestors that its repeated steps may depend on.
-        One subtask at a time, since uniting many spans takes long.
-        """
+        """The determinants known here of each failed subtask, and of ancestors that its repeated steps may depend on;
+        one subtask at a time, since uniting many spans takes long."""
         ancestors = self._host.lineage.asked_of(failed)
         known = [one.steps.history.known for one in self._host.active if one.steps.history.known is not None]
         for promotion in self._promotions.values():
@@ -277,11 +275,8 @@ class SlotFailover(Generic[S]):
 def in_parts(
     answer: control.Fenced, known: Iterable[tuple[str, Spans]], digests: Iterable[tuple[str, Spans]], most: int
 ) -> Iterator[control.FencedPart | control.Fenced]:
-    """The messages of an answer to a fence, ``answer`` last.
-
-    ``known``: determinants by subtask. ``digests``: by channel.
-    ``most``: maximum of both together in one message.
-    """
+    """The messages of an answer to a fence, ``answer`` last. ``known``: determinants by subtask; ``digests``: by
+    channel; ``most``: maximum of both together in one message."""
     part, left = control.FencedPart(answer.attempt, {}, {}), most
     kinds = ("determinants", known, control.spans_to_json), ("digests", digests, control.digests_to_json)
     for field_name, found, to_json in kinds:
@@ -324,9 +319,8 @@ def _promotion_of(
 
 
 def _ancestors_of(order: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Span]:
-    """The determinants of ancestors in a promotion order. Where barriers run ahead, some survivors may know no step of
-    an ancestor since a checkpoint, and others have dropped all earlier ones: spans before such a gap are useless.
-    """
+    """The determinants of ancestors in a promotion order. Where barriers run ahead, survivors may know no step of an
+    ancestor since a checkpoint while others have dropped the earlier ones: spans before such a gap are useless."""
     found: dict[SubtaskId, Span] = {}
     for name, order_spans in order.ancestors.items():
         spans = control.spans_from_json(order_spans)

@@ -67,5 +67,4 @@ class SlotHost(ABC, Generic[S]):
 
     @abstractmethod
     def frame_malformed(self, peer: int, error: Exception) -> None:
-        """A frame of ``peer`` could not be read: what was in it is lost, and so is what follows on its channels. Over
-        new streams it is all sent again."""
+        """A frame of ``peer`` could not be read: new streams are opened, and all that may be lost is sent again."""

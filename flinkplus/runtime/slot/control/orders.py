@@ -32,8 +32,8 @@ log = logging.getLogger("flinkplus.slot")
 
 
 class SlotOrders(SlotHost[S]):
-    """The protocol of slot ``index``, one of ``parallelism``; a driver derives from it. ``_failover`` is set by the
-    driver when there are standbys, ``_peers`` always."""
+    """The protocol of slot ``index``; a driver derives from it. It sets ``_failover`` when there are standbys,
+    ``_peers`` always."""
 
     _peers: Peers
 
@@ -51,8 +51,9 @@ class SlotOrders(SlotHost[S]):
         self.parallelism = parallelism
         self.graph = graph
         self.clock = clock
-        edges = [(graph.producer_vertex(x.edge).name, graph.consumer_vertex(x.edge).name) for x in graph.exchanges]
-        consumers = {x.edge: consumer for x, (_, consumer) in zip(graph.exchanges, edges, strict=True)}
+        producers = {edge: vertex.name for vertex in graph.vertices for edge in vertex.outputs}
+        consumers = {edge: vertex.name for vertex in graph.vertices for edge in vertex.inputs}
+        edges = [(producers[edge], consumers[edge]) for edge in sorted(consumers)]
         self.routing: Routing[S] = Routing(self, consumers)
         self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
         self.cycles = graph.cycles()

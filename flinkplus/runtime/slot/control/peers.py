@@ -4,8 +4,8 @@ Rules:
 
 - a stream counts when it goes to the incarnation that is wanted. One that breaks is opened again after a pause, as
   often as it takes: whether to wait for a peer or evict it is the coordinator's decision (``reachability``);
-- a peer that refuses every connection for a while is not reached. So is one that keeps sending frames that cannot be
-  read, though the streams to it were opened again. Both are forgotten when they end;
+- a peer is not reached when it refuses every connection for a while, or keeps sending frames that cannot be read over
+  new streams;
 - nothing that a peer does is a failure of this slot, or of its subtasks.
 """
 
@@ -33,9 +33,7 @@ class Streams(Protocol):
 
 
 class Peers:
-    """The streams of slot ``index``. ``refused_s``: how long a peer may refuse connections until it counts as one that
-    is not reached.
-    """
+    """The streams of slot ``index``. ``refused_s``: a peer that refuses connections for so long is not reached."""
 
     def __init__(self, index: int, data: Streams, clock: Clock = time, refused_s: float = REFUSED_S) -> None:
         self._index = index
@@ -50,10 +48,8 @@ class Peers:
         self.next_reconnect: float | None = None
 
     def connect(self, addresses: dict[str, list[Any]]) -> None:
-        """Have a stream to each of these (slot -> [incarnation, address]) but this one, and to no other.
-
-        One that broke before is still to be replaced: what was lost with it is sent again when it is.
-        """
+        """Have a stream to each of these (slot -> [incarnation, address]) except for this one, and to no other. One
+        that broke before is still to be replaced: what was lost with it is sent again then."""
         before = self._targets
         self._targets = {int(s): (int(a[0]), str(a[1])) for s, a in addresses.items() if int(s) != self._index}
         known = self._connected.items()

@@ -29,25 +29,11 @@ class VertexPort(NamedVertex, Protocol):
     def outputs(self) -> Sequence[int]: ...
 
 
-class ExchangePort(Protocol):
-    """An edge of the job graph."""
-
-    @property
-    def edge(self) -> int: ...
-
-
 class GraphPort(Protocol):
     """The job graph, as far as a slot's control looks at it."""
 
     @property
     def vertices(self) -> Sequence[VertexPort]: ...
-
-    @property
-    def exchanges(self) -> Sequence[ExchangePort]: ...
-
-    def producer_vertex(self, edge: int) -> VertexPort: ...
-
-    def consumer_vertex(self, edge: int) -> VertexPort: ...
 
     def cycles(self) -> Cycles: ...
 

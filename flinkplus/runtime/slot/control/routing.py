@@ -53,9 +53,8 @@ class Routing(Generic[S]):
                 self._host.guard(consumer, consumer.steps.receive, message, payload)
 
     def _check_consumer(self, peer: int, credit: Message) -> None:
-        """Raises ``ForeignMessage`` when the channel's consumer is not on slot ``peer``. Where older generations of it
-        were is not known any more, and what they say has no effect.
-        """
+        """Raises ``ForeignMessage`` when the channel's consumer is not on slot ``peer``. Credit of older generations,
+        which may have been anywhere, has no effect."""
         channel = credit.channel
         vertex = self._consumer_vertices.get(channel.edge)
         if vertex is None or channel.producer >= self._host.parallelism:
@@ -73,15 +72,12 @@ class Routing(Generic[S]):
             self._host.guard(producer, self._credit, producer, channel, credit)
 
     def _credit(self, producer: S, channel: ChannelId, credit: Credit) -> None:
-        end = producer.outputs.channels[channel]
-        if credit[0] < end.consumer_generation:
-            self._host.active.stale_credit()
-        end.credit(*credit)
-        producer.outputs.pump(end)
+        self._host.active.credit(channel, credit)
+        producer.outputs.pump(producer.outputs.channels[channel])
 
     def hand_over(self, message: Message, payload: Any) -> None:
-        """A message of a producer in this slot. An error in its consumer is not the producer's failure, nor the other
-        way round."""
+        """A message of a producer in this slot. An error in its consumer does not fail the producer, nor the other way
+        round."""
         consumer = self._host.active.consumer(message.channel)
         if consumer is not None:
             self._host.guard(consumer, consumer.steps.receive, message, payload)

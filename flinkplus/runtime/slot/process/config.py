@@ -1,4 +1,4 @@
-"""What the driver ships to every slot through Spark, and where a slot binds."""
+"""What the driver ships to every slot, and where a slot binds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class SlotConfig:
 
     ``coordinator``, ``lifelines``, ``pulses``: ``host:port`` of the servers of the driver.
     ``zookeeper`` (hosts) and ``application`` are set when there are standbys.
-    ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``directory``
-    is the job's own, if it is on the slots' host as well: a slot sees there that the job has ended, and removes it if
-    the ``driver`` (process id, creation time) is dead. ``log``: how slots write their logs
-    (``flinkplus.runtime.base.logs``).
+    ``scratch``: a directory on every slot's host for working files (``None``: the system's).
+    ``directory``: the job's own, if it is on the slots' host as well: a slot sees there that the job has ended, and
+    removes it if the ``driver`` (process id, creation time) is dead.
+    ``log``: how slots write their logs (``flinkplus.runtime.base.logs``).
     """
 
     job_id: str
@@ -42,9 +42,8 @@ class SlotConfig:
 
 
 def slot_host(config: SlotConfig) -> str:
-    """The address this slot's data server binds: loopback in local mode, else the one that routes to the
-    coordinator.
-    """
+    """The address that this slot's data server binds: loopback in local mode, else the one that routes to the
+    coordinator."""
     if config.local:
         return "127.0.0.1"
     host, port = config.coordinator.rsplit(":", 1)

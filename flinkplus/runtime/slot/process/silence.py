@@ -33,12 +33,9 @@ class _Pulse(Protocol):
 
 
 class SilenceWatch:
-    """Looks for silence with each heartbeat.
+    """Looks for silence with each heartbeat. ``lost``: called with the reason when the driver is considered lost.
 
-    ``lost``: called with the reason when the driver is considered lost.
-
-    ``interval_s``: between two heartbeats.
-    ``refused_s``: how long a peer may refuse connections.
+    ``interval_s``: between two heartbeats. ``refused_s``: how long a peer may refuse connections.
     """
 
     def __init__(self, options: Options, data: _Data, link: _Link, pulse: _Pulse, lost: Callable[[str], None]) -> None:

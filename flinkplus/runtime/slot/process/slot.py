@@ -1,5 +1,5 @@
-"""A slot: the main loop that runs in a process of its own, below one long-lived Spark task, and hosts the subtasks
-assigned to it. The task's own process is the slot's keeper (``keeper``), which starts the slot's process again.
+"""A slot: the main loop of a process below one long-lived Spark task (its ``keeper``), which hosts the subtasks
+assigned to it.
 
 One thread, the loop, owns all subtasks and, with ``transport="tcp"``, all sockets. Other threads (the snapshot pool,
 the standbys, gRPC) only put events into its inbox. The loop takes all waiting events, lets every runnable subtask do
@@ -8,8 +8,7 @@ can run.
 
 Rules: a slot obeys only its coordinator. When the control stream breaks, it closes everything and ends with an error,
 so that its keeper starts a new process if the job still lives. When a subtask fails, the slot reports it and stops the
-subtask, and keeps running. Its scratch directory is removed at its end, unless its next process can use the state
-files.
+subtask, and keeps running.
 """
 
 from __future__ import annotations
@@ -41,13 +40,7 @@ from chain_backup.zookeeper.records import (
 )
 from dedup.filter import MessageFilter
 from dedup.store import RocksStore
-from flinkplus.errors import (
-    FlinkPlusError,
-    NondeterministicOperator,
-    PeerProtocolError,
-    UserFunctionError,
-    described,
-)
+from flinkplus.errors import FlinkPlusError, NondeterministicOperator, PeerProtocolError, UserFunctionError, described
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
@@ -59,9 +52,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.injections import Injections
 from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.host.priority import Preference
-from flinkplus.runtime.host.scratch import (
-    TIDY_S,
-)
+from flinkplus.runtime.host.scratch import TIDY_S
 from flinkplus.runtime.liveness.lifeline import Lifeline
 from flinkplus.runtime.liveness.pulse import Pulse
 from flinkplus.runtime.slot.control.failover import SlotFailover

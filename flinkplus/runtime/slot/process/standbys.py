@@ -33,8 +33,7 @@ NO_CHANNEL = ChannelId(0, 0, 0)
 
 class Standbys:
     """Called by the slot's loop; ``deliver`` may be called in any thread and must only enqueue. ``in_turn`` has the
-    loop call a function later, so that slots which receive the same order at once do not all work at once.
-    """
+    loop call a function later, so that slots which receive the same order at once do not all work at once."""
 
     def __init__(
         self,
@@ -134,10 +133,8 @@ class Standbys:
         self._post(self._agent.retire, subtask)
 
     def prepare(self, attempt: int, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> None:
-        """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers.
-
-        It is a matter of a millisecond, so it is done here, unless the agent has something to do.
-        """
+        """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers. It takes a millisecond,
+        so it is done here, unless the agent has something to do."""
 
         def run() -> None:
             try:

@@ -1,7 +1,5 @@
-"""How a slot that cannot begin tells the driver why, before its process ends.
-
-Rules: bounded in time even if the driver does not answer. Errors here are only logged: the first error matters more.
-"""
+"""How a slot that cannot start tells the driver why, before its process ends: bounded in time even if the driver does
+not answer."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ import queue
 import socket
 import time
 import traceback
+from contextlib import closing
 from typing import Any
 
 from flinkplus.errors import described
@@ -28,10 +27,8 @@ log = logging.getLogger("flinkplus.slot")
 
 
 def report_failed_start(index: int, config: SlotConfig, tries: int, error: Exception) -> bool:
-    """Report to the coordinator why slot ``index`` cannot begin; ``tries``: how often that happened just before.
-
-    Returns whether the coordinator has taken the report; false when it cannot be reached.
-    """
+    """Whether the coordinator has taken the report of why slot ``index`` cannot start; errors here are only logged.
+    ``tries``: how often that happened just before."""
     try:
         _report(index, config, _failure(index, tries, error))
     except Exception as problem:
@@ -49,17 +46,12 @@ def _failure(index: int, tries: int, error: Exception) -> control.StartFailed:
 
 
 def _report(index: int, config: SlotConfig, failure: control.StartFailed) -> None:
-    inbox: Inbox[Any] = Inbox()
-    try:
+    with closing(Inbox[Any]()) as inbox:
         link = control_link(index, config.options, config.credentials, config.coordinator, inbox)
-        try:
+        with closing(link):
             link.open()
             link.send(failure)
             _await_loss(inbox)
-        finally:
-            link.close()
-    finally:
-        inbox.close()
 
 
 def _await_loss(inbox: Inbox[Any]) -> None:

@@ -3,7 +3,7 @@
 Two threads: a checkpoint waits for one of them (snapshots), and never for the other.
 
 Rules: results come back through the slot's inbox. The slots of a job persist in turn, for a part of the checkpoint
-interval: all at once would keep the stream from the processors. Work that is left when the slot closes is dropped.
+interval: all at once would keep the stream from the processors.
 """
 
 from __future__ import annotations

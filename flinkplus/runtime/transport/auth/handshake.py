@@ -59,11 +59,9 @@ MALFORMED, PROTOCOL, PROOF, IDENTITY, TIMEOUT, CROWD, CLOSED = (
 
 
 def excess(strangers: Mapping[K, V], address: Callable[[K, V], object], limit: int = MAX_STRANGERS) -> list[K]:
-    """Which of the ``strangers``, the oldest first, must be ended so that ``limit`` are left. ``address``: the one that
-    a stranger came from; it is not called when nothing must be ended.
-
-    Each time it is the oldest of the address that has the most: a crowd from one address keeps no other address out.
-    """
+    """Which of the ``strangers``, given oldest first, must be ended so that ``limit`` are left: each time the oldest of
+    the ``address`` that has the most, so that a crowd from one address keeps no other address out. ``address`` is
+    called only if some must."""
     surplus = len(strangers) - limit
     if surplus <= 0:
         return []
@@ -159,10 +157,8 @@ class Connecting:
 
 
 class Listening:
-    """The end of the listener ``own``. ``name`` is what the dialler says it is, to be believed after ``check``.
-
-    ``address``: what diallers must have dialled; empty: they do not say.
-    """
+    """The end of the listener ``own``. ``address``: what diallers must have dialled; empty: they do not say. ``name``:
+    what the dialler says it is, to be believed after ``check``."""
 
     def __init__(self, secret: bytes, protocol: bytes, own: str, address: str = "") -> None:
         self._secret = secret
@@ -209,10 +205,8 @@ class Listening:
 
 
 class Refusals:
-    """How many were refused, and why. Written by one thread, read by any.
-
-    Logged are the first of each reason, the second, the fourth and so on: a stranger does not fill the log.
-    """
+    """How many were refused, and why. Written by one thread, read by any. The first of each reason, the second, the
+    fourth and so on are logged: strangers do not fill the log."""
 
     def __init__(self) -> None:
         self.by_reason: Counter[str] = Counter()

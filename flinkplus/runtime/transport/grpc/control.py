@@ -19,13 +19,7 @@ from flinkplus.runtime.transport.auth.handshake import Connecting, Refusals, par
 from flinkplus.runtime.transport.grpc.door import Door
 from flinkplus.runtime.transport.grpc.sockets import HiddenConnection, place_of
 from flinkplus.runtime.transport.grpc.streams import FrameWriter, GrpcServer, run_stream
-from flinkplus.runtime.transport.wire.ports import (
-    COORDINATOR,
-    ControlArrived,
-    ControlLost,
-    LinkEvent,
-    registered_slot,
-)
+from flinkplus.runtime.transport.wire.ports import COORDINATOR, ControlArrived, ControlLost, LinkEvent, registered_slot
 
 PROTOCOL = b"flinkplus-control-grpc/2"
 METHOD = "/flinkplus.Control/Stream"

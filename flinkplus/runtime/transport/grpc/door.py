@@ -1,8 +1,8 @@
 """The handshake over gRPC: two calls, all of it in metadata, which gRPC keeps short by itself.
 
-The first call brings the hello and is ended with the challenge, in trailing metadata (a client that hears of the end of
-a call before its initial metadata takes these for empty); the second brings the proof, and is the stream, whose initial
-metadata are the welcome. No message of a call is read before it has proved to be of the job.
+The first call brings the hello and is ended with the challenge, in trailing metadata; the second brings the proof, and
+is the stream, whose initial metadata are the welcome. No message of a call is read before it has proved to be of the
+job.
 
 Rules: lives in the I/O thread. A challenge can be answered once, within ``TIMEOUT_S``; ``MAX_STRANGERS`` are open, and
 when there are more, the oldest of the address that has the most is forgotten. The same holds for connections without a
@@ -106,10 +106,8 @@ def _bytes(metadata: dict[str, Any], name: str) -> bytes:
 
 
 async def open_stream(open_call: Any, connecting: Connecting, timeout_s: float) -> Any:
-    """A stream to a ``Door``, let in by it. ``open_call``: of a ``grpc.aio`` channel.
-
-    Raises ``AioRpcError``, ``asyncio.TimeoutError``, ``PeerRefused`` when it is the other end that is a stranger.
-    """
+    """A stream to a ``Door``, let in by it. ``open_call``: of a ``grpc.aio`` channel. Raises ``AioRpcError``,
+    ``asyncio.TimeoutError``, ``PeerRefused`` when the other end is a stranger."""
     call = open_call(metadata=((HELLO, connecting.hello),))
     try:
         challenge = await _said(call, call.trailing_metadata(), CHALLENGE, timeout_s)

@@ -1,7 +1,6 @@
 """The sockets that gRPC does not show: found among the open files of the process, by the address of their other end.
 
-gRPC has no call for them, but they belong to the process, and the system reports the other end of each. So silence on a
-stream over gRPC has the same definition as over TCP (``silence``).
+So silence on a stream over gRPC has the same definition as over TCP (``silence``).
 
 Rules: gRPC writes, reads and closes a socket that is found here, at any time. So each use checks it, and searches again
 when it is gone. A socket is only inspected, except that a connection may be shut down, as the other end could do. That
@@ -133,9 +132,8 @@ def shown(place: Place) -> str:
 
 
 class HiddenConnection:
-    """The connection to ``remote``; with ``local_port``, the one that came in at this port. There may be several for a
-    moment, when one takes the place of another.
-    """
+    """The connection to ``remote``; with ``local_port``, the one that came in at this port. There are two while one
+    replaces the other."""
 
     def __init__(self, remote: Place | None, local_port: int | None = None) -> None:
         self._remote = remote
@@ -143,9 +141,7 @@ class HiddenConnection:
         self._silences: dict[int, Silence] = {}
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether sent data was not acknowledged for ``limit_s``. Must be called several times within that span, by one
-        thread.
-        """
+        """Whether sent data was not acknowledged for ``limit_s``. One thread calls it several times within that span."""
         if TCP_INFO is None or self._remote is None:
             return False
         if not any(self._is_it(number) for number in self._silences):

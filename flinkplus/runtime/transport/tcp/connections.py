@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from flinkplus.errors import PeerProtocolError, PeerRefused
@@ -40,7 +41,7 @@ log = logging.getLogger("flinkplus.tcp")
 SILENCE_S = 10
 PROBES = 3
 REST_S = 0.1
-"""Of a listener, when the process can open no more files."""
+"""A listener waits for so long when the process can open no more files."""
 
 FrameTaker = Callable[[Frame], None]
 
@@ -56,9 +57,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def server_at(host: str) -> tuple[socket.socket, str]:
-    """A socket that listens at ``host``, and its address. A path means a Unix socket, reachable for processes that
-    may enter its directory. Raises ``OSError``.
-    """
+    """A socket that listens at ``host``, and its address. A path means a Unix socket, for processes that may enter its
+    directory. Raises ``OSError``."""
     if host.startswith("/"):
         listening = socket.create_server(host, family=socket.AF_UNIX, backlog=128)
         address = host
@@ -136,9 +136,8 @@ class Connection:
                 self._inbox.watch(self._sock, events, self._on_ready)
 
     def hold(self) -> None:
-        """Fault injection: neither read nor write until ``go_on``. The other end sees a connection that is there, and
-        on which nothing comes.
-        """
+        """Fault injection: neither read nor write until ``go_on``, while the other end sees a connection without
+        messages."""
         with self._lock:
             self._held = True
         if self.open:
@@ -182,12 +181,9 @@ class Connection:
         if events & READ:
             self._receive()
         if events & WRITE and self.open:
-            self._on_writable()
-
-    def _on_writable(self) -> None:
-        self.write()
-        if not self.unwritten:
-            self.watch(READ)
+            self.write()
+            if not self.unwritten:
+                self.watch(READ)
 
     # --- in
 
@@ -263,9 +259,8 @@ class Connection:
             self._broken(reason)
 
     def finish(self, timeout_s: float) -> None:
-        """Write what is queued, and close once the other end has; ``timeout_s`` seconds at most. Only in the loop, and
-        not in one of its callbacks.
-        """
+        """Write what is queued, and close once the other end has, after ``timeout_s`` at most. In the loop, not in a
+        callback of it."""
         deadline = time.monotonic() + timeout_s
         self.write()
         finished = False
@@ -289,10 +284,8 @@ class Connection:
 
 
 class Outgoing(Connection):
-    """A connection to ``address``. ``connected`` is called once each end has proved to be of the job.
-
-    Raises ``OSError``.
-    """
+    """A connection to ``address``. ``connected`` is called once each end has proved to be of the job. Raises
+    ``OSError``."""
 
     def __init__(
         self,
@@ -369,34 +362,27 @@ class Outgoing(Connection):
             self.fail(f"no answer from {self.address} within {timeout_s} s")
 
 
+@dataclass(eq=False, repr=False)
 class Listener:
-    """Takes connections of those who prove to be of the job, speak ``protocol`` and look for ``name``; ``welcome`` is
-    called with each and its handshake, which says who it is.
+    """Takes connections of those who prove to be of the job, speak ``protocol`` and look for ``name``.
 
     ``name``: ``None`` when it is not known yet. Then connections wait in the system's queue until ``be``.
-    ``binds_address``: diallers know the address just as it is here, and have to say that they dialled it.
-
-    ``welcome`` says what to do with the frames (``Connection.welcome``), or raises ``PeerRefused``.
+    ``welcome``: called with each connection and its handshake, which says who it is. It says what to do with the frames
+    (``Connection.welcome``), or raises ``PeerRefused``.
+    ``binds_address``: diallers know the address by the same text, and have to say that they dialled it.
     """
 
-    def __init__(
-        self,
-        inbox: Inbox[Any],
-        host: str,
-        protocol: bytes,
-        name: str | None,
-        credentials: Credentials,
-        refusals: Refusals,
-        welcome: Callable[[Connection, Listening], None],
-        binds_address: bool = False,
-    ) -> None:
-        self._inbox = inbox
-        self._protocol = protocol
-        self._name = name
-        self._credentials = credentials
-        self._certificates = credentials.certificates
-        self._refusals = refusals
-        self._welcome = welcome
+    _inbox: Inbox[Any]
+    host: InitVar[str]
+    _protocol: bytes
+    _name: str | None
+    _credentials: Credentials
+    _refusals: Refusals
+    _welcome: Callable[[Connection, Listening], None]
+    binds_address: InitVar[bool] = False
+
+    def __post_init__(self, host: str, binds_address: bool) -> None:
+        self._certificates = self._credentials.certificates
         self._strangers: dict[Connection, tuple[str, float]] = {}  # where from, since when: the oldest is the first
         self._sweeping = self._held = False
         self._socket, self.address = server_at(host)

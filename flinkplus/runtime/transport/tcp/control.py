@@ -28,7 +28,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 
 class TcpControlLink:
-    """See ``ControlLink``."""
+    """See ``ControlLink`` and ``injections.Holds`` for the methods."""
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class TcpControlLink:
         self.heartbeat: control.Heartbeat | None = None
 
     def open(self) -> None:
-        """See ``ControlLink``."""
         try:
             self._connection = Outgoing(
                 self._inbox,
@@ -82,26 +81,21 @@ class TcpControlLink:
                 self._inbox.call_soon(lambda: connection.expire(time.monotonic(), CONNECT_TIMEOUT_S))
 
     def send(self, message: control.ControlMessage) -> None:
-        """See ``ControlLink``."""
         if self._connection is not None:
             self._connection.send([control.encode(message)])
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """See ``ControlLink``."""
         return self._connection is not None and self._connection.is_silent(now_s, limit_s)
 
     def hold(self, peers: frozenset[int] | None) -> None:
-        """See ``injections.Holds``."""
         if self._connection is not None and (peers is None or DRIVER in peers):
             self._connection.hold()
 
     def go_on(self) -> None:
-        """See ``injections.Holds``."""
         if self._connection is not None:
             self._connection.go_on()
 
     def close(self) -> None:
-        """See ``ControlLink``."""
         self._closing.set()
         if self._connection is not None:
             self._connection.finish(CLOSE_TIMEOUT_S)
@@ -109,7 +103,7 @@ class TcpControlLink:
 
 
 class TcpRendezvous:
-    """See ``Rendezvous``. The coordinator's thread calls all of it, but ``start``, which comes first."""
+    """See ``Rendezvous`` for the methods. The coordinator's thread calls all of them except ``start``."""
 
     def __init__(
         self, host: str, credentials: Credentials, inbox: Inbox[Any], deliver: Callable[[LinkEvent], None]
@@ -125,7 +119,6 @@ class TcpRendezvous:
         self.malformed = 0
 
     def start(self) -> str:
-        """See ``Rendezvous``."""
         self._listener = Listener(
             self._inbox, self._host, PROTOCOL, COORDINATOR, self._credentials, self.refusals, self._welcome
         )
@@ -151,19 +144,16 @@ class TcpRendezvous:
         connection.welcome(found.welcome, take, lost, joined=False, limit=control.MAX_BYTES)
 
     def send(self, connection: int, message: control.ControlMessage) -> None:
-        """See ``Rendezvous``."""
         known = self._connections.get(connection)
         if known is not None:
             known.send([control.encode(message)])
 
     def drop(self, connection: int) -> None:
-        """See ``Rendezvous``."""
         known = self._connections.pop(connection, None)
         if known is not None:
             known.close()
 
     def close(self) -> None:
-        """See ``Rendezvous``."""
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections.values()):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from dataclasses import dataclass
 from typing import Protocol
 
 TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
@@ -43,24 +44,22 @@ def waits_for(info: bytes) -> tuple[int, ...] | None:
     return (-1, *SEGMENTS_IN.unpack_from(info)) if probes else None
 
 
+@dataclass(slots=True, eq=False)
 class Silence:
-    """Of one connection."""
+    """The silence of one connection."""
 
-    __slots__ = ("_looked_s", "_mark", "_silent_s")
-
-    def __init__(self) -> None:
-        self._mark: tuple[int, ...] | None = None
-        self._looked_s = 0.0
-        self._silent_s = 0.0
+    _mark: tuple[int, ...] | None = None
+    _looked_s: float = 0.0
+    _silent_s: float = 0.0
 
     def lasts_s(self, sock: HasOptions, now_s: float, limit_s: float) -> float:
         """For how many seconds sent data was not acknowledged. Raises ``OSError``."""
         if TCP_INFO is None:
             return 0.0
-        return self.goes_on(waits_for(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, INFO_BYTES)), now_s, limit_s)
+        return self.after(waits_for(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, INFO_BYTES)), now_s, limit_s)
 
-    def goes_on(self, mark: tuple[int, ...] | None, now_s: float, limit_s: float) -> float:
-        """``lasts_s``, after what the system has said."""
+    def after(self, mark: tuple[int, ...] | None, now_s: float, limit_s: float) -> float:
+        """``lasts_s``, where the system has given ``mark``."""
         if mark is None or mark != self._mark:
             self._silent_s = 0.0
         else:
