@@ -98,7 +98,7 @@ class ReplicationAgent:
         if newer or member.successor != successor:
             self._sender.start_over(member, successor)
         if newer or member.predecessor != predecessor:
-            self._receiver.interrupt(member)
+            member.inbound = None  # what is here of a file is kept for the next offer
 
     def _member(self, subtask: str) -> Member:
         member = self._members.get(subtask)

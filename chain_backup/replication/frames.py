@@ -134,7 +134,8 @@ def decode(data: bytes | memoryview) -> Frame:
         raise PeerProtocolError("a replication frame does not match its checksum")
     try:
         subtask, generation, state_version, transfer, fields = parse_document(body[:field_bytes])
-        topic = Topic(_checked_topic(subtask), whole(generation), whole(state_version), whole(transfer))
+        name = subtask if subtask == NO_TOPIC.subtask else checked_subtask(subtask)
+        topic = Topic(name, whole(generation), whole(state_version), whole(transfer))
         found = _KINDS[kind]
         if not isinstance(fields, dict):
             raise TypeError("the fields have no names")
@@ -145,10 +146,6 @@ def decode(data: bytes | memoryview) -> Frame:
     except (ValueError, TypeError, KeyError) as error:
         raise PeerProtocolError(f"a replication frame of kind {kind} is malformed: {error!r:.300}") from error
     return Frame(found, stream, number, topic, fields, body[field_bytes:])
-
-
-def _checked_topic(subtask: object) -> str:
-    return NO_TOPIC.subtask if subtask == NO_TOPIC.subtask else checked_subtask(subtask)
 
 
 def _check_names(kind: FrameKind, fields: dict[str, Any]) -> None:

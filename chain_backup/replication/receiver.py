@@ -67,10 +67,6 @@ class Receiver:
     _beside: Beside
     _early: dict[tuple[str, int], Frame] = field(default_factory=dict, init=False)
 
-    def interrupt(self, member: Member) -> None:
-        """The version under way does not arrive; what is here of a file is kept for the next offer."""
-        member.inbound = None
-
     def stop(self, member: Member) -> None:
         """The version under way does not arrive, and no other is expected soon."""
         member.inbound = None

@@ -8,8 +8,9 @@ whose outcome is open (the connection broke, no answer came) the records themsel
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from typing import TypeVar
 
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 
@@ -19,6 +20,7 @@ from chain_backup.zookeeper.records import ChainRecord, Paths, unquote
 
 ABSENT = -1  # the version of a record that is not there
 Found = tuple[int, bytes]  # version, data
+T = TypeVar("T")
 
 
 class ChainStore:
@@ -35,13 +37,7 @@ class ChainStore:
         """All records; what is written next is checked against them. Raises ``RegistryUnavailable``, ``BadRecord``."""
         with self._lock:
             deadline = time.monotonic() + timeout_s
-            while True:
-                self._client.await_connected(deadline, "reading the chains")
-                try:
-                    found = self._read_all(deadline)
-                    break
-                except UNCERTAIN as error:
-                    self._pause(error, deadline, "reading the chains")
+            found = self._retried("reading the chains", deadline, lambda: self._read_all(deadline))
             records = {subtask: ChainRecord.decode(subtask, data) for subtask, (_, data) in found.items()}
             self._known = {subtask: version for subtask, (version, _) in found.items()}
             self._open.clear()
@@ -54,15 +50,13 @@ class ChainStore:
         what = f"writing the chains of {', '.join(list(wanted)[:5])}"
         with self._lock:
             deadline = time.monotonic() + timeout_s
-            while wanted:
-                self._client.await_connected(deadline, what)
-                try:
-                    if self._open and self._settle(wanted, deadline):
-                        return
+
+            def write() -> None:
+                if not (self._open and self._settle(wanted, deadline)):
                     self._commit(wanted, epoch, deadline)
-                    return
-                except UNCERTAIN as error:
-                    self._pause(error, deadline, what)
+
+            if wanted:
+                self._retried(what, deadline, write)
 
     def rehearse(self, epoch: int, writes: int, timeout_s: float) -> None:
         """Do ``writes`` transactions like those of a failover that change nothing: a server that runs such code for the
@@ -141,9 +135,15 @@ class ChainStore:
         found = self._read_these(sorted(unquote(step) for step in steps), deadline)
         return {subtask: entry for subtask, entry in found.items() if entry[0] != ABSENT}
 
-    def _pause(self, error: Exception, deadline: float, what: str) -> None:
-        """Before the next try: kazoo reports a broken connection a moment after the request's error."""
-        left = deadline - time.monotonic()
-        if left <= 0 or self._client.closing.is_set():
-            raise RegistryUnavailable(f"{what}: {type(error).__name__}") from error
-        self._client.closing.wait(min(0.02, left))
+    def _retried(self, what: str, deadline: float, action: Callable[[], T]) -> T:
+        """The result of ``action``, which is tried again as long as its outcome is open."""
+        while True:
+            self._client.await_connected(deadline, what)
+            try:
+                return action()
+            except UNCERTAIN as error:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._client.closing.is_set():
+                    raise RegistryUnavailable(f"{what}: {type(error).__name__}") from error
+                # kazoo reports a broken connection a moment after the request's error
+                self._client.closing.wait(min(0.02, left))

@@ -156,7 +156,7 @@ class Registry:
     def _who(self) -> str:
         try:
             data, _ = result(self.client.kazoo.get_async(self._paths.coordinator), time.monotonic() + ANSWER_TIMEOUT_S)
-            fields = decode("coordinator", data)
+            fields = decode("coordinator", data, dict)
             return f"process {printable(fields.get('pid'))} on {printable(fields.get('host'))}"
         except (KazooException, self.client.timeout, BadRecord) as error:
             return f"another driver ({type(error).__name__})"

@@ -19,9 +19,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from chain_backup.zookeeper.embedded import LOG_FOLLOWS
+from chain_backup.zookeeper.embedded import LOG_FOLLOWS, EmbeddedZooKeeper
 
 LOOK_S = 0.05
 YOUNG_S = 60.0
@@ -42,30 +41,11 @@ FORGOTTEN_S = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Server(Protocol):
-    """What is asked of an ``EmbeddedZooKeeper``."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def end(self) -> str | None: ...
-
-    @property
-    def processor_s(self) -> float: ...
-
-    def responds(self, timeout_s: float) -> bool: ...
-
-    def restart(self) -> str: ...
-
-    def need_no_more(self) -> None: ...
-
-
 class Supervisor:
     """Watches over a server that was started. ``on_down`` gets the reason; both run in the supervisor's thread, which
     waits for them."""
 
-    def __init__(self, server: Server, on_down: Callable[[str], None], on_back: Callable[[], None]) -> None:
+    def __init__(self, server: EmbeddedZooKeeper, on_down: Callable[[str], None], on_back: Callable[[], None]) -> None:
         self.restarts = 0
         self._server = server
         self._on_down = on_down

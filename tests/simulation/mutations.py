@@ -897,11 +897,12 @@ def newest_version_promoted(original: Any) -> Any:
 def inputs_not_fenced(original: Any) -> Any:
     """A slot answers a fence, and still takes what the old generation sends."""
 
-    def fence_inputs(self: Any, subtask: Any, failed: Any, generation: int, answer: Any) -> None:
+    def fence_inputs(self: Any, subtask: Any, failed: Any, generation: int, answer: Any) -> Any:
         cursors = {end.channel: end.cursor._generation for end in subtask.inputs.channels.values()}
-        original(self, subtask, failed, generation, answer)
+        digests = original(self, subtask, failed, generation, answer)
         for end in subtask.inputs.channels.values():
             end.cursor._generation = cursors[end.channel]
+        return digests
 
     return fence_inputs
 

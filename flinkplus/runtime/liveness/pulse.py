@@ -124,7 +124,10 @@ class Pulses:
         _attach_filter(self._socket, self._tag)
         self._socket.bind(address)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        inbox.watch(self._socket, READ, lambda _events: self.receive())
+        inbox.watch(self._socket, READ, self._on_ready)
+
+    def _on_ready(self, _events: int) -> None:
+        self.receive()
 
     def receive(self) -> bool:
         """Receive the waiting datagrams; true if so many were unacceptable that pulses may be missing."""

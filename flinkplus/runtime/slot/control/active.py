@@ -31,9 +31,6 @@ class ActiveSubtasks(Generic[S]):
     def __iter__(self) -> Iterator[S]:
         return iter(list(self._order))
 
-    def __bool__(self) -> bool:
-        return bool(self._order)
-
     def get(self, name: SubtaskId) -> S | None:
         """The active subtask of that name."""
         return self._subtasks.get(name)
@@ -64,8 +61,8 @@ class ActiveSubtasks(Generic[S]):
                 end.credit(*self._early.pop(channel))
 
     def credit(self, channel: ChannelId, credit: Credit) -> None:
-        """Credit for a producer. When it is not here, the newest credit is kept until it is: credit of a fenced consumer
-        may arrive after that of its successor, over another stream."""
+        """Credit for a producer. When it is not here, the newest credit is kept for it: credit of a fenced consumer may
+        arrive after that of its successor, over another stream."""
         producer = self.producer(channel)
         if producer is not None:
             end = producer.outputs.channels[channel]

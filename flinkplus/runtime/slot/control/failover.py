@@ -103,7 +103,7 @@ class SlotFailover(Generic[S]):
         for promotion in self._promotions.values():
             self._fence_promotion(promotion, failed, answer)
         for subtask in host.active:
-            self._fence_inputs(subtask, failed, order.generation, answer, digests)
+            digests.update(self._fence_inputs(subtask, failed, order.generation, answer))
             self._fence_outputs(subtask, failed, order.generation, answer)
         for message in in_parts(answer, self._known_steps(failed), digests.items(), self._part_values):
             host.report(message)
@@ -135,16 +135,14 @@ class SlotFailover(Generic[S]):
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
 
     def _fence_inputs(
-        self,
-        subtask: S,
-        failed: dict[SubtaskId, int],
-        generation: int,
-        answer: control.Fenced,
-        digests: dict[str, Spans],
-    ) -> None:
+        self, subtask: S, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
+    ) -> dict[str, Spans]:
+        """Returns the digests known of each channel from the failed set."""
+        digests: dict[str, Spans] = {}
         for channel, _, expected in subtask.steps.fence_inputs(failed, Generation(generation)):
             answer.received[str(channel)] = expected
             digests[str(channel)] = subtask.steps.admission.digests(channel)
+        return digests
 
     def _fence_outputs(self, subtask: S, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced) -> None:
         for channel in subtask.outputs.channels:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from flinkplus.errors import PeerProtocolError
@@ -18,7 +19,7 @@ from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import Connecting, Refusals, parse_slot_name, slot_name
 from flinkplus.runtime.transport.grpc.door import Door
 from flinkplus.runtime.transport.grpc.sockets import HiddenConnection, place_of
-from flinkplus.runtime.transport.grpc.streams import FrameWriter, GrpcServer, run_stream
+from flinkplus.runtime.transport.grpc.streams import FrameWriter, GrpcServer, run_stream, serve_stream
 from flinkplus.runtime.transport.wire.ports import COORDINATOR, ControlArrived, ControlLost, LinkEvent, registered_slot
 
 PROTOCOL = b"flinkplus-control-grpc/2"
@@ -29,27 +30,24 @@ EACH_A_FRAME = 0
 """Control messages are not joined."""
 
 
+@dataclass(eq=False, repr=False)
 class GrpcControlLink:
     """See ``ControlLink`` for the methods."""
 
-    def __init__(
-        self,
-        slot: int,
-        address: str,
-        credentials: Credentials,
-        heartbeat_s: float,
-        deliver: Callable[[LinkEvent], None],
-    ) -> None:
-        self._heartbeat_s = heartbeat_s
-        self._address = address
-        self._connection = HiddenConnection(place_of(address))
+    slot: InitVar[int]
+    _address: str
+    credentials: InitVar[Credentials]
+    _heartbeat_s: float
+    _deliver: Callable[[LinkEvent], None]
+    heartbeat: control.Heartbeat | None = field(default=None, init=False)
+
+    def __post_init__(self, slot: int, credentials: Credentials) -> None:
+        self._connection = HiddenConnection(place_of(self._address))
         self._certificates = credentials.certificates
         self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
-        self._deliver = deliver
         self._io = IoThread.get()
         self._writer = FrameWriter(self._io, EACH_A_FRAME)
         self._task: asyncio.Task[None] | None = None
-        self.heartbeat: control.Heartbeat | None = None
 
     def open(self) -> None:
         self._io.post(self._open)
@@ -111,7 +109,7 @@ class GrpcRendezvous:
         self._deliver = deliver
         self._io = IoThread.get()
         self._server = GrpcServer(METHOD, self._serve, self._door, self._certificates)
-        self._connections: dict[int, tuple[FrameWriter, asyncio.Event]] = {}
+        self._connections: dict[int, tuple[FrameWriter, asyncio.Future[None]]] = {}
         self._next = 1
 
     def start(self) -> str:
@@ -128,32 +126,26 @@ class GrpcRendezvous:
             return
         slot, _ = parse_slot_name(found.name)
         connection, self._next = self._next, self._next + 1
-        writer, dropped = FrameWriter(self._io, EACH_A_FRAME), asyncio.Event()
-        self._connections[connection] = (writer, dropped)
-        tasks: list[asyncio.Future[Any]] = []
+        writer = FrameWriter(self._io, EACH_A_FRAME)
+
+        def opened(reader: asyncio.Future[None]) -> None:
+            self._connections[connection] = (writer, reader)
+
+        async def read() -> None:
+            async for data in requests:
+                try:
+                    message = registered_slot(control.decode(data), slot)
+                except PeerProtocolError:
+                    self.malformed += 1
+                    raise
+                self._deliver(ControlArrived(connection, message, time.time()))
+
         reason = "stream closed"
         try:
-            async with self._door.open(context, found):
-                reader = asyncio.ensure_future(self._read(connection, slot, requests))
-                drop = asyncio.ensure_future(dropped.wait())
-                tasks += [reader, drop, asyncio.ensure_future(writer.pump(context.write))]
-                await asyncio.wait({reader, drop}, return_when=asyncio.FIRST_COMPLETED)
-                if reader.done() and not reader.cancelled() and reader.exception() is not None:
-                    reason = str(reader.exception())
+            reason = await serve_stream(self._door, context, found, writer, opened, read)
         finally:
-            for task in tasks:
-                task.cancel()
             self._connections.pop(connection, None)
             self._deliver(ControlLost(connection, reason, time.time()))
-
-    async def _read(self, connection: int, slot: int, requests: AsyncIterator[bytes]) -> None:
-        async for data in requests:
-            try:
-                message = registered_slot(control.decode(data), slot)
-            except PeerProtocolError:
-                self.malformed += 1
-                raise
-            self._deliver(ControlArrived(connection, message, time.time()))
 
     def send(self, connection: int, message: control.ControlMessage) -> None:
         known = self._connections.get(connection)
@@ -166,7 +158,7 @@ class GrpcRendezvous:
     def _drop(self, connection: int) -> None:
         known = self._connections.get(connection)
         if known is not None:
-            known[1].set()
+            known[1].cancel()
 
     def close(self) -> None:
         self._io.submit(self._server.stop()).result(timeout=CLOSE_TIMEOUT_S)

@@ -42,16 +42,13 @@ class Crowd:
     def __init__(self, refused: Callable[[str, str], None]) -> None:
         self._refused = refused
         self._accepted = Accepted()
-        self._inside: Counter[Place] = Counter()
+        self._inside: Counter[Place | None] = Counter()
         self._since: dict[tuple[int, Place], float] = {}  # the oldest is the first
 
     @contextmanager
     def without(self, peer: str) -> Iterator[None]:
         """Meanwhile the connection of ``peer``, as gRPC names it, has a stream."""
         place = place_of_peer(peer)
-        if place is None:
-            yield
-            return
         self._inside[place] += 1
         try:
             yield

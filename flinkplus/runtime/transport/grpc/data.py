@@ -17,7 +17,7 @@ from flinkplus.runtime.transport.auth.handshake import Connecting, Refusals, par
 from flinkplus.runtime.transport.auth.tls import Certificates
 from flinkplus.runtime.transport.grpc.door import Door
 from flinkplus.runtime.transport.grpc.sockets import HiddenConnection, place_of, place_of_peer
-from flinkplus.runtime.transport.grpc.streams import FrameWriter, GrpcServer, run_stream
+from flinkplus.runtime.transport.grpc.streams import FrameWriter, GrpcServer, run_stream, serve_stream
 from flinkplus.runtime.transport.wire.ports import (
     Attachments,
     FrameArrived,
@@ -75,28 +75,22 @@ class GrpcDataPlane(Attachments):
         peer, incarnation = parse_slot_name(found.name)
         writer = self._back[peer] = FrameWriter(self._io)
         self._back_from[peer] = (incarnation, HiddenConnection(place_of_peer(context.peer()), self._port))
-        pump: asyncio.Future[None] | None = None
-        reader: asyncio.Future[None] | None = None
+
+        def opened(reader: asyncio.Future[None]) -> None:
+            self._readers[peer] = reader
+            self._deliver(PeerAttached(peer))
+
+        async def read() -> None:
+            async for frame in requests:
+                self._deliver(FrameArrived(peer, frame))
+
         try:
-            async with self._door.open(context, found):
-                self._deliver(PeerAttached(peer))
-                pump = asyncio.ensure_future(writer.pump(context.write))
-                reader = self._readers[peer] = asyncio.ensure_future(self._read(peer, requests))
-                await asyncio.wait({reader})  # returning normally is what closes the stream for the peer
-                if not reader.cancelled():
-                    reader.exception()  # the peer is gone, and its side knows
-        finally:
-            for task in (pump, reader):
-                if task is not None:
-                    task.cancel()
+            await serve_stream(self._door, context, found, writer, opened, read)
+        finally:  # returning normally is what closes the stream for the peer
             if self._back.get(peer) is writer:
                 del self._back[peer]
                 self._readers.pop(peer, None)
                 del self._back_from[peer]
-
-    async def _read(self, peer: int, requests: AsyncIterator[bytes]) -> None:
-        async for frame in requests:
-            self._deliver(FrameArrived(peer, frame))
 
     def renew(self, peer: int, reason: str) -> None:
         self._io.post(self._renew, peer, reason)

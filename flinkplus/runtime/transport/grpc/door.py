@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from flinkplus.errors import PeerRefused
@@ -64,13 +63,6 @@ class Door:
         self._open[listening.nonce] = (time.monotonic(), _host(context.peer()), listening)
         context.set_trailing_metadata(((CHALLENGE, challenge),))
         return None
-
-    @asynccontextmanager
-    async def open(self, context: Any, found: Listening) -> AsyncIterator[None]:
-        """The stream of ``found`` is let in, and lasts as long as this does."""
-        with self.crowd.without(context.peer()):
-            await context.send_initial_metadata(((WELCOME, found.welcome),))
-            yield
 
     def _proved(self, metadata: dict[str, Any]) -> Listening:
         begun, _, listening = self._open.pop(_bytes(metadata, NONCE), (0.0, "", None))

@@ -108,21 +108,17 @@ def _accepted_from(number: int, port: int) -> Place | None:
 
 def end_connection(number: int, inode: int) -> bool:
     """End a connection that ``Accepted`` has found; false when it is gone, or has ended."""
-    try:
+    with contextlib.suppress(OSError):
         own = os.dup(number)
-    except OSError:
-        return False
-    try:
-        found = os.fstat(own)
-        if not stat.S_ISSOCK(found.st_mode) or found.st_ino != inode:
-            return False
-        with _borrowed(own) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return False
-    finally:
-        os.close(own)
-    return True
+        try:
+            found = os.fstat(own)
+            if stat.S_ISSOCK(found.st_mode) and found.st_ino == inode:
+                with _borrowed(own) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
+                return True
+        finally:
+            os.close(own)
+    return False
 
 
 def shown(place: Place) -> str:
@@ -141,7 +137,7 @@ class HiddenConnection:
         self._silences: dict[int, Silence] = {}
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether sent data was not acknowledged for ``limit_s``. One thread calls it several times within that span."""
+        """Whether sent data was not acknowledged for ``limit_s``. One thread calls it several times in that span."""
         if TCP_INFO is None or self._remote is None:
             return False
         if not any(self._is_it(number) for number in self._silences):
@@ -153,17 +149,13 @@ class HiddenConnection:
         return [number for number, _ in _open_sockets() if self._is_it(number)]
 
     def _is_it(self, number: int) -> bool:
-        try:
-            with _borrowed(number) as sock:
-                return _leads_to(sock) == self._remote and self._local_port in (None, sock.getsockname()[1])
-        except OSError:
-            return False
+        with contextlib.suppress(OSError), _borrowed(number) as sock:
+            return _leads_to(sock) == self._remote and self._local_port in (None, sock.getsockname()[1])
+        return False
 
     def _lasts_s(self, number: int, now_s: float, limit_s: float) -> float:
-        if not self._is_it(number):
-            return 0.0
-        try:
-            with _borrowed(number) as sock:
-                return self._silences[number].lasts_s(sock, now_s, limit_s)
-        except OSError:
-            return 0.0
+        with contextlib.suppress(OSError):
+            if self._is_it(number):
+                with _borrowed(number) as sock:
+                    return self._silences[number].lasts_s(sock, now_s, limit_s)
+        return 0.0

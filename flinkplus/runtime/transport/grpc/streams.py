@@ -6,17 +6,17 @@ Rules: lives in the I/O thread. Between ``bind`` and ``start`` connections wait 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flinkplus.errors import described
 from flinkplus.printable import printable
 from flinkplus.runtime.base.io_thread import IoThread, aio, grpc
-from flinkplus.runtime.transport.auth.handshake import Connecting
+from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
 from flinkplus.runtime.transport.auth.tls import NAME, Certificates
 from flinkplus.runtime.transport.grpc.crowd import SERVER_OPTIONS
-from flinkplus.runtime.transport.grpc.door import Door, open_stream
+from flinkplus.runtime.transport.grpc.door import WELCOME, Door, open_stream
 from flinkplus.runtime.transport.wire.frames import JOINED_BYTES, MAX_FRAME_BYTES, FrameQueue
 
 GRPC_OPTIONS: list[tuple[str, Any]] = [
@@ -118,6 +118,33 @@ async def run_stream(
         if pump is not None:
             pump.cancel()
         await channel.close()
+
+
+async def serve_stream(
+    door: Door,
+    context: Any,
+    found: Listening,
+    writer: FrameWriter,
+    opened: Callable[[asyncio.Future[None]], None],
+    read: Callable[[], Coroutine[Any, Any, None]],
+) -> str:
+    """The stream of ``found``, from when it is let in to its end. Returns why it has ended.
+
+    ``opened``: called with the task that reads; the stream ends when that is cancelled.
+    """
+    tasks: list[asyncio.Future[None]] = []
+    try:
+        with door.crowd.without(context.peer()):
+            await context.send_initial_metadata(((WELCOME, found.welcome),))
+            reader = asyncio.ensure_future(read())
+            tasks += [reader, asyncio.ensure_future(writer.pump(context.write))]
+            opened(reader)
+            await asyncio.wait({reader})
+            error = None if reader.cancelled() else reader.exception()
+            return "stream closed" if error is None else str(error)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @dataclass(eq=False, repr=False)

@@ -69,6 +69,7 @@ def server_at(host: str) -> tuple[socket.socket, str]:
     return listening, address
 
 
+@dataclass(eq=False, repr=False)
 class Connection:
     """One connection. ``frame`` is called with each received frame, ``broken`` once, with a reason.
 
@@ -76,19 +77,15 @@ class Connection:
     otherwise each message is a frame. ``frame`` may raise ``Broken``.
     """
 
-    def __init__(
-        self,
-        inbox: Inbox[Any],
-        sock: socket.socket,
-        frame: FrameTaker,
-        broken: Callable[[str], None],
-        limit: int,
-        joined: bool = True,
-    ) -> None:
-        self._inbox = inbox
+    _inbox: Inbox[Any]
+    sock: InitVar[socket.socket]
+    _frame: FrameTaker
+    _broken: Callable[[str], None]
+    limit: InitVar[int]
+    joined: InitVar[bool] = True
+
+    def __post_init__(self, sock: socket.socket, limit: int, joined: bool) -> None:
         self._sock: socket.socket | TlsSocket = sock
-        self._frame = frame
-        self._broken = broken
         self.open = True
         self.ready = False  # to be written to: connected, and known to each other
         self.due = False  # for its owner: to be written at the end of a turn

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from flinkplus.errors import PeerProtocolError
@@ -27,28 +28,24 @@ CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class TcpControlLink:
     """See ``ControlLink`` and ``injections.Holds`` for the methods."""
 
-    def __init__(
-        self,
-        slot: int,
-        address: str,
-        credentials: Credentials,
-        heartbeat_s: float,
-        inbox: Inbox[Any],
-        deliver: Callable[[LinkEvent], None],
-    ) -> None:
-        self._address = address
+    slot: InitVar[int]
+    _address: str
+    credentials: InitVar[Credentials]
+    _heartbeat_s: float
+    _inbox: Inbox[Any]
+    _deliver: Callable[[LinkEvent], None]
+    heartbeat: control.Heartbeat | None = field(default=None, init=False)
+
+    def __post_init__(self, slot: int, credentials: Credentials) -> None:
         self._certificates = credentials.certificates
         self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
-        self._heartbeat_s = heartbeat_s
-        self._inbox = inbox
-        self._deliver = deliver
         self._connection: Outgoing | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="flinkplus-heartbeat", daemon=True)
-        self.heartbeat: control.Heartbeat | None = None
 
     def open(self) -> None:
         try:
@@ -102,16 +99,16 @@ class TcpControlLink:
             self._thread.join()
 
 
+@dataclass(eq=False, repr=False)
 class TcpRendezvous:
     """See ``Rendezvous`` for the methods. The coordinator's thread calls all of them except ``start``."""
 
-    def __init__(
-        self, host: str, credentials: Credentials, inbox: Inbox[Any], deliver: Callable[[LinkEvent], None]
-    ) -> None:
-        self._host = host
-        self._credentials = credentials
-        self._inbox = inbox
-        self._deliver = deliver
+    _host: str
+    _credentials: Credentials
+    _inbox: Inbox[Any]
+    _deliver: Callable[[LinkEvent], None]
+
+    def __post_init__(self) -> None:
         self._listener: Listener | None = None
         self._connections: dict[int, Connection] = {}
         self._next = 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from flinkplus.runtime.base.inbox import Inbox
@@ -27,23 +28,19 @@ PROTOCOL = b"flinkplus-data/2"
 CONNECT_TIMEOUT_S = 10.0
 
 
+@dataclass(eq=False, repr=False)
 class TcpDataPlane(Attachments):
     """See ``DataPlane`` and ``injections.Holds`` for the methods. ``deliver`` is called in the loop."""
 
-    def __init__(
-        self,
-        slot: int,
-        credentials: Credentials,
-        host: str,
-        inbox: Inbox[Any],
-        deliver: Callable[[TransportEvent], None],
-    ) -> None:
+    slot: InitVar[int]
+    _credentials: Credentials
+    _host: str
+    _inbox: Inbox[Any]
+    _deliver: Callable[[TransportEvent], None]
+
+    def __post_init__(self, slot: int) -> None:
         super().__init__(slot)
-        self._credentials = credentials
-        self._certificates = credentials.certificates
-        self._host = host
-        self._inbox = inbox
-        self._deliver = deliver
+        self._certificates = self._credentials.certificates
         self.refusals = Refusals()
         self._listener: Listener | None = None
         self._targets: dict[int, tuple[int, str]] = {}
