@@ -520,7 +520,10 @@ def decode(data: bytes) -> ControlMessage:
                 body[name] = read(body[name])
         message: ControlMessage = _CLASSES[outer["type"]](**body)
         check_fields(message, _HINTS[outer["type"]])
-        _check_names(message)
+        for name in _NAMING[outer["type"]]:
+            found = getattr(message, name)
+            for subtask in [found] if isinstance(found, str) else found:
+                checked_subtask(subtask)
     except (ValueError, KeyError, TypeError, CorruptState) as error:
         raise PeerProtocolError(f"malformed control message: {error!r:.500}") from error
     return message
@@ -530,11 +533,3 @@ def _document(value: object) -> dict[str, Any]:
     if isinstance(value, Document):
         return value.to_json()
     raise TypeError(f"a control message cannot contain {type(value).__name__}")
-
-
-def _check_names(message: ControlMessage) -> None:
-    """Raises ``UnsafeName``."""
-    for name in _NAMING[type(message).__name__]:
-        found = getattr(message, name)
-        for subtask in [found] if isinstance(found, str) else found:
-            checked_subtask(subtask)

@@ -104,7 +104,10 @@ class SlotFailover(Generic[S]):
             self._fence_promotion(promotion, failed, answer)
         for subtask in host.active:
             digests.update(self._fence_inputs(subtask, failed, order.generation, answer))
-            self._fence_outputs(subtask, failed, order.generation, answer)
+            for channel, end in subtask.outputs.channels.items():
+                if subtask.consumer_of(channel) in failed:
+                    answer.sent[str(channel)] = subtask.steps.fence_output(channel, Generation(order.generation))
+                    answer.kept[str(channel)] = end.log.trimmed
         for message in in_parts(answer, self._known_steps(failed), digests.items(), self._part_values):
             host.report(message)
         for attempt in list(self._promotions):
@@ -143,12 +146,6 @@ class SlotFailover(Generic[S]):
             answer.received[str(channel)] = expected
             digests[str(channel)] = subtask.steps.admission.digests(channel)
         return digests
-
-    def _fence_outputs(self, subtask: S, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced) -> None:
-        for channel in subtask.outputs.channels:
-            if subtask.consumer_of(channel) in failed:
-                answer.sent[str(channel)] = subtask.steps.fence_output(channel, Generation(generation))
-                answer.kept[str(channel)] = subtask.outputs.channels[channel].log.trimmed
 
     # --- promote
 

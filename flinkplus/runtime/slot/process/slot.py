@@ -298,7 +298,9 @@ class Slot(SlotOrders[Subtask]):
                 if isinstance(message, control.Inject):
                     self._injections.obey(message, list(self.active), self.guard)
                 elif isinstance(message, control.RegistryAddress):
-                    self._registry_moved(message.hosts)
+                    self._config = replace(self._config, zookeeper=message.hosts)
+                    if self._session is not None:
+                        self._session.client.move_to(message.hosts)
                 else:
                     self._obey(message)
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
@@ -360,11 +362,6 @@ class Slot(SlotOrders[Subtask]):
             config.credentials.zookeeper,
             None if certificates is None else context(certificates, False),
         )
-
-    def _registry_moved(self, hosts: str) -> None:
-        self._config = replace(self._config, zookeeper=hosts)
-        if self._session is not None:
-            self._session.client.move_to(hosts)
 
     def _lose_session(self) -> None:
         """Other slots may have taken over: stop sending at once, and start again."""

@@ -30,7 +30,12 @@ def report_failed_start(index: int, config: SlotConfig, tries: int, error: Excep
     """Whether the coordinator has taken the report of why slot ``index`` cannot start; errors here are only logged.
     ``tries``: how often that happened just before."""
     try:
-        _report(index, config, _failure(index, tries, error))
+        with closing(Inbox[Any]()) as inbox:
+            link = control_link(index, config.options, config.credentials, config.coordinator, inbox)
+            with closing(link):
+                link.open()
+                link.send(_failure(index, tries, error))
+                _await_loss(inbox)
     except Exception as problem:
         log.info("slot %d could not report its failed start to the coordinator: %s", index, problem)
         return False
@@ -45,17 +50,8 @@ def _failure(index: int, tries: int, error: Exception) -> control.StartFailed:
     )
 
 
-def _report(index: int, config: SlotConfig, failure: control.StartFailed) -> None:
-    with closing(Inbox[Any]()) as inbox:
-        link = control_link(index, config.options, config.credentials, config.coordinator, inbox)
-        with closing(link):
-            link.open()
-            link.send(failure)
-            _await_loss(inbox)
-
-
 def _await_loss(inbox: Inbox[Any]) -> None:
-    """Until the other end has closed the stream: the coordinator does when it has heard."""
+    """Wait until the coordinator has closed the stream, as it does after the report."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while (left_s := deadline - time.monotonic()) > 0:
         try:

@@ -60,7 +60,8 @@ class Door:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "refused")  # raises
             raise
         self._forget_old()
-        self._open[listening.nonce] = (time.monotonic(), _host(context.peer()), listening)
+        host = context.peer().rpartition(":")[0]  # gRPC names a peer ``ipv4:127.0.0.1:4000``
+        self._open[listening.nonce] = (time.monotonic(), host, listening)
         context.set_trailing_metadata(((CHALLENGE, challenge),))
         return None
 
@@ -83,11 +84,6 @@ class Door:
     def _forget(self, nonce: bytes, reason: str) -> None:
         del self._open[nonce]
         self._refusals.count(self._protocol.decode(), reason, "a challenge without an answer")
-
-
-def _host(peer: str) -> str:
-    """Without the port: ``ipv4:127.0.0.1:4000`` is how gRPC names a peer."""
-    return peer.rpartition(":")[0]
 
 
 def _bytes(metadata: dict[str, Any], name: str) -> bytes:

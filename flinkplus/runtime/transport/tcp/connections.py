@@ -74,7 +74,7 @@ class Connection:
     """One connection. ``frame`` is called with each received frame, ``broken`` once, with a reason.
 
     ``limit``: maximum length of a received frame in bytes. ``joined``: waiting messages are sent together in one frame;
-    otherwise each message is a frame. ``frame`` may raise ``Broken``.
+    otherwise each message is a frame. ``frame`` may raise ``Broken`` and ``PeerProtocolError``.
     """
 
     _inbox: Inbox[Any]

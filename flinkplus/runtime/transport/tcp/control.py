@@ -19,7 +19,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.injections import DRIVER
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening, Refusals, parse_slot_name, slot_name
-from flinkplus.runtime.transport.tcp.connections import Broken, Connection, Listener, Outgoing
+from flinkplus.runtime.transport.tcp.connections import Connection, Listener, Outgoing
 from flinkplus.runtime.transport.wire.frames import Frame
 from flinkplus.runtime.transport.wire.ports import COORDINATOR, ControlArrived, ControlLost, LinkEvent, registered_slot
 
@@ -54,7 +54,7 @@ class TcpControlLink:
                 self._address,
                 self._connecting,
                 lambda: None,
-                lambda frame: self._deliver(ControlArrived(0, _decode(frame), time.time())),
+                lambda frame: self._deliver(ControlArrived(0, control.decode(bytes(frame)), time.time())),
                 self._lost,
                 joined=False,
                 limit=control.MAX_BYTES,
@@ -128,9 +128,9 @@ class TcpRendezvous:
         def take(frame: Frame) -> None:
             try:
                 message = registered_slot(control.decode(bytes(frame)), slot)
-            except PeerProtocolError as error:
+            except PeerProtocolError:
                 self.malformed += 1
-                raise Broken(str(error)) from error
+                raise
             self._deliver(ControlArrived(number, message, time.time()))
 
         def lost(reason: str) -> None:
@@ -156,10 +156,3 @@ class TcpRendezvous:
         for connection in list(self._connections.values()):
             connection.close()
         self._connections.clear()
-
-
-def _decode(frame: Frame) -> control.ControlMessage:
-    try:
-        return control.decode(bytes(frame))
-    except PeerProtocolError as error:
-        raise Broken(str(error)) from error
