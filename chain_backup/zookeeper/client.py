@@ -39,7 +39,7 @@ FIRST_ANSWER_SHARE = 0.25  # of the session timeout: for the answer to the first
 CLOSE_TIMEOUT_S = 1.5
 SEVER_TIMEOUT_S = 3.0
 RECONNECT_DELAY_S = 0.05
-RECONNECT_MAX_DELAY_S = 0.5
+RECONNECT_MAX_DELAY_S = 0.5  # or less: a server that is back waits for a session for its timeout only
 
 UNCERTAIN = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, KazooTimeoutError)
 """What leaves open whether a request was done; ``KazooTimeoutError`` is no answer within a deadline."""
@@ -50,11 +50,6 @@ CONSEQUENCES = ("RolledBackError", "RuntimeInconsistency")
 _log = logging.getLogger(__name__)
 _kazoo_log = logging.getLogger(f"{__name__}.kazoo")
 _kazoo_log.setLevel(logging.ERROR)  # a lost connection is an event here, not a line on the user's terminal
-
-
-def reconnect_delay_s(session_timeout_s: float) -> float:
-    """Between two tries to connect at most: a server that is back gives a session its time once more, and no longer."""
-    return min(RECONNECT_MAX_DELAY_S, session_timeout_s / 8)
 
 
 class Client:
@@ -86,7 +81,10 @@ class Client:
                 timeout=session_timeout_s,
                 handler=self._handler,
                 connection_retry=KazooRetry(
-                    max_tries=-1, delay=RECONNECT_DELAY_S, backoff=1.5, max_delay=reconnect_delay_s(session_timeout_s)
+                    max_tries=-1,
+                    delay=RECONNECT_DELAY_S,
+                    backoff=1.5,
+                    max_delay=min(RECONNECT_MAX_DELAY_S, session_timeout_s / 8),
                 ),
                 logger=_kazoo_log,
                 auth_data=[("digest", auth)] if auth is not None else None,

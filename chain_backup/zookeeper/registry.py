@@ -67,6 +67,7 @@ class Registry:
         servers, prefix = split_hosts(hosts)
         self._paths = Paths(application, prefix)
         self._application = application
+        self._identity = encode(host=socket.gethostname(), pid=os.getpid())
         self._deliver = deliver
         self._lock = Lock()
         self._connection = 0  # number of the connection: findings of a broken one are not reported
@@ -141,17 +142,13 @@ class Registry:
             gone.set()  # another driver has just cleaned up
             return None
         transaction = self.client.kazoo.transaction()
-        transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
+        transaction.create(self._paths.coordinator, self._identity, ephemeral=True)
         transaction.set_data(self._paths.epoch, b"", epoch.version)
         error, _ = commit(transaction, deadline)
         if error is not None:
             gone.set()
             return None
         return int(epoch.version) + 1
-
-    @staticmethod
-    def _self() -> bytes:
-        return encode(host=socket.gethostname(), pid=os.getpid())
 
     def _who(self) -> str:
         try:
@@ -215,7 +212,7 @@ class Registry:
                 raise NodeExistsError()  # our own, of a session that is about to end
             transaction = self.client.kazoo.transaction()
             transaction.check(self._paths.epoch, self._epoch)
-            transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
+            transaction.create(self._paths.coordinator, self._identity, ephemeral=True)
             commit(transaction, deadline)
         return False
 

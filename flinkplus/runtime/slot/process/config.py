@@ -47,9 +47,7 @@ def slot_host(config: SlotConfig) -> str:
     if config.local:
         return "127.0.0.1"
     host, port = config.coordinator.rsplit(":", 1)
-    with socket.socket(
-        socket.AF_INET, socket.SOCK_DGRAM
-    ) as probe:  # a UDP connect sends nothing, it only looks up the route
-        probe.connect((host, int(port)))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # a UDP connect sends nothing, it only looks up the route
         address: str = probe.getsockname()[0]
     return address

@@ -69,8 +69,5 @@ class Turns:
 
     def next_deadline(self, now: float, latest: float) -> float:
         """When the next paced source reads, ``latest`` at the latest."""
-        for subtask in self._active:
-            deadline = subtask.steps.deadline(now)
-            if now < deadline < latest:
-                latest = deadline
-        return latest
+        deadlines = [subtask.steps.deadline(now) for subtask in self._active]
+        return min([latest, *(deadline for deadline in deadlines if deadline > now)])

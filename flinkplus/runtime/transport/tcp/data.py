@@ -175,13 +175,8 @@ class TcpDataPlane(Attachments):
             connection.write()
 
     def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
-        found: dict[int, int] = {}
-        for peer, connection in self._back.items():
-            if connection.is_silent(now_s, limit_s):
-                found[peer] = self._back_from[peer]
-        for peer, outgoing in self._out.items():
-            if outgoing.is_silent(now_s, limit_s):
-                found[peer] = self._targets[peer][0]
+        found = {peer: self._back_from[peer] for peer, back in self._back.items() if back.is_silent(now_s, limit_s)}
+        found |= {peer: self._targets[peer][0] for peer, out in self._out.items() if out.is_silent(now_s, limit_s)}
         return found
 
     def close(self) -> None:
