@@ -110,8 +110,8 @@ class Disk(Protocol):
         """Ingest held files into a RocksDB, each on top of the previous; ``swift``: a promotion waits for it."""
 
     def give_own(self, names: Mapping[str, bool], generation: int) -> None:
-        """The active state of ``generation`` uses ``names`` and no older ones; those that are true are held here, and
-        it shall have them as well."""
+        """The active state of ``generation`` uses ``names`` and no older ones; it shall have those that are true, which
+        are held here."""
 
     def close(self) -> None:
         """No file is held any more."""

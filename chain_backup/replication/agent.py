@@ -6,8 +6,8 @@ Protocol of one hop, from a member to its successor::
     CHUNK ...       ->            ACK each; at most a few are under way per hop
                                   file complete and matching its checksum: held; all of them: STAGED
 
-``ReplicationAgent`` follows the chains and passes each frame to its part: ``sender`` (to successors), ``receiver``
-(from predecessors), ``upkeep`` (of the copies).
+``ReplicationAgent`` follows the chains and passes frames to ``sender`` (to successors), ``receiver`` (from
+predecessors), ``upkeep`` (of the copies).
 
 Rules:
 - a torn, altered, repeated or missing frame is noticed by checksum and number, and answered by RESYNC: everything under
@@ -46,8 +46,7 @@ class ReplicationAgent:
     ``open_disk``: where the copies are.
     ``send(slot, frame)``: to the agent of another slot; reliable and in order while the stream lives.
     ``staged(subtask, generation, version)``: this slot, as a standby, holds all of it.
-    ``later(work)``: run ``work`` in the same thread behind all that waits there (some ms of RocksDB for each standby
-    and version).
+    ``later(work)``: run ``work`` in the same thread behind all that waits there (some ms for each standby and version).
     ``beside(work, done)``: run ``work`` in another thread, then ``done`` with its error in this.
     ``clock_ns``: for numbers that rise from one process of a slot to the next.
     """
@@ -138,8 +137,7 @@ class ReplicationAgent:
 
     def prepare(self, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> Prepared:
         """Promotion: the open store of exactly that version, of which this slot is the head from now on. Files that are
-        not here come from durable storage: slow. Raises ``CorruptState`` or ``StateError`` without them; then nothing
-        is promoted."""
+        not here come from durable storage: slow. Raises ``CorruptState`` or ``StateError`` without them."""
         member = self._member(subtask)
         files = member.replica.files_of(handle)
         self._receiver.stop(member)
@@ -219,8 +217,7 @@ class ReplicationAgent:
                 assert_never(frame.kind)
 
     def close(self, keeps: bool = False) -> None:
-        """Close all copies, but not the stores that ``prepare`` returned. ``keeps``: the files stay, for the slot's
-        next process."""
+        """Close all copies, but not the stores that ``prepare`` returned. ``keeps``: the files stay."""
         for hop in self._hops.values():
             hop.clear()
         for member in list(self._members.values()):

@@ -18,11 +18,11 @@ class Member:
 
     The agent writes ``generation`` and ``members`` of the chain; ``active``: the generation in which the subtask runs
     here; ``fenced``: the newest generation that was retired here.
-    The sender writes ``successor_staged``: the newest version that the successor is known to hold; ``refused``: the
-    newest one that it could not take.
+
+    The sender writes ``successor_staged`` and ``refused``: the newest versions that the successor holds or cannot take.
+
     The receiver writes ``reported``: generation and number of the last version reported as staged; ``inbound`` and
-    ``partial``: the version and the file that are arriving; ``fetching``: the file that is being fetched from durable
-    storage, or checked after a dead process left it.
+    ``partial``: the version and the file that are arriving; ``fetching``: the file that is being fetched or checked.
     """
 
     subtask: str

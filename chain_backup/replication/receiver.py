@@ -1,10 +1,8 @@
 """Versions on their way to this slot: offers, files from the predecessor, from this slot's last process, from storage.
 
 Rules:
-- only the predecessor in the chain's present generation may offer; an offer that comes before its ``form`` waits for
-  it;
-- retries are bounded: a file that keeps failing is taken from durable storage, a version that cannot be taken is
-  skipped;
+- only the predecessor in the chain's present generation may offer; an early offer waits for its ``form``;
+- retries are bounded: a file that keeps failing is taken from durable storage, a bad version is skipped;
 - a file that a dead process of this slot has left here is checked ``beside`` everything else, and then held; when it is
   torn or altered, the predecessor is asked for it. The same holds for what a base replaces, when the base is not here;
 - a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
@@ -237,8 +235,8 @@ class Receiver:
     # -- files from elsewhere -------------------------------------------------------------------------------------
 
     def fetch_next(self, member: Member) -> None:
-        """Check or fetch, one file at a time, what is needed from here or from durable storage; last, the base whose
-        place older files take."""
+        """Check or fetch the next file that is needed from here or from durable storage; last, the base that older
+        files substitute."""
         if member.fetching is not None:
             return
         needed = member.inbound is not None and member.inbound.stored

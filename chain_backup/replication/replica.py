@@ -10,8 +10,7 @@ Rules:
 - a version is a list of files, and so is the content of a RocksDB. Further files are ingested on top only when its list
   is a prefix of the version's. Otherwise (a new base has no tombstones for the content of old files) a new RocksDB is
   made from links to the version's files, without reading them;
-- such a new RocksDB is made as soon as the version is held. The old one stays until the version is trimmed to, so a
-  promotion finds either;
+- such a new RocksDB is made as soon as the version is held. The old one stays until the version is trimmed to;
 - a base names the files that it replaces. A copy that holds these *substitutes* them for the base: it takes a version
   on the base at once, and fetches the base later, for the versions after it;
 - a version number alone is not trusted: a failover may have given it to another content.
@@ -120,8 +119,7 @@ class Replica:
         """What the base of ``files`` replaces, if that is to be used instead: neither the base is here, nor anything
         held that serves for it, but most of what it replaces is.
 
-        ``lacks``: names of files that cannot be asked for; ``None``: none can. What must be asked for is smaller than
-        the base.
+        ``lacks``: names of files that cannot be asked for; ``None``: none can. The others are smaller than the base.
         """
         if not files or not files[0].replaces or self._is_here(files[0]) or self.make_do(files) != tuple(files):
             return ()
@@ -247,8 +245,7 @@ class Replica:
         return self.staged[max(numbers)] if numbers else None
 
     def forget(self, numbers: Sequence[int], arriving: Sequence[StateFile] = ()) -> None:
-        """These versions are not needed any more, nor the files that only they name. ``arriving``: files of the version
-        that is on its way."""
+        """These versions are not needed any more, nor the files that only they name. ``arriving``: files to keep."""
         for number in numbers:
             del self.staged[number]
         for copy in list(self._copies):

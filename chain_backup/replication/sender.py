@@ -5,8 +5,7 @@ Rules:
   other: a version of a fenced head is not passed on;
 - one version at a time is on its way to a successor. A successor that is far behind gets the newest only;
 - retries are bounded: a version that the successor cannot take, or that cannot be read here, is skipped; a hop that
-  only loses frames falls silent until the next version or stream. A lost frame that no other follows is revealed by the
-  next version's PROBE.
+  only loses frames falls silent until the next version or stream. The next version's PROBE reveals a lost frame.
 
 Invariant: a transfer under way is of the member's present generation, to its present successor.
 """

@@ -59,8 +59,7 @@ class ChainStore:
                 self._retried(what, deadline, write)
 
     def rehearse(self, epoch: int, writes: int, timeout_s: float) -> None:
-        """Do ``writes`` transactions like those of a failover that change nothing: a server that runs such code for the
-        first time is ten times slower."""
+        """Do ``writes`` transactions like those of a failover that change nothing: a new server is slow at first."""
         deadline = time.monotonic() + timeout_s
         try:
             self._client.await_connected(deadline, "warming ZooKeeper up")

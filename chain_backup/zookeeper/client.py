@@ -197,8 +197,8 @@ class _Handler(SequentialThreadingHandler):
     """kazoo's threads and sockets: threads have names and are joined, the socket can be cut.
 
     kazoo waits for the answer to a new connection for the whole session timeout. A server that is just starting may
-    never answer, and the session would end meanwhile. So the first try waits for a part of that time only, each further
-    try for twice as long: the server may be slow.
+    never answer, and the session would end meanwhile. So the first try waits for a part of that time, each further try
+    for twice as long: the server may be slow.
     """
 
     def __init__(self, tls: ssl.SSLContext | None, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:

@@ -152,8 +152,7 @@ class EmbeddedZooKeeper:
     temporary one). ``bind``: an IPv4 address of this machine that the slots can reach.
     ``tls``: without it, any process that reaches the server can take all connections, end any session, and write where
     no access list forbids it (option ``zookeeper_acl``).
-    ``clients``: how many there will be; there is memory for twice as many. Strangers without a certificate take none of
-    it.
+    ``clients``: how many there will be; there is memory for twice as many, and none for strangers.
     """
 
     jars: Path | None = None
@@ -415,8 +414,7 @@ def _listening(pid: int) -> int | None:
 
 @contextmanager
 def _kept_port(host: str, wanted: int) -> Iterator[int]:
-    """``wanted``, or another port if that is 0 or taken: kept from other processes meanwhile, except for a server that
-    listens."""
+    """``wanted``, or another port if that is 0 or taken: kept from all other processes that do not listen."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,7 +1,6 @@
 """Keeps a job's own ZooKeeper server running: when its process ends or hangs, it is restarted with its data.
 
-Sessions survive a restart, and clients reconnect by themselves: a server that starts resets the timeout of every
-session.
+Sessions survive a restart, and clients reconnect by themselves: a server's start resets all session timeouts.
 
 A server hangs when it has not answered two requests in a row within ``HANG_S`` together. On a busy machine an answer
 may be slow, so this timeout doubles each time that it expires, up to a limit. It is reset only after a long time
@@ -42,8 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Watches over a server that was started. ``on_down`` gets the reason; both run in the supervisor's thread, which
-    waits for them."""
+    """Watches over a server that was started. ``on_down`` gets the reason; both run in the supervisor's thread."""
 
     def __init__(self, server: EmbeddedZooKeeper, on_down: Callable[[str], None], on_back: Callable[[], None]) -> None:
         self.restarts = 0

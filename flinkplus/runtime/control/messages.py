@@ -2,8 +2,7 @@
 
 Rules: each is a frozen dataclass; on the wire it is JSON with its name and the format version. An unknown message or
 version is refused (``PeerProtocolError``), and so is a name that must not become part of a path (``path_names``). Texts
-enter errors and logs, so they are escaped and cut when they are decoded (``printable``). Messages contain no code: the
-job graph arrives with Spark's task.
+enter errors and logs, so they are escaped and cut when they are decoded (``printable``). Messages contain no code.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ class Heartbeat:
     ``refused``: connections that its data plane has refused.
     ``malformed``: frames that it has dropped.
     ``fenced``: messages, credit and versions of fenced generations that it has dropped.
-    ``copied``: origin -> bytes of its standbys' state files: ``received`` from other slots, ``from_storage``, ``kept``
-    from a dead process of the slot.
+    ``copied``: origin -> bytes of its standbys' state files: ``received`` from slots, ``from_storage``, ``kept``.
     """
 
     generation: int
@@ -231,8 +229,7 @@ class Fenced:
 
 @dataclass(frozen=True)
 class FencedPart:
-    """A part of a long answer to ``Fence``, sent before ``Fenced``, with its fields. So no message is too long, and
-    each one shows that the slot is alive."""
+    """A part of a long answer to ``Fence``, sent before ``Fenced``. Each part shows that the slot is alive."""
 
     attempt: int
     determinants: dict[str, list[list[Any]]]
@@ -303,8 +300,7 @@ class Deploy:
     ``addresses``: slot -> [incarnation, host:port].
     ``handles``: subtask -> snapshot handle, of this slot's subtasks; empty without a checkpoint.
     ``marks``: subtask -> rows emitted before the failure; ``Progressed`` is sent when it exceeds them.
-    ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before a user function gets
-    it.
+    ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before it is used.
     """
 
     generation: int

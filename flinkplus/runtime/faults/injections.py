@@ -1,8 +1,7 @@
 """Fault injection by request: the slot's part of ``flinkplus inject``.
 
 - ``exception``: the subtask fails with ``InjectedFailure`` between two events of the loop, perhaps in a paused step.
-- ``pause``: the process is stopped (SIGSTOP), and another process continues it. Threads, sockets and ZooKeeper session
-  remain.
+- ``pause``: the process is stopped (SIGSTOP), and another process continues it. Sockets and ZooKeeper session remain.
 - ``cut``: for a time the process neither reads nor writes its connections to peers, and accepts no new ones; if the
   driver is among the peers, its pulse stops too. Unlike with a cut network, the kernel still acknowledges, lifeline and
   ZooKeeper session remain, buffered data arrives afterwards, and a driver on the same host can kill the process.

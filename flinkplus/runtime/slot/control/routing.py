@@ -76,8 +76,7 @@ class Routing(Generic[S]):
         producer.outputs.pump(producer.outputs.channels[channel])
 
     def hand_over(self, message: Message, payload: Any) -> None:
-        """A message of a producer in this slot. An error in its consumer does not fail the producer, nor the other way
-        round."""
+        """A message of a producer in this slot. An error in its consumer does not fail the producer."""
         consumer = self._host.active.consumer(message.channel)
         if consumer is not None:
             self._host.guard(consumer, consumer.steps.receive, message, payload)

@@ -42,8 +42,7 @@ class SlotConfig:
 
 
 def slot_host(config: SlotConfig) -> str:
-    """The address that this slot's data server binds: loopback in local mode, else the one that routes to the
-    coordinator."""
+    """The address that this slot's data server binds: loopback in local mode, else the one towards the coordinator."""
     if config.local:
         return "127.0.0.1"
     host, port = config.coordinator.rsplit(":", 1)

@@ -1,10 +1,8 @@
-"""A slot: the main loop of a process below one long-lived Spark task (its ``keeper``), which hosts the subtasks
-assigned to it.
+"""A slot: the main loop of a process below one long-lived Spark task (its ``keeper``), which hosts subtasks.
 
 One thread, the loop, owns all subtasks and, with ``transport="tcp"``, all sockets. Other threads (the snapshot pool,
 the standbys, gRPC) only put events into its inbox. The loop takes all waiting events, lets every runnable subtask do
-one step, consumers before producers, and writes their output. It sleeps on the inbox and the sockets when no subtask
-can run.
+one step, consumers before producers, and writes their output. When no subtask can run, it sleeps.
 
 Rules: a slot obeys only its coordinator. When the control stream breaks, it closes everything and ends with an error,
 so that its keeper starts a new process if the job still lives. When a subtask fails, the slot reports it and stops the

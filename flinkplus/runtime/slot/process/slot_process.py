@@ -33,8 +33,7 @@ class ProcessStart:
     """One start of a slot's process.
 
     ``attempt``: ID of the Spark task's attempt, larger than those of all earlier ones.
-    ``tries``: how many processes in a row have not started before it; ``last``: if this one does not either, the task
-    fails.
+    ``tries``: how many processes in a row have not started before it; ``last``: the task fails if this one fails.
     ``welcomed``: called when the driver has let the process in.
     """
 

@@ -1,11 +1,9 @@
 """The standbys of a slot: the agent of its chains, run by one thread of its own.
 
 The slot's loop posts orders about chains to it. The agent sends frames over the same streams as the data, in pieces
-small enough not to delay it. Its answers come back as events. A second thread fetches from durable storage, so a
-promotion never waits for that.
+small enough not to delay it. Its answers come back as events. A second thread fetches from durable storage.
 
-Rules: a fault of a standby is never a fault of the stream. It is logged, the copy lags, and a failover uses another
-member or the durable store.
+Rules: a fault of a standby is never a fault of the stream. It is logged, and the copy lags.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""How a slot that cannot start tells the driver why, before its process ends: bounded in time even if the driver does
-not answer."""
+"""How a slot that cannot start reports why, before its process ends: bounded in time even without an answer."""
 
 from __future__ import annotations
 

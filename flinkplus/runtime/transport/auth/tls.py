@@ -127,8 +127,7 @@ def context(certificates: Certificates, server: bool) -> ssl.SSLContext:
 
 
 class TlsSocket:
-    """A connected socket with TLS over it, as ``tcp.connections.Connection`` uses sockets. ``BlockingIOError``: not
-    yet."""
+    """A connected socket with TLS over it, as ``Connection`` uses sockets. ``BlockingIOError``: not yet."""
 
     def __init__(self, sock: socket.socket, certificates: Certificates, server: bool) -> None:
         sock.getpeername()  # it may have been reset meanwhile, and would be left open where it is wrapped

@@ -1,5 +1,4 @@
-"""The control plane over gRPC (``transport="grpc"``): ``GrpcControlLink`` is the slot's end, ``GrpcRendezvous`` the
-coordinator's.
+"""The control plane over gRPC: ``GrpcControlLink`` is the slot's end, ``GrpcRendezvous`` the coordinator's.
 
 Rules: ``deliver`` is called in the I/O thread and must only enqueue.
 """

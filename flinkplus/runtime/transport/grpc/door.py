@@ -1,12 +1,10 @@
 """The handshake over gRPC: two calls, all of it in metadata, which gRPC keeps short by itself.
 
 The first call brings the hello and is ended with the challenge, in trailing metadata; the second brings the proof, and
-is the stream, whose initial metadata are the welcome. No message of a call is read before it has proved to be of the
-job.
+is the stream, whose initial metadata are the welcome. No message of a stranger is read.
 
 Rules: lives in the I/O thread. A challenge can be answered once, within ``TIMEOUT_S``; ``MAX_STRANGERS`` are open, and
-when there are more, the oldest of the address that has the most is forgotten. The same holds for connections without a
-stream (``crowd``).
+when there are more, the oldest of the address that has the most is forgotten. So are connections (``crowd``).
 """
 
 from __future__ import annotations

@@ -128,8 +128,7 @@ def shown(place: Place) -> str:
 
 
 class HiddenConnection:
-    """The connection to ``remote``; with ``local_port``, the one that came in at this port. There are two while one
-    replaces the other."""
+    """The connection to ``remote``; with ``local_port``, the one that came in there. There may be two for a moment."""
 
     def __init__(self, remote: Place | None, local_port: int | None = None) -> None:
         self._remote = remote

@@ -57,8 +57,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def server_at(host: str) -> tuple[socket.socket, str]:
-    """A socket that listens at ``host``, and its address. A path means a Unix socket, for processes that may enter its
-    directory. Raises ``OSError``."""
+    """A socket that listens at ``host``, and its address. A path means a Unix socket. Raises ``OSError``."""
     if host.startswith("/"):
         listening = socket.create_server(host, family=socket.AF_UNIX, backlog=128)
         address = host
@@ -133,8 +132,7 @@ class Connection:
                 self._inbox.watch(self._sock, events, self._on_ready)
 
     def hold(self) -> None:
-        """Fault injection: neither read nor write until ``go_on``, while the other end sees a connection without
-        messages."""
+        """Fault injection: neither read nor write until ``go_on``. The connection remains."""
         with self._lock:
             self._held = True
         if self.open:
@@ -256,8 +254,7 @@ class Connection:
             self._broken(reason)
 
     def finish(self, timeout_s: float) -> None:
-        """Write what is queued, and close once the other end has, after ``timeout_s`` at most. In the loop, not in a
-        callback of it."""
+        """Write what is queued, and close once the other end has, after ``timeout_s`` at most. Not in a callback."""
         deadline = time.monotonic() + timeout_s
         self.write()
         finished = False

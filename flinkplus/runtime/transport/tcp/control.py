@@ -1,8 +1,7 @@
 """The control plane over TCP (``transport="tcp"``), in the loops of slot and coordinator; see ``wire.ports`` and
 ``connections``.
 
-Rules: a frame is one control message. A thread writes heartbeats; other messages are written by the
-thread that sends them.
+Rules: a frame is one control message. A thread of its own writes heartbeats.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ or does not read. So silence means that the network loses packets in one directi
 
 Rules: a connection without unacknowledged data is not silent. Progress is any delivered segment, also out of order;
 with a window of zero, any received segment. The time between two calls counts at most as half the limit, so that a host
-which was frozen itself does not take that for the silence of others. Only Linux reports this: on other systems no peer
-is ever silent.
+which was frozen itself does not take that for the silence of others. Only Linux reports this.
 """
 
 from __future__ import annotations
