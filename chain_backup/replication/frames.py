@@ -109,7 +109,6 @@ def encode(
     fields: dict[str, Any] | None = None,
     payload: bytes | memoryview = b"",
 ) -> bytes:
-    """The bytes of one frame."""
     encoded = f"[{_topic_json(topic)},{_to_json(fields) if fields else '{}'}]".encode()
     prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, kind, stream, number, len(encoded), len(payload))
     checksum = zlib.crc32(payload, zlib.crc32(encoded, zlib.crc32(prefix)))

@@ -41,12 +41,10 @@ class Member:
 
     @property
     def successor(self) -> int | None:
-        """The slot that follows in the chain."""
         return self._neighbour(1)
 
     @property
     def predecessor(self) -> int | None:
-        """The slot that comes before in the chain."""
         return self._neighbour(-1)
 
     def _neighbour(self, distance: int) -> int | None:

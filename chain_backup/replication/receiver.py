@@ -51,10 +51,8 @@ def at_once(work: Callable[[], None], done: Callable[[Exception | None], None]) 
 
 @dataclass(eq=False, repr=False)
 class Receiver:
-    """Receives versions for ``members``. Each version held whole is passed to ``sender``, ``upkeep`` and ``staged``.
-
-    ``early``: offers whose chain is not known yet, by subtask and peer.
-    """
+    """Receives versions for ``members``, and passes each to ``sender``, ``upkeep`` and ``staged`` when it is held
+    whole. ``early``: offers whose chain is not known yet, by subtask and peer."""
 
     _members: Mapping[str, Member]
     _hops: Hops

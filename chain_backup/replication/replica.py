@@ -309,7 +309,6 @@ class Replica:
             store.destroy()
 
     def drop_stores(self) -> None:
-        """No RocksDB here any more."""
         for copy in list(self._copies):
             self._leave(copy)
         self.clear_away()

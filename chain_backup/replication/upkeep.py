@@ -44,7 +44,6 @@ class CopyUpkeep:
         self._aborted = deque((aborted for aborted in self._aborted if aborted > version), MAX_ABORTED)
 
     def aborted(self, version: int) -> None:
-        """The checkpoint of ``version`` was aborted."""
         self._aborted.append(version)
         for member in self._members.values():
             self.forget_aborted(member)

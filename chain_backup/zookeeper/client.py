@@ -264,7 +264,6 @@ class _Handler(SequentialThreadingHandler):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def join(self) -> None:
-        """Wait for all threads to end."""
         for thread in self._threads:
             thread.join()
 

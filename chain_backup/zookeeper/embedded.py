@@ -28,7 +28,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -185,7 +184,6 @@ class EmbeddedZooKeeper:
 
     @property
     def alive(self) -> bool:
-        """Whether the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -314,9 +312,7 @@ class EmbeddedZooKeeper:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def _serve(self, java: str, jars: str, port: int, native: list[Path]) -> None:

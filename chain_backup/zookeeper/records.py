@@ -109,11 +109,9 @@ class Paths:
         self.subtasks = f"{self.base}/subtasks"
 
     def slot(self, slot: int) -> str:
-        """A slot's node."""
         return f"{self.slots}/{slot}"
 
     def subtask(self, subtask: str) -> str:
-        """A subtask's node."""
         return f"{self.subtasks}/{quote(subtask)}"
 
 

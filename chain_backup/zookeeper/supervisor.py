@@ -58,7 +58,6 @@ class Supervisor:
         self._thread = threading.Thread(target=self._watch, name="flinkplus-zookeeper-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def close(self) -> None:

@@ -32,7 +32,6 @@ class ActiveSubtasks(Generic[S]):
         return iter(list(self._order))
 
     def get(self, name: SubtaskId) -> S | None:
-        """The active subtask of that name."""
         return self._subtasks.get(name)
 
     def consumer(self, channel: ChannelId) -> S | None:

@@ -252,7 +252,6 @@ class SlotFailover(Generic[S]):
     # --- versions
 
     def chains(self, order: control.Chains) -> None:
-        """The coordinator has new chains."""
         self.standbys.form({name: (int(found[0]), tuple(found[1])) for name, found in order.chains.items()})
 
     def trim(self, version: CheckpointId) -> None:

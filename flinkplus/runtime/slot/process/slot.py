@@ -173,7 +173,7 @@ class Slot(SlotOrders[Subtask]):
         self._address = ""
         self._next_heartbeat = 0.0
         self._silence = SilenceWatch(options, self._data, self._link, self._pulse, self._lose_coordinator)
-        self._peers = Peers(index, self._data, refused_s=self._silence.refused_s)
+        self._peers = Peers(index, self._data.connect, refused_s=self._silence.refused_s)
         self._preference = Preference()
         self.orphaned = self.welcomed = False
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ NO_CHANNEL = ChannelId(0, 0, 0)
 
 
 class Standbys:
-    """Called by the slot's loop; ``deliver`` may be called in any thread and must only enqueue. ``in_turn`` has the
-    loop call a function later, so that slots which receive the same order at once do not all work at once."""
+    """Called by the slot's loop; see ``ReplicationAgent`` for most methods. ``deliver`` may be called in any thread and
+    must only enqueue. ``in_turn`` has the loop call a function later: slots that receive the same order do not all work
+    at once."""
 
     def __init__(
         self,
@@ -77,16 +78,12 @@ class Standbys:
             self._submit(run)
 
     def _beside(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:
-                self._post(done, error)
-            else:
-                self._post(done, None)
+        def ended(fetched: Future[None]) -> None:
+            if not fetched.cancelled():
+                self._post(done, fetched.exception())
 
         with contextlib.suppress(RuntimeError):  # it is being closed
-            self._fetching.submit(run)
+            self._fetching.submit(work).add_done_callback(ended)
 
     def _submit(self, run: Callable[[], None]) -> None:
         def counted() -> None:
@@ -103,19 +100,15 @@ class Standbys:
             self._pool.submit(counted)
 
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
-        """Who follows whom, of all subtasks of the job."""
         self._post(self._agent.form, chains)
 
     def persisted(self, subtask: str, generation: int, handle: SnapshotHandle) -> None:
-        """An active subtask of this slot has a new version."""
         self._post(self._agent.persisted, subtask, generation, handle)
 
     def receive(self, peer: int, frame: bytes) -> None:
-        """A frame of another slot's agent."""
         self._post(self._agent.receive, peer, frame)
 
     def peer_connected(self, peer: int) -> None:
-        """The stream to another slot is new: what was on its way may be lost."""
         self._post(self._agent.peer_connected, peer)
 
     def trim(self, version: int) -> None:
@@ -123,11 +116,9 @@ class Standbys:
         self._in_turn(lambda: self._post(self._agent.trim, version))
 
     def abort(self, version: int) -> None:
-        """A checkpoint is aborted."""
         self._post(self._agent.abort, version)
 
     def retire(self, subtask: str) -> None:
-        """An active subtask of this slot was fenced."""
         self._post(self._agent.retire, subtask)
 
     def prepare(self, attempt: int, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> None:

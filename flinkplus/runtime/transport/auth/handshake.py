@@ -13,7 +13,7 @@ nonce. So the secret is never sent; a code counts in one frame, of one connectio
 purpose. ``docs/security.md`` has the argument, and ``tests/security/model.py`` looks for a way around it.
 
 Rules: pure, no socket here. Each end of a connection has an object of its own, which takes each frame once. A frame
-that differs from what is described here is ``PeerRefused`` with one of ``REASONS``; every frame is at most
+that differs from what is described here is ``PeerRefused`` with one of the reasons below; every frame is at most
 ``MAX_BYTES`` long.
 """
 
@@ -70,7 +70,6 @@ def excess(strangers: Mapping[K, V], address: Callable[[K, V], object], limit: i
 
 
 def make_secret() -> bytes:
-    """A job's secret."""
     return secrets.token_bytes(SECRET_BYTES)
 
 

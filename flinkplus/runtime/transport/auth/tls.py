@@ -144,7 +144,6 @@ class TlsSocket:
         return self._sock.fileno()
 
     def do_handshake(self) -> None:
-        """Continue TLS's own handshake."""
         with self._lock:
             try:
                 self._sock.do_handshake()
@@ -180,7 +179,6 @@ class TlsSocket:
                 raise BlockingIOError from None
 
     def getsockopt(self, level: int, name: int, size: int) -> bytes:
-        """An option of the connection."""
         return self._sock.getsockopt(level, name, size)
 
     def shutdown(self, how: int) -> None:

@@ -49,10 +49,7 @@ def open_channel(address: str, certificates: Certificates | None) -> aio.Channel
 
 
 class FrameWriter:
-    """Writes messages to one stream, as frames.
-
-    ``joined_bytes``: messages that wait are joined up to this size; 0: each is a frame.
-    """
+    """Writes messages to one stream, as frames: they are joined up to ``joined_bytes``; 0: each is a frame."""
 
     def __init__(self, io: IoThread, joined_bytes: int = JOINED_BYTES) -> None:
         self._io = io
@@ -95,10 +92,8 @@ async def run_stream(
     opened: Callable[[], None],
     take: Callable[[bytes], None],
 ) -> str:
-    """A stream to a server, from its opening (within ``timeout_s``) to its end. Returns why it has ended.
-
-    ``opened``: called once each end has proved to be of the job. ``take``: called with each frame.
-    """
+    """A stream to a server, from its opening (within ``timeout_s``) to its end. Returns why it has ended. ``opened``:
+    called once each end has proved to be of the job; ``take``: with each frame."""
     channel = open_channel(address, certificates)
     pump: asyncio.Future[None] | None = None
     try:
@@ -128,10 +123,8 @@ async def serve_stream(
     opened: Callable[[asyncio.Future[None]], None],
     read: Callable[[], Coroutine[Any, Any, None]],
 ) -> str:
-    """The stream of ``found``, from when it is let in to its end. Returns why it has ended.
-
-    ``opened``: called with the task that reads; the stream ends when that is cancelled.
-    """
+    """The stream of ``found``, from when it is let in to its end. Returns why it has ended. ``opened``: called with the
+    task that reads; the stream ends when that is cancelled."""
     tasks: list[asyncio.Future[None]] = []
     try:
         with door.crowd.without(context.peer()):
@@ -149,9 +142,8 @@ async def serve_stream(
 
 @dataclass(eq=False, repr=False)
 class GrpcServer:
-    """A server of the one ``method``. ``serve`` is called with the requests and the context of each call; it asks
-    ``door`` whether to let it in.
-    """
+    """A server of the one ``method``. ``serve`` gets the requests and the context of each call, and asks ``door`` about
+    it."""
 
     _method: str
     _serve: Callable[..., Any]

@@ -139,7 +139,6 @@ class Connection:
             self._inbox.forget(self._sock)
 
     def go_on(self) -> None:
-        """The end of ``hold``."""
         with self._lock:
             self._held = False
         if self.open and self._watched:
@@ -233,7 +232,6 @@ class Connection:
 
     @property
     def unwritten(self) -> bool:
-        """Whether something waits to be written."""
         return bool(self._writing or self._pending)
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
@@ -445,7 +443,6 @@ class Listener:
         self._inbox.forget(self._socket)
 
     def go_on(self) -> None:
-        """The end of ``hold``."""
         self._held = False
         self._watch()
 

@@ -14,7 +14,8 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Protocol
+
+from flinkplus.runtime.transport.auth.tls import TlsSocket
 
 TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
 INFO_BYTES = 256
@@ -24,12 +25,6 @@ BYTES_ACKED = struct.Struct("=120xQ")
 SEGMENTS_IN = struct.Struct("=140xI")
 DELIVERED = struct.Struct("=192xI")
 """Where they are in the kernel's ``struct tcp_info``, which only ever grows at its end."""
-
-
-class HasOptions(Protocol):
-    """A socket, as far as it is needed here."""
-
-    def getsockopt(self, level: int, name: int, size: int, /) -> bytes: ...
 
 
 def waits_for(info: bytes) -> tuple[int, ...] | None:
@@ -51,7 +46,7 @@ class Silence:
     _looked_s: float = 0.0
     _silent_s: float = 0.0
 
-    def lasts_s(self, sock: HasOptions, now_s: float, limit_s: float) -> float:
+    def lasts_s(self, sock: socket.socket | TlsSocket, now_s: float, limit_s: float) -> float:
         """For how many seconds sent data was not acknowledged. Raises ``OSError``."""
         if TCP_INFO is None:
             return 0.0
