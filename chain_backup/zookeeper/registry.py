@@ -162,11 +162,11 @@ class Registry:
         with self._lock:
             self._connection += 1
         if state != KazooState.CONNECTED:
-            self._tell_lost("the ZooKeeper session has expired" if state == KazooState.LOST else "connection lost")
+            self._report_lost("the ZooKeeper session has expired" if state == KazooState.LOST else "connection lost")
         elif self._epoch is not None:
             self.client.post(self._refresh)
 
-    def _tell_lost(self, reason: str, final: bool = False) -> None:
+    def _report_lost(self, reason: str, final: bool = False) -> None:
         with self._lock:
             if self._epoch is None or self._ended or (self._lost and not final):
                 return
@@ -184,14 +184,14 @@ class Registry:
         self._changed(event)
 
     def _refresh(self) -> None:
-        """Keep the place, and tell what has changed. In the callback thread."""
+        """Keep the place, and report what has changed. In the callback thread."""
         with self._lock:
             connection = self._connection
         while self.client.connected and not self._ended:
             try:
                 if self._keep_place():
                     self._look_at_slots(connection)
-                    self._tell_back(connection)
+                    self._report_back(connection)
                 return
             except (KazooException, self.client.timeout):
                 self.client.closing.wait(RETRY_DELAY_S)
@@ -206,7 +206,7 @@ class Registry:
                 return True
             epoch = result(self.client.kazoo.exists_async(self._paths.epoch), deadline)
             if epoch is None or epoch.version != self._epoch:
-                self._tell_lost(f"{self._application!r} is now coordinated by {self._who()}", final=True)
+                self._report_lost(f"{self._application!r} is now coordinated by {self._who()}", final=True)
                 return False
             if stat is not None:
                 raise NodeExistsError()  # our own, of a session that is about to end
@@ -260,7 +260,7 @@ class Registry:
                     self._slots[slot] = new
                     self._deliver(SlotNodeSeen(slot, new[1]))
 
-    def _tell_back(self, connection: int) -> None:
+    def _report_back(self, connection: int) -> None:
         with self._lock:
             if self._lost and not self._ended and connection == self._connection:
                 self._lost = False

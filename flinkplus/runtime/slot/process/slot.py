@@ -30,6 +30,7 @@ from pyspark import cloudpickle
 from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import (
+    SessionEvent,
     SessionExpired,
     SessionOpened,
     SessionReconnected,
@@ -73,9 +74,11 @@ from flinkplus.runtime.transport.wire.ports import (
     ControlArrived,
     ControlLost,
     FrameArrived,
+    LinkEvent,
     PeerAttached,
     PeerBroken,
     PeerConnected,
+    TransportEvent,
 )
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -95,20 +98,7 @@ class CoordinatorLost(FlinkPlusError):
     """The control stream broke: the driver is gone, or has given this attempt up."""
 
 
-SlotEvent = (
-    ControlArrived
-    | ControlLost
-    | FrameArrived
-    | PeerConnected
-    | PeerAttached
-    | PeerBroken
-    | SnapshotWritten
-    | StandbyReady
-    | SessionOpened
-    | SessionSuspended
-    | SessionReconnected
-    | SessionExpired
-)
+SlotEvent = LinkEvent | TransportEvent | SnapshotWritten | StandbyReady | SessionEvent
 
 
 class Slot(SlotOrders[Subtask]):

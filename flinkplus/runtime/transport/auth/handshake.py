@@ -4,7 +4,7 @@ Both know the job's secret, which the driver ships with Spark's own task. Each l
 
 1. *hello*, of the dialler: the purpose of the connection (its protocol), its own name, the name of the listener that it
    means to reach, the address that it has dialled (where both know it by the same text), and a nonce;
-2. *challenge*, of the listener: a nonce, and a code. A hello for another purpose, name or address is refused at once;
+2. *challenge*, of the listener: a nonce, and a code. A hello for another purpose, name or address gets no code;
 3. *proof*, of the dialler: a code;
 4. *welcome*, of the listener: a code. Without it the dialler is not connected.
 

@@ -60,6 +60,7 @@ class Door:
         self._forget_old()
         host = context.peer().rpartition(":")[0]  # gRPC names a peer ``ipv4:127.0.0.1:4000``
         self._open[listening.nonce] = (time.monotonic(), host, listening)
+        # Not in the initial metadata: a client that sees the end of the call before them takes them for empty.
         context.set_trailing_metadata(((CHALLENGE, challenge),))
         return None
 
