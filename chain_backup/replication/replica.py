@@ -119,7 +119,7 @@ class Replica:
         """What the base of ``files`` replaces, if that is to be used instead: neither the base is here, nor anything
         held that serves for it, but most of what it replaces is.
 
-        ``lacks``: names of files that cannot be asked for; ``None``: none can. Those asked for are smaller than the base.
+        ``lacks``: names of files that cannot be asked for; ``None``: all. Those asked for are smaller than the base.
         """
         if not files or not files[0].replaces or self._is_here(files[0]) or self.make_do(files) != tuple(files):
             return ()

@@ -142,8 +142,7 @@ async def serve_stream(
 
 @dataclass(eq=False, repr=False)
 class GrpcServer:
-    """A server of the one ``method``. ``serve`` gets the requests and the context of each call, and asks ``door`` about
-    it."""
+    """A server of the one ``method``. ``serve`` gets the requests and the context of each call; it asks ``door``."""
 
     _method: str
     _serve: Callable[..., Any]
