@@ -90,8 +90,8 @@ def _run(run: RunSlot, index: int, config: SlotConfig, attempt: int, tries: int,
 
 
 def _run_process(work: Callable[[int], object]) -> tuple[int, bool]:
-    """Fork a process that does ``work``, and wait for its end. ``work`` gets an open file, to write to once the driver
-    has let it in."""
+    """Fork a process that does ``work``, and wait for its end. Returns its code (``os.waitstatus_to_exitcode``), and
+    whether the driver has let it in: then ``work`` has written to the open file that it gets."""
     welcomed, to_keeper = os.pipe()
     keeper = os.getpid()
     sys.stdout.flush()

@@ -26,8 +26,8 @@ log = logging.getLogger("flinkplus.slot")
 
 
 def report_failed_start(index: int, config: SlotConfig, tries: int, error: Exception) -> bool:
-    """Whether the coordinator has taken the report of why slot ``index`` cannot start; errors here are only logged.
-    ``tries``: how often that happened just before."""
+    """Report to the coordinator why slot ``index`` cannot start; errors here are only logged. Returns whether it has
+    taken the report. ``tries``: how often that happened just before."""
     try:
         with closing(Inbox[Any]()) as inbox:
             link = control_link(index, config.options, config.credentials, config.coordinator, inbox)
