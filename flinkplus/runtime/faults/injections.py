@@ -37,7 +37,7 @@ class Holds(Protocol):
     def hold(self, peers: frozenset[int] | None) -> None:
         """Neither read nor write connections to ``peers`` (``None``: to all, and accept no new ones)."""
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         """Resume all connections."""
 
 
@@ -89,7 +89,7 @@ class Injections:
     def _heal(self, number: int) -> None:
         if number == self._cuts:  # otherwise a later cut has replaced this one
             for plane in self._planes:
-                plane.go_on()
+                plane.release()
 
     def before_step(self, subtask: Any) -> None:
         """Wait before a step of ``subtask`` if that is slowed."""

@@ -132,13 +132,13 @@ class Connection:
                 self._inbox.watch(self._sock, events, self._on_ready)
 
     def hold(self) -> None:
-        """Fault injection: neither read nor write until ``go_on``. The connection remains."""
+        """Fault injection: neither read nor write until ``release``. The connection remains."""
         with self._lock:
             self._held = True
         if self.open:
             self._inbox.forget(self._sock)
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         with self._lock:
             self._held = False
         if self.open and self._watched:
@@ -438,11 +438,11 @@ class Listener:
             self._refuse(crowded, handshake.CROWD, f"more than {handshake.MAX_STRANGERS} handshakes at a time")
 
     def hold(self) -> None:
-        """Fault injection: take no connections until ``go_on``; those who connect meanwhile wait."""
+        """Fault injection: take no connections until ``release``; those who connect meanwhile wait."""
         self._held = True
         self._inbox.forget(self._socket)
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         self._held = False
         self._watch()
 

@@ -87,9 +87,9 @@ class TcpControlLink:
         if self._connection is not None and (peers is None or DRIVER in peers):
             self._connection.hold()
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         if self._connection is not None:
-            self._connection.go_on()
+            self._connection.release()
 
     def close(self) -> None:
         self._closing.set()

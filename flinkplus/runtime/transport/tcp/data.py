@@ -140,13 +140,13 @@ class TcpDataPlane(Attachments):
         connection.hold()
         self._held.append(connection)
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         if self._cut_off and self._listener is not None:
-            self._listener.go_on()
+            self._listener.release()
         self._cut_off = False
         held, self._held = self._held, []
         for connection in held:
-            connection.go_on()
+            connection.release()
 
     # --- sending
 
