@@ -1,10 +1,10 @@
-"""What a standby's copy needs of the slot's disk, of RocksDB and of durable storage: the real ones, or those of a test.
+"""What a standby's copy needs of the slot's disk, of RocksDB and of durable storage. Tests provide their own.
 
-Rules: files go by the names that they have within their subtask's folders; every call may raise ``OSError``, those that
-read state also ``CorruptState`` and ``StateError``.
+Rules: files go by their names within their subtask's folders; every call may raise ``OSError``, those that read state
+also ``CorruptState`` and ``StateError``.
 
 Layout of a folder: ``replica/<generation>-<checkpoint>-<n>.sst[.part|.downloaded]``, ``standby-<n>/`` (RocksDB); beside
-them what the active state of this slot has there, and what a dead process of the slot has left (``state.left``).
+them the files of the active state, and what a dead process of the slot has left (``state.left``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -31,6 +32,16 @@ SMALL_BYTES = 1 << 20
 def base_name(name: str) -> str:
     """What a state file is called within its subtask's folders."""
     return name.rpartition("/")[2]
+
+
+class Origin(Enum):
+    """Where a file came from that is not held yet."""
+
+    ARRIVED = ".part"
+    """From the predecessor: ``create`` made it."""
+    DOWNLOADED = ".downloaded"
+    LEFT = ""
+    """From a dead process of this slot."""
 
 
 class HeldFile(Protocol):
@@ -52,19 +63,23 @@ class ArrivingFile(Protocol):
 
 
 class Disk(Protocol):
-    """One subtask's folder on a slot, without any held file at first, and its files in durable storage."""
+    """One subtask's folder on a slot, without any held file at first, and its files in durable storage.
+
+    ``folder``: its name, which the names of its files in durable storage begin with.
+    ``newest_left``: the newest checkpoint that a file was left of when this object was made; 0: no file was left.
+    """
 
     folder: str
-    """Name of the folder, which the names of its files in durable storage begin with."""
+    newest_left: int
 
     def create(self, name: str) -> ArrivingFile:
-        """A new file, which is not held until it is ``adopted``."""
+        """A new file, which is not held until it is adopted."""
 
-    def discard(self, name: str) -> None:
-        """Remove what ``create`` made."""
+    def adopt(self, name: str, origin: Origin) -> None:
+        """A file that is whole, and checked unless it has arrived, is held from now on."""
 
-    def adopt(self, name: str) -> None:
-        """What ``create`` made is whole, and held from now on."""
+    def discard(self, name: str, origin: Origin) -> None:
+        """Remove a file that is not held, if it is there."""
 
     def open(self, name: str) -> HeldFile:
         """Read a held file."""
@@ -78,33 +93,15 @@ class Disk(Protocol):
     def download(self, file: StateFile) -> None:
         """Have a file of durable storage here, checked; it is not held until it is adopted. Slow; in any thread."""
 
-    def adopt_downloaded(self, name: str) -> None:
-        """What was downloaded is held from now on."""
-
-    def discard_downloaded(self, name: str) -> None:
-        """Remove what was downloaded."""
-
     def has_left(self, file: StateFile) -> bool:
-        """Whether a dead process of this slot has left a file of that name and size. Its content may be any."""
+        """Whether a dead process of this slot has left a file of that name and size, with any content."""
 
     def check_left(self, file: StateFile, swift: bool) -> None:
         """Raise ``CorruptState`` or ``OSError`` unless what was left is ``file``, byte for byte. Slow; in any thread.
-
-        ``swift``: a failover waits for it, so that it may take a processor for itself.
-        """
-
-    def adopt_left(self, name: str) -> None:
-        """What was left, and checked, is held from now on."""
-
-    def discard_left(self, name: str) -> None:
-        """Remove what was left under this name."""
-
-    @property
-    def newest_left(self) -> int:
-        """The newest checkpoint that a file was left of when this object was made; 0: no file was left."""
+        ``swift``: a failover waits for it, so it may occupy a processor."""
 
     def discard_all_left(self) -> None:
-        """Nothing more of what was left is needed: remove it."""
+        """Remove everything that was left."""
 
     def new_store(self) -> SubtaskStore:
         """A new, empty RocksDB."""
@@ -113,8 +110,8 @@ class Disk(Protocol):
         """Ingest held files into a RocksDB, each on top of the previous; ``swift``: a promotion waits for it."""
 
     def give_own(self, names: Mapping[str, bool], generation: int) -> None:
-        """The active state of ``generation`` uses ``names`` and no older ones; those that are true are held here, and
-        it shall have them as well."""
+        """The active state of ``generation`` uses ``names`` and no older ones; it shall have those that are true, which
+        are held here."""
 
     def close(self) -> None:
         """No file is held any more."""
@@ -137,14 +134,6 @@ class DiskFile:
         self._file.close()
 
 
-def _names_in(folder: Path) -> list[str] | None:
-    """``None``: the folder is not there, or cannot be read."""
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return None
-
-
 class SlotDisk:
     """The folder of ``subtask`` in a slot's work directory."""
 
@@ -154,24 +143,26 @@ class SlotDisk:
         self._storage = storage
         self._files = self._folder / REPLICA_FOLDER
         self._left = self._folder / LEFT_FOLDER
-        left = _names_in(self._left)
+        left: list[str] | None = None
+        with contextlib.suppress(OSError):  # the folder is not there, or cannot be read
+            left = os.listdir(self._left)
         self._is_left = left is not None
-        self._newest_left = newest_checkpoint(left or ())
+        self.newest_left = newest_checkpoint(left or ())
         self._opened = 0
         remove_folder(self._files)  # of a discarded copy: nothing records what was verified
         self._files.mkdir(parents=True)
 
-    def _part(self, name: str) -> Path:
-        return self._files / (name + ".part")
+    def _place(self, name: str, origin: Origin) -> Path:
+        return (self._left if origin is Origin.LEFT else self._files) / (name + origin.value)
 
     def create(self, name: str) -> ArrivingFile:
-        return SteadyFile(self._part(name))
+        return SteadyFile(self._place(name, Origin.ARRIVED))
 
-    def discard(self, name: str) -> None:
-        remove_file(self._part(name))
+    def adopt(self, name: str, origin: Origin) -> None:
+        self._place(name, origin).replace(self._files / name)
 
-    def adopt(self, name: str) -> None:
-        self._part(name).replace(self._files / name)
+    def discard(self, name: str, origin: Origin) -> None:
+        remove_file(self._place(name, origin))
 
     def open(self, name: str) -> HeldFile:
         return DiskFile(self._files / name)
@@ -182,9 +173,6 @@ class SlotDisk:
     def take_own(self, name: str) -> None:
         link_or_copy(self._folder / FILES_FOLDER / name, self._files / name)
 
-    def _downloaded(self, name: str) -> Path:
-        return self._files / (name + ".downloaded")
-
     def download(self, file: StateFile) -> None:
         path = self._files / f"{base_name(file.name)}.{threading.get_ident()}.downloading"
         try:
@@ -192,16 +180,10 @@ class SlotDisk:
             file.check(file_chunks(path), file.name)
             if file.bytes > SMALL_BYTES:  # or taking it in would wait for the disk, and a promotion for that
                 sync_path(path)
-            path.replace(self._downloaded(base_name(file.name)))
+            path.replace(self._place(base_name(file.name), Origin.DOWNLOADED))
         except BaseException:
             remove_file(path)
             raise
-
-    def adopt_downloaded(self, name: str) -> None:
-        self._downloaded(name).replace(self._files / name)
-
-    def discard_downloaded(self, name: str) -> None:
-        remove_file(self._downloaded(name))
 
     def has_left(self, file: StateFile) -> bool:
         if not self._is_left:
@@ -217,16 +199,6 @@ class SlotDisk:
         file.check(chunks if swift else paced(chunks), str(path))
         if file.bytes > SMALL_BYTES:
             sync_path(path)
-
-    def adopt_left(self, name: str) -> None:
-        (self._left / name).replace(self._files / name)
-
-    def discard_left(self, name: str) -> None:
-        remove_file(self._left / name)
-
-    @property
-    def newest_left(self) -> int:
-        return self._newest_left
 
     def discard_all_left(self) -> None:
         if self._is_left:

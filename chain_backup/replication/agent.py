@@ -6,15 +6,14 @@ Protocol of one hop, from a member to its successor::
     CHUNK ...       ->            ACK each; at most a few are under way per hop
                                   file complete and matching its checksum: held; all of them: STAGED
 
-``ReplicationAgent`` follows the chains and passes each frame to its part: ``sender`` (to successors), ``receiver``
-(from predecessors), ``upkeep`` (of the copies).
+``ReplicationAgent`` follows the chains and passes frames to ``sender`` (to successors), ``receiver`` (from
+predecessors), ``upkeep`` (of the copies).
 
 Rules:
 - a torn, altered, repeated or missing frame is noticed by checksum and number, and answered by RESYNC: everything under
   way is offered again, and files continue where they stopped. The same happens when a stream is new;
-- versions come from the active subtask here or from the predecessor, never from both: the active side takes no offers.
-
-Not locked: one thread calls everything. No network, no clock except for numbering streams.
+- versions come from the active subtask here or from the predecessor, never from both: the active side takes no offers;
+- one thread calls everything.
 """
 
 from __future__ import annotations
@@ -45,11 +44,9 @@ class ReplicationAgent:
     """Everything about standby copies on ``slot``, except the network.
 
     ``open_disk``: where the copies are.
-    ``send(slot, frame)``: to the agent of another slot, reliable and in order while the stream lives, perhaps lost when
-    it breaks.
+    ``send(slot, frame)``: to the agent of another slot; reliable and in order while the stream lives.
     ``staged(subtask, generation, version)``: this slot, as a standby, holds all of it.
-    ``later(work)``: run ``work`` in the same thread behind all that waits there (some ms of RocksDB for each standby
-    and version); by default at once.
+    ``later(work)``: run ``work`` in the same thread behind all that waits there (some ms for each standby and version).
     ``beside(work, done)``: run ``work`` in another thread, then ``done`` with its error in this.
     ``clock_ns``: for numbers that rise from one process of a slot to the next.
     """
@@ -100,7 +97,7 @@ class ReplicationAgent:
         if newer or member.successor != successor:
             self._sender.start_over(member, successor)
         if newer or member.predecessor != predecessor:
-            self._receiver.interrupt(member)
+            member.inbound = None  # what is here of a file is kept for the next offer
 
     def _member(self, subtask: str) -> Member:
         member = self._members.get(subtask)
@@ -125,8 +122,7 @@ class ReplicationAgent:
 
     def persisted(self, subtask: str, generation: int, handle: SnapshotHandle) -> None:
         """The active subtask here has a new version, which is in storage. Raises ``CorruptState`` for a bad handle and
-        ``StateError`` when its files are neither here nor there; the next version is another chance then.
-        """
+        ``StateError`` when its files are neither here nor there; the next version is another chance then."""
         member = self._member(subtask)
         if generation < member.generation or generation <= member.fenced:
             return  # too late: the head is another
@@ -140,11 +136,8 @@ class ReplicationAgent:
         self._receiver.fetch_next(member)
 
     def prepare(self, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> Prepared:
-        """Promotion: the open store of exactly that version, of which this slot is the head from now on.
-
-        Files that are not here come from durable storage, which is slow. Raises ``CorruptState`` or ``StateError`` when
-        they cannot be had; then nothing is promoted.
-        """
+        """Promotion: the open store of exactly that version, of which this slot is the head from now on. Files that are
+        not here come from durable storage: slow. Raises ``CorruptState`` or ``StateError`` without them."""
         member = self._member(subtask)
         files = member.replica.files_of(handle)
         self._receiver.stop(member)
@@ -224,9 +217,7 @@ class ReplicationAgent:
                 assert_never(frame.kind)
 
     def close(self, keeps: bool = False) -> None:
-        """Close all copies; the store that ``prepare`` returned stays with its owner. ``keeps``: the files of the
-        copies stay, for the slot's next process.
-        """
+        """Close all copies, but not the stores that ``prepare`` returned. ``keeps``: the files stay."""
         for hop in self._hops.values():
             hop.clear()
         for member in list(self._members.values()):

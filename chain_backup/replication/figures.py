@@ -24,3 +24,8 @@ class ReplicationFigures:
     left_refused: int = 0
     bases_fetched: int = 0
     offers_fenced: int = 0
+
+    @property
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes of state files that the copies took in, by where they came from."""
+        return {"received": self.bytes_received, "from_storage": self.bytes_from_storage, "kept": self.bytes_kept}

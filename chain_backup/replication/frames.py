@@ -1,12 +1,11 @@
-"""What agents of replication say to each other: one frame, one statement, sealed with a checksum.
+"""The messages between agents of replication: frames, each sealed with a checksum.
 
 Rules:
 - a frame carries a format version, the sender's stream and the frame's number on it, counted from 0 without gaps: so
-  the receiver tells what was lost, repeated or reordered;
+  the receiver notices what was lost, repeated or reordered;
 - fields are JSON, bulk data (a handle, a piece of a file) is the payload; the checksum is over everything;
 - what cannot be read in full is ``PeerProtocolError``; nothing of it is believed, not even its kind;
-- names of files are those within a subtask's folder, and are checked here (``path_names``). Those in a handle are
-  checked where it is read.
+- names of files are those within a subtask's folder, checked here; those in a handle are checked where it is read.
 """
 
 from __future__ import annotations
@@ -110,7 +109,6 @@ def encode(
     fields: dict[str, Any] | None = None,
     payload: bytes | memoryview = b"",
 ) -> bytes:
-    """The bytes of one frame."""
     encoded = f"[{_topic_json(topic)},{_to_json(fields) if fields else '{}'}]".encode()
     prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, kind, stream, number, len(encoded), len(payload))
     checksum = zlib.crc32(payload, zlib.crc32(encoded, zlib.crc32(prefix)))
@@ -135,7 +133,8 @@ def decode(data: bytes | memoryview) -> Frame:
         raise PeerProtocolError("a replication frame does not match its checksum")
     try:
         subtask, generation, state_version, transfer, fields = parse_document(body[:field_bytes])
-        topic = Topic(_checked_topic(subtask), whole(generation), whole(state_version), whole(transfer))
+        name = subtask if subtask == NO_TOPIC.subtask else checked_subtask(subtask)
+        topic = Topic(name, whole(generation), whole(state_version), whole(transfer))
         found = _KINDS[kind]
         if not isinstance(fields, dict):
             raise TypeError("the fields have no names")
@@ -146,10 +145,6 @@ def decode(data: bytes | memoryview) -> Frame:
     except (ValueError, TypeError, KeyError) as error:
         raise PeerProtocolError(f"a replication frame of kind {kind} is malformed: {error!r:.300}") from error
     return Frame(found, stream, number, topic, fields, body[field_bytes:])
-
-
-def _checked_topic(subtask: object) -> str:
-    return NO_TOPIC.subtask if subtask == NO_TOPIC.subtask else checked_subtask(subtask)
 
 
 def _check_names(kind: FrameKind, fields: dict[str, Any]) -> None:

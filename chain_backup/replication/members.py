@@ -19,12 +19,10 @@ class Member:
     The agent writes ``generation`` and ``members`` of the chain; ``active``: the generation in which the subtask runs
     here; ``fenced``: the newest generation that was retired here.
 
-    The sender writes ``successor_staged``: the newest version that the successor is known to hold; ``refused``: one
-    that it cannot take.
+    The sender writes ``successor_staged`` and ``refused``: the newest versions that the successor holds or cannot take.
 
-    The receiver writes ``reported``: the last version reported as staged, after its generation; ``inbound`` and
-    ``partial``: the version and the file that are arriving; ``fetching``: the file that is being fetched from durable
-    storage, or checked after a dead process left it.
+    The receiver writes ``reported``: generation and number of the last version reported as staged; ``inbound`` and
+    ``partial``: the version and the file that are arriving; ``fetching``: the file that is being fetched or checked.
     """
 
     subtask: str
@@ -43,12 +41,10 @@ class Member:
 
     @property
     def successor(self) -> int | None:
-        """The slot that follows in the chain."""
         return self._neighbour(1)
 
     @property
     def predecessor(self) -> int | None:
-        """The slot that comes before in the chain."""
         return self._neighbour(-1)
 
     def _neighbour(self, distance: int) -> int | None:

@@ -1,17 +1,14 @@
 """Versions on their way to this slot: offers, files from the predecessor, from this slot's last process, from storage.
 
 Rules:
-- offers are taken from the predecessor of the chain's present generation only; one that comes before its ``form`` waits
-  for it;
-- retries are bounded: a file that keeps failing is taken from durable storage, a version that cannot be taken is left
-  out;
+- only the predecessor in the chain's present generation may offer; an early offer waits for its ``form``;
+- retries are bounded: a file that keeps failing is taken from durable storage, a bad version is skipped;
 - a file that a dead process of this slot has left here is checked ``beside`` everything else, and then held; when it is
   torn or altered, the predecessor is asked for it. The same holds for what a base replaces, when the base is not here;
 - a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
   what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
-State: the early offers; ``inbound``, ``partial``, ``fetching`` and ``reported`` of each member. Invariant: a version is
-staged and reported only when every file that it needs is held.
+Invariant: a version is staged and reported only when every file that it needs is held.
 """
 
 from __future__ import annotations
@@ -19,8 +16,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from chain_backup.disk import base_name
+from chain_backup.disk import Origin, base_name
 from chain_backup.replication import frames
 from chain_backup.replication.figures import ReplicationFigures
 from chain_backup.replication.frames import Frame, FrameKind
@@ -51,31 +49,19 @@ def at_once(work: Callable[[], None], done: Callable[[Exception | None], None]) 
         done(None)
 
 
+@dataclass(eq=False, repr=False)
 class Receiver:
-    """Receives versions for ``members``. Each version held whole is passed to ``sender``, ``upkeep`` and ``staged``."""
+    """Receives versions for ``members``, and passes each to ``sender``, ``upkeep`` and ``staged`` when it is held
+    whole. ``early``: offers whose chain is not known yet, by subtask and peer."""
 
-    def __init__(
-        self,
-        members: Mapping[str, Member],
-        hops: Hops,
-        sender: Sender,
-        upkeep: CopyUpkeep,
-        figures: ReplicationFigures,
-        staged: Staged,
-        beside: Beside,
-    ) -> None:
-        self._members = members
-        self._hops = hops
-        self._sender = sender
-        self._upkeep = upkeep
-        self._figures = figures
-        self._report = staged
-        self._beside = beside
-        self._early: dict[tuple[str, int], Frame] = {}  # by subtask and peer
-
-    def interrupt(self, member: Member) -> None:
-        """The version under way does not arrive; what is here of a file is kept for the next offer."""
-        member.inbound = None
+    _members: Mapping[str, Member]
+    _hops: Hops
+    _sender: Sender
+    _upkeep: CopyUpkeep
+    _figures: ReplicationFigures
+    _report: Staged
+    _beside: Beside
+    _early: dict[tuple[str, int], Frame] = field(default_factory=dict, init=False)
 
     def stop(self, member: Member) -> None:
         """The version under way does not arrive, and no other is expected soon."""
@@ -118,8 +104,8 @@ class Receiver:
         self._get(member, inbound, again)
 
     def _wait_for_chain(self, peer: int, frame: Frame) -> None:
-        """An offer whose chain is not known here: perhaps ``form`` is on its way. One is kept of each peer for each
-        subtask: the old predecessor may still offer versions after the offer of the next one."""
+        """Keep an offer whose chain is not known here; ``form`` may be on its way. One for each peer and subtask: the
+        old predecessor may still offer versions after the offer of the next one."""
         key = frame.topic.subtask, peer
         member = self._members.get(frame.topic.subtask)
         if member is not None and frame.topic.generation < member.generation:
@@ -225,7 +211,7 @@ class Receiver:
             return
         partial.close()
         member.partial = None
-        member.replica.adopt(partial.file)
+        member.replica.adopt(partial.file, Origin.ARRIVED)
         inbound.missing.popleft()
         self._after_file(member, inbound)
 
@@ -247,8 +233,8 @@ class Receiver:
     # -- files from elsewhere -------------------------------------------------------------------------------------
 
     def fetch_next(self, member: Member) -> None:
-        """Check what was left here, or fetch from durable storage what is needed from there, one file at a time; last
-        the base that is made do without."""
+        """Check or fetch the next file that is needed from here or from durable storage; last, the base that older
+        files substitute."""
         if member.fetching is not None:
             return
         needed = member.inbound is not None and member.inbound.stored
@@ -257,21 +243,22 @@ class Receiver:
             return
         member.fetching = file
         disk = member.replica.disk
-        if needed and disk.has_left(file):
-            self._beside(lambda: disk.check_left(file, swift=False), lambda error: self._checked(member, file, error))
-        else:
-            self._beside(lambda: disk.download(file), lambda error: self._fetched(member, file, error))
+        left = needed and disk.has_left(file)
+
+        def done(error: Exception | None) -> None:
+            member.fetching = None
+            if self._members.get(member.subtask) is member:
+                (self._checked if left else self._fetched)(member, file, error)
+
+        self._beside(lambda: disk.check_left(file, swift=False) if left else disk.download(file), done)
 
     def _checked(self, member: Member, file: StateFile, error: Exception | None) -> None:
         """What a dead process has left under the name of ``file`` was compared with its checksum."""
-        member.fetching = None
-        if self._members.get(member.subtask) is not member:
-            return
         replica, inbound = member.replica, member.inbound
         needed = inbound is not None and file in inbound.stored
         if error is None and needed:
             try:
-                replica.adopt_left(file)
+                replica.adopt(file, Origin.LEFT)
             except OSError as failed:
                 error = failed
         if error is not None and not replica.holds(file):  # a promotion may have taken it meanwhile
@@ -289,14 +276,12 @@ class Receiver:
             self._get_otherwise(member, inbound)
 
     def _fetched(self, member: Member, file: StateFile, error: Exception | None) -> None:
-        member.fetching = None
-        if self._members.get(member.subtask) is not member:
-            return
+        """The download of ``file`` has ended."""
         replica, inbound = member.replica, member.inbound
         if inbound is not None and file in inbound.stored:
             inbound.stored.remove(file)
             if error is None:
-                replica.adopt_downloaded(file)
+                replica.adopt(file, Origin.DOWNLOADED)
                 self._figures.files_from_storage += 1
                 self._after_file(member, inbound)
             else:
@@ -309,5 +294,5 @@ class Receiver:
             replica.adopt_base(file)
             self._figures.bases_fetched += 1
         else:
-            replica.disk.discard_downloaded(base_name(file.name))
+            replica.disk.discard(base_name(file.name), Origin.DOWNLOADED)
         self.fetch_next(member)

@@ -3,21 +3,19 @@
 Rules:
 - files are under ``<folder>/replica/``, as hard links where the active state of this slot has them too: each side
   removes only its own names;
-- only files that the active state has written here, or that were verified whole on arrival, are *held*. Held files are
-  trusted from then on, so a promotion reads none. Files that a dead process of this slot has *left* are held after
-  their checksum was verified. The others are removed once a version as new as the newest of them is held whole, with
-  its base: a lagging predecessor offers an older version first;
+- only files that the active state has written here, or that were verified whole, are *held*, and trusted from then on:
+  a promotion reads none. Files that a dead process of this slot has *left* are held after their checksum was verified.
+  The others are removed once a version as new as the newest of them is held whole, with its base: a lagging predecessor
+  offers an older version first;
 - a version is a list of files, and so is the content of a RocksDB. Further files are ingested on top only when its list
   is a prefix of the version's. Otherwise (a new base has no tombstones for the content of old files) a new RocksDB is
   made from links to the version's files, without reading them;
-- such a new RocksDB is made as soon as the version is held. The old one stays until the version is trimmed to, so a
-  promotion finds either;
+- such a new RocksDB is made as soon as the version is held. The old one stays until the version is trimmed to;
 - a base names the files that it replaces. A copy that holds these *substitutes* them for the base: it takes a version
-  on the base at once, and fetches the base later, for the versions after it. Verified files of a dead process serve as
-  well;
+  on the base at once, and fetches the base later, for the versions after it;
 - a version number alone is not trusted: a failover may have given it to another content.
 
-One thread. Files, RocksDB and durable storage are behind ``Disk``.
+One thread.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from chain_backup.disk import Disk, base_name
+from chain_backup.disk import Disk, Origin, base_name
 from chain_backup.replication.figures import ReplicationFigures
 from flinkplus.errors import CorruptState
 from flinkplus.protocol.snapshot.files import StateFile
@@ -43,10 +41,8 @@ _to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 @dataclass(slots=True)
 class StagedVersion:
-    """A version that is held whole. ``generation``: of the chain it was last offered in, or made in.
-
-    ``named``: the files of its handle; ``files``: those that it is made of here, which come to the same.
-    """
+    """A version that is held whole. ``generation``: of the chain it was last offered in, or made in. ``named``: the
+    files of its handle; ``files``: those that it is made of here, with the same content."""
 
     number: int
     generation: int
@@ -120,11 +116,10 @@ class Replica:
         return tuple(files)
 
     def serving(self, files: Sequence[StateFile], lacks: Collection[str] | None) -> tuple[StateFile, ...]:
-        """What the base of ``files`` replaces, if that is to be made do with: the base is not here, nor anything held
-        that serves for it, but what it replaces was left, or most of it.
+        """What the base of ``files`` replaces, if that is to be used instead: neither the base is here, nor anything
+        held that serves for it, but most of what it replaces is.
 
-        ``lacks``: names of files that cannot be asked for (``None``: none can). What must be asked for is smaller than
-        the base.
+        ``lacks``: names of files that cannot be asked for; ``None``: all. Those asked for are smaller than the base.
         """
         if not files or not files[0].replaces or self._is_here(files[0]) or self.make_do(files) != tuple(files):
             return ()
@@ -137,10 +132,6 @@ class Replica:
 
     def _is_here(self, file: StateFile) -> bool:
         return self.holds(file) or self.disk.has_left(file)
-
-    def lacks(self, files: Sequence[StateFile]) -> list[str]:
-        """Names (without folder) of those that are not held, whether they are needed or not."""
-        return [base_name(file.name) for file in files if not self.holds(file)]
 
     @property
     def wanted_base(self) -> StateFile | None:
@@ -157,7 +148,7 @@ class Replica:
 
     def adopt_base(self, file: StateFile) -> None:
         """A base came, though perhaps not the newest: versions are made of it from now on."""
-        self.adopt_downloaded(file)
+        self.adopt(file, Origin.DOWNLOADED)
         older = self._stands_for.pop(file.name)
         for version in self.staged.values():
             if version.named[:1] != (file,) and version.files[: len(older)] == older and version.named != version.files:
@@ -166,16 +157,20 @@ class Replica:
             if stands[: len(older)] == older:
                 self._stands_for[base] = (file, *stands[len(older) :])
 
-    def adopt(self, file: StateFile) -> None:
-        """What arrived has exactly the bytes of ``file``: it is held from now on."""
-        self.disk.adopt(base_name(file.name))
-        self._held[base_name(file.name)] = file
+    def adopt(self, file: StateFile, origin: Origin) -> None:
+        """What came from ``origin`` has exactly the bytes of ``file``: it is held from now on."""
+        name = base_name(file.name)
+        self.disk.adopt(name, origin)
+        self._held[name] = file
+        if origin is Origin.DOWNLOADED:
+            self._figures.bytes_from_storage += file.bytes
+        elif origin is Origin.LEFT:
+            self._kept.add(name)
+            self._figures.bytes_kept += file.bytes
 
     def take_own(self, files: Sequence[StateFile], generation: int) -> None:
-        """Hold files that the active state on this slot has; what it has removed meanwhile comes from storage.
-
-        ``generation``: of that state, which needs no standby's RocksDB beside it.
-        """
+        """Hold files that the active state on this slot has; storage has those that it has removed meanwhile.
+        ``generation``: of that state, which needs no standby's RocksDB beside it."""
         self.drop_stores()
         if self._untidy is not None and self._untidy[0] != generation:
             self._untidy = None  # the promoted state is gone, and another has its own files here
@@ -188,13 +183,11 @@ class Replica:
             self.fetch(file)
 
     def fetch(self, file: StateFile) -> None:
-        """Hold a file that a dead process has left, or, failing that, one of durable storage: slow.
-
-        Raises ``CorruptState`` or ``StateError`` when storage does not have it.
-        """
+        """Hold a file that a dead process has left, or one of durable storage: slow. Raises ``CorruptState`` or
+        ``StateError`` when storage does not have it."""
         if not self._keep(file):
             self.disk.download(file)
-            self.adopt_downloaded(file)
+            self.adopt(file, Origin.DOWNLOADED)
             self._figures.files_from_storage += 1
 
     def _keep(self, file: StateFile) -> bool:
@@ -203,35 +196,21 @@ class Replica:
             return False
         try:
             self.disk.check_left(file, swift=True)
-            self.adopt_left(file)
+            self.adopt(file, Origin.LEFT)
         except (CorruptState, OSError) as error:
             with contextlib.suppress(OSError):  # storage has it, also if the disk fails
                 self.refuse_left(file, error)
         return self.holds(file)
 
-    def adopt_downloaded(self, file: StateFile) -> None:
-        """``disk.download`` of it has ended: it is held from now on."""
-        self.disk.adopt_downloaded(base_name(file.name))
-        self._held[base_name(file.name)] = file
-        self._figures.bytes_from_storage += file.bytes
-
-    def adopt_left(self, file: StateFile) -> None:
-        """``disk.check_left`` of it has ended well: it is held from now on."""
-        self.disk.adopt_left(base_name(file.name))
-        self._held[base_name(file.name)] = file
-        self._kept.add(base_name(file.name))
-        self._figures.bytes_kept += file.bytes
-
     def refuse_left(self, file: StateFile, error: Exception) -> None:
         """What a dead process has left under the name of ``file`` is another content, or cannot be read."""
         log.info("cannot reuse a state file that an ended process left: %s", error)
         self._figures.left_refused += 1
-        self.disk.discard_left(base_name(file.name))
+        self.disk.discard(base_name(file.name), Origin.LEFT)
 
     def _prune(self, arriving: Sequence[StateFile]) -> None:
-        """Remove files that no staged version names, nor the one that is arriving. A version to come may yet be made
-        of those that a dead process has left.
-        """
+        """Remove files that no staged version names, nor the one that is arriving; not those that a dead process has
+        left, of which a later version may be made."""
         self._stands_for = {
             base: older
             for base, older in self._stands_for.items()
@@ -265,15 +244,8 @@ class Replica:
         numbers = [number for number in self.staged if number <= up_to]
         return self.staged[max(numbers)] if numbers else None
 
-    def forget_before(self, number: int, arriving: Sequence[StateFile] = ()) -> None:
-        """Versions older than ``number`` are not needed any more, nor the files that only they name.
-
-        ``arriving``: the files of a version of which some are held and others on their way.
-        """
-        self.forget([other for other in self.staged if other < number], arriving)
-
     def forget(self, numbers: Sequence[int], arriving: Sequence[StateFile] = ()) -> None:
-        """These versions are not needed any more, nor the files that only they name; see ``forget_before``."""
+        """These versions are not needed any more, nor the files that only they name. ``arriving``: files to keep."""
         for number in numbers:
             del self.staged[number]
         for copy in list(self._copies):
@@ -337,7 +309,6 @@ class Replica:
             store.destroy()
 
     def drop_stores(self) -> None:
-        """No RocksDB here any more."""
         for copy in list(self._copies):
             self._leave(copy)
         self.clear_away()
@@ -358,10 +329,8 @@ class Replica:
         return Prepared(files, None if copy is None else copy.store)
 
     def tidy(self) -> None:
-        """Beside the stream: remove what is not needed. After a promotion, give the active state names for its files.
-
-        It would find them by itself, at a price in its restore.
-        """
+        """Remove what is not needed; not urgent. After a promotion, give the active state names for its files: to find
+        them by itself would delay its restore."""
         self.clear_away()
         latest = self.latest
         if latest is not None and latest.number >= self.disk.newest_left and self.wanted_base is None:

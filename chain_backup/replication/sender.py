@@ -4,12 +4,10 @@ Rules:
 - a member that holds a version whole offers it to its successor, in the generation in which it received it, and in no
   other: a version of a fenced head is not passed on;
 - one version at a time is on its way to a successor. A successor that is far behind gets the newest only;
-- retries are bounded: a version that the successor cannot take, or that cannot be read here, is left out; a hop that
-  only loses frames falls silent until the next version or stream. Should a frame get lost with no other behind it, the
-  next version's PROBE reveals that.
+- retries are bounded: a version that the successor cannot take, or that cannot be read here, is skipped; a hop that
+  only loses frames falls silent until the next version or stream. The next version's PROBE reveals a lost frame.
 
-State: ``successor_staged`` and ``refused`` of each member, and the transfers of each hop. Invariant: a transfer under
-way is of the member's present generation, to its present successor.
+Invariant: a transfer under way is of the member's present generation, to its present successor.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class Sender:
         offered = (*version.named, *replaced)
         names = frozenset(base_name(file.name) for file in offered if replica.holds(file))
         transfer = Outbound(topic, names, replica.disk.open)
-        lacks = replica.lacks(offered)
+        lacks = [base_name(file.name) for file in offered if not replica.holds(file)]
         self._hops[successor].begin(transfer, member.successor_staged, lacks, version.handle)
 
     def _next_version(self, member: Member) -> StagedVersion | None:

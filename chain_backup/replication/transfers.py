@@ -1,8 +1,8 @@
 """One version on its way over one hop: what its sender and its receiver know.
 
 Rules:
-- at most one transfer per subtask and hop; unacknowledged chunks are limited per hop (see ``Hop.pump``), so that a
-  transfer never delays the messages that share the stream for long;
+- at most one transfer per subtask and hop; unacknowledged chunks are limited per hop, so that a transfer never delays
+  the messages that share the stream for long;
 - a file arrives from its first byte to its last; the part that is here survives a broken stream and is not sent again;
 - a file is held only when all of it matches its checksum. Otherwise it is requested again, up to ``MAX_TRIES`` times.
 """
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from chain_backup.disk import ArrivingFile, Disk, HeldFile, base_name
+from chain_backup.disk import ArrivingFile, Disk, HeldFile, Origin, base_name
 from chain_backup.replication import frames
 from chain_backup.replication.frames import Frame, FrameKind, Topic
 from flinkplus.protocol.snapshot.files import CHECKSUM_BYTES, StateFile
@@ -58,7 +58,7 @@ class Partial:
 
     def discard(self) -> None:
         self.close()
-        self.disk.discard(base_name(self.file.name))
+        self.disk.discard(base_name(self.file.name), Origin.ARRIVED)
 
 
 @dataclass(slots=True)

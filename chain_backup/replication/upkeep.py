@@ -1,12 +1,10 @@
 """Upkeep of the copies on one slot: a trim brings standbys up to the trimmed version and frees what is older.
 
 Rules:
-- a standby's RocksDB takes a version in when it is trimmed to, see ``replica``. Between versions nothing runs here;
+- a standby's RocksDB takes a version in when it is trimmed to, see ``replica``;
 - one copy is tended at a time, behind all that waits in the thread: a promotion waits for one of them at most;
 - a version whose checkpoint was aborted is kept only while it is the newest: handles may be large;
 - a copy that cannot be brought up to date stays behind; the next version is another chance.
-
-State: the copies that are due, the newest trim, the checkpoints aborted since.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from chain_backup.replication.figures import ReplicationFigures
 from chain_backup.replication.members import Member
@@ -25,19 +24,17 @@ MAX_ABORTED = 64
 log = logging.getLogger("flinkplus")
 
 
+@dataclass(eq=False, repr=False)
 class CopyUpkeep:
     """Tends the copies of ``members``; ``later`` runs work in the same thread, behind all that waits there."""
 
-    def __init__(
-        self,
-        members: Mapping[str, Member],
-        figures: ReplicationFigures,
-        later: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._members = members
-        self._figures = figures
-        self._later = later
-        self._due: dict[str, None] = {}  # an ordered set
+    _members: Mapping[str, Member]
+    _figures: ReplicationFigures
+    _later: Callable[[Callable[[], None]], None]
+    _due: dict[str, None] = field(default_factory=dict, init=False)
+    """An ordered set."""
+
+    def __post_init__(self) -> None:
         self._trimmed = 0
         self._aborted: deque[int] = deque(maxlen=MAX_ABORTED)
 
@@ -47,7 +44,6 @@ class CopyUpkeep:
         self._aborted = deque((aborted for aborted in self._aborted if aborted > version), MAX_ABORTED)
 
     def aborted(self, version: int) -> None:
-        """The checkpoint of ``version`` was aborted."""
         self._aborted.append(version)
         for member in self._members.values():
             self.forget_aborted(member)
@@ -80,7 +76,7 @@ class CopyUpkeep:
         replica = member.replica
         trimmed = replica.newest(self._trimmed)
         if trimmed is not None:
-            replica.forget_before(trimmed.number, member.arriving)
+            replica.forget([number for number in replica.staged if number < trimmed.number], member.arriving)
         if member.active is None:
             try:
                 if trimmed is not None:

@@ -8,8 +8,9 @@ whose outcome is open (the connection broke, no answer came) the records themsel
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from typing import TypeVar
 
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 
@@ -19,6 +20,7 @@ from chain_backup.zookeeper.records import ChainRecord, Paths, unquote
 
 ABSENT = -1  # the version of a record that is not there
 Found = tuple[int, bytes]  # version, data
+T = TypeVar("T")
 
 
 class ChainStore:
@@ -35,49 +37,36 @@ class ChainStore:
         """All records; what is written next is checked against them. Raises ``RegistryUnavailable``, ``BadRecord``."""
         with self._lock:
             deadline = time.monotonic() + timeout_s
-            while True:
-                self._client.await_connected(deadline, "reading the chains")
-                try:
-                    found = self._read_all(deadline)
-                    break
-                except UNCERTAIN as error:
-                    self._pause(error, deadline, "reading the chains")
+            found = self._retried("reading the chains", deadline, lambda: self._read_all(deadline))
             records = {subtask: ChainRecord.decode(subtask, data) for subtask, (_, data) in found.items()}
             self._known = {subtask: version for subtask, (version, _) in found.items()}
             self._open.clear()
             return records
 
     def write(self, records: Sequence[ChainRecord], epoch: int, timeout_s: float) -> None:
-        """Write all or nothing, as the coordinator of ``epoch``.
-
-        Raises ``StaleRecord`` or ``CoordinatorElsewhere`` (then nothing was written), ``RegistryUnavailable``.
-        """
+        """Write all or nothing, as the coordinator of ``epoch``. Raises ``StaleRecord`` or ``CoordinatorElsewhere``
+        (then nothing was written), ``RegistryUnavailable``."""
         wanted = {record.subtask: record.encode() for record in records}
         what = f"writing the chains of {', '.join(list(wanted)[:5])}"
         with self._lock:
             deadline = time.monotonic() + timeout_s
-            while wanted:
-                self._client.await_connected(deadline, what)
-                try:
-                    if self._open and self._settle(wanted, deadline):
-                        return
+
+            def write() -> None:
+                if not (self._open and self._settle(wanted, deadline)):
                     self._commit(wanted, epoch, deadline)
-                    return
-                except UNCERTAIN as error:
-                    self._pause(error, deadline, what)
+
+            if wanted:
+                self._retried(what, deadline, write)
 
     def rehearse(self, epoch: int, writes: int, timeout_s: float) -> None:
-        """Do ``writes`` transactions like those of a failover, that change nothing.
-
-        A server that has just been started runs such code for the first time then: ten times slower than later on.
-        """
+        """Do ``writes`` transactions like those of a failover that change nothing: a new server is slow at first."""
         deadline = time.monotonic() + timeout_s
         try:
             self._client.await_connected(deadline, "warming ZooKeeper up")
             for _ in range(writes):
                 if self._client.closing.is_set() or not self._client.connected:
                     return
-                transaction = self._client.transaction()
+                transaction = self._client.kazoo.transaction()
                 transaction.check(self._paths.epoch, epoch)
                 for _ in range(2):
                     transaction.set_data(self._paths.subtasks, b"")
@@ -86,7 +75,7 @@ class ChainStore:
             return  # real writes find out what is wrong
 
     def _commit(self, wanted: Mapping[str, bytes], epoch: int, deadline: float) -> None:
-        transaction = self._client.transaction()
+        transaction = self._client.kazoo.transaction()
         transaction.check(self._paths.epoch, epoch)
         for subtask, data in wanted.items():
             version = self._known.get(subtask, ABSENT)
@@ -95,7 +84,7 @@ class ChainStore:
             else:
                 transaction.set_data(self._paths.subtask(subtask), data, version)
         self._open.update(wanted)  # until there is an answer
-        _, error, failed = commit(transaction, deadline)
+        error, failed = commit(transaction, deadline)
         for subtask in wanted:
             del self._open[subtask]
             if error is None:
@@ -145,9 +134,15 @@ class ChainStore:
         found = self._read_these(sorted(unquote(step) for step in steps), deadline)
         return {subtask: entry for subtask, entry in found.items() if entry[0] != ABSENT}
 
-    def _pause(self, error: Exception, deadline: float, what: str) -> None:
-        """Before the next try: kazoo reports a broken connection a moment after the request's error."""
-        left = deadline - time.monotonic()
-        if left <= 0 or self._client.closing.is_set():
-            raise RegistryUnavailable(f"{what}: {type(error).__name__}") from error
-        self._client.closing.wait(min(0.02, left))
+    def _retried(self, what: str, deadline: float, action: Callable[[], T]) -> T:
+        """The result of ``action``, which is tried again as long as its outcome is open."""
+        while True:
+            self._client.await_connected(deadline, what)
+            try:
+                return action()
+            except UNCERTAIN as error:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._client.closing.is_set():
+                    raise RegistryUnavailable(f"{what}: {type(error).__name__}") from error
+                # kazoo reports a broken connection a moment after the request's error
+                self._client.closing.wait(min(0.02, left))

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -39,28 +39,25 @@ FIRST_ANSWER_SHARE = 0.25  # of the session timeout: for the answer to the first
 CLOSE_TIMEOUT_S = 1.5
 SEVER_TIMEOUT_S = 3.0
 RECONNECT_DELAY_S = 0.05
-RECONNECT_MAX_DELAY_S = 0.5
+RECONNECT_MAX_DELAY_S = 0.5  # or less: a server that is back waits for a session for its timeout only
 
 UNCERTAIN = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, KazooTimeoutError)
 """What leaves open whether a request was done; ``KazooTimeoutError`` is no answer within a deadline."""
+
+CONSEQUENCES = ("RolledBackError", "RuntimeInconsistency")
+"""Errors of operations whose transaction failed by another one."""
 
 _log = logging.getLogger(__name__)
 _kazoo_log = logging.getLogger(f"{__name__}.kazoo")
 _kazoo_log.setLevel(logging.ERROR)  # a lost connection is an event here, not a line on the user's terminal
 
 
-def reconnect_delay_s(session_timeout_s: float) -> float:
-    """Between two tries to connect at most: a server that is back gives a session its time once more, and no longer."""
-    return min(RECONNECT_MAX_DELAY_S, session_timeout_s / 8)
-
-
 class Client:
     """A kazoo client for ``hosts`` that connects in the background once started.
 
-    ``on_state(state, reason)`` is called from kazoo's connection thread with ``KazooState`` values; no more after
-    ``close`` has begun. ``auth``: ``user:password`` required to read and change this client's nodes; ``None``: no
-    restriction. ``tls``: encrypts connections. Raises ``ConfigurationError`` for hosts or a session
-    timeout that cannot work.
+    ``on_state(state)``: called from kazoo's connection thread, until ``close`` begins.
+    ``auth``: ``user:password`` required to read and change this client's nodes; ``None``: no restriction.
+    ``tls``: encrypts connections. Raises ``ConfigurationError`` for hosts or a session timeout that cannot work.
     """
 
     def __init__(
@@ -84,7 +81,10 @@ class Client:
                 timeout=session_timeout_s,
                 handler=self._handler,
                 connection_retry=KazooRetry(
-                    max_tries=-1, delay=RECONNECT_DELAY_S, backoff=1.5, max_delay=reconnect_delay_s(session_timeout_s)
+                    max_tries=-1,
+                    delay=RECONNECT_DELAY_S,
+                    backoff=1.5,
+                    max_delay=min(RECONNECT_MAX_DELAY_S, session_timeout_s / 8),
                 ),
                 logger=_kazoo_log,
                 auth_data=[("digest", auth)] if auth is not None else None,
@@ -116,8 +116,7 @@ class Client:
 
     def expect_nothing(self, reason: str | None) -> None:
         """Have calls that would wait for a connection raise ``RegistryUnavailable`` at once, for this ``reason``;
-        ``None``: have them wait again.
-        """
+        ``None``: have them wait."""
         with self._connected:
             self._hopeless = reason
             self._connected.notify_all()
@@ -128,10 +127,8 @@ class Client:
         self._handler.cut()
 
     def await_connected(self, deadline: float, what: str, patient: bool = False) -> None:
-        """Wait for a connection; ``patient``: even for one that is not to be expected.
-
-        Raises ``RegistryUnavailable`` naming ``what`` at ``deadline`` (monotonic seconds).
-        """
+        """Wait for a connection; ``patient``: even after ``expect_nothing``. Raises ``RegistryUnavailable`` naming
+        ``what`` at ``deadline`` (monotonic seconds)."""
         with self._connected:
             while not self.connected:
                 if self._hopeless is not None and not patient:
@@ -145,10 +142,6 @@ class Client:
     def post(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the callback thread, after what was posted before."""
         self._handler.callback_queue.put(work)
-
-    def transaction(self) -> TransactionRequest:
-        """A new transaction; see ``commit``."""
-        return self.kazoo.transaction()
 
     def close(self) -> None:
         """End the session and all threads, bounded; may be called twice, and from any thread but the client's own."""
@@ -192,24 +185,20 @@ def result(answer: Any, deadline: float) -> Any:
     return answer.get(timeout=max(0.0, deadline - time.monotonic()))
 
 
-def commit(transaction: TransactionRequest, deadline: float) -> tuple[Sequence[Any], KazooException | None, int]:
-    """Commit: the results, the first real error (None: done, all of it), and which operation had it."""
-    results = result(transaction.commit_async(), deadline)
-    failed = [(index, answer) for index, answer in enumerate(results) if isinstance(answer, KazooException)]
-    for index, answer in failed:
-        if type(answer).__name__ not in ("RolledBackError", "RuntimeInconsistency"):
-            return results, answer, index
-    if failed:
-        return results, failed[0][1], failed[0][0]
-    return results, None, -1
+def commit(transaction: TransactionRequest, deadline: float) -> tuple[KazooException | None, int]:
+    """Commit: the first real error (``None``: all of it is done), and the index of the operation that had it."""
+    results = enumerate(result(transaction.commit_async(), deadline))
+    failed = [(answer, index) for index, answer in results if isinstance(answer, KazooException)]
+    real = [(error, index) for error, index in failed if type(error).__name__ not in CONSEQUENCES]
+    return next(iter(real or failed), (None, -1))
 
 
 class _Handler(SequentialThreadingHandler):
-    """kazoo's threads and sockets, within our reach: threads have names and are joined, the socket can be cut.
+    """kazoo's threads and sockets: threads have names and are joined, the socket can be cut.
 
-    kazoo gives a new connection the whole session timeout to be answered. But a server that is just starting may take
-    a connection and never answer it, and then the session would end meanwhile. So the first try to connect has a part
-    of that time; each further try has twice as much, for a server that is slow.
+    kazoo waits for the answer to a new connection for the whole session timeout. A server that is just starting may
+    never answer, and the session would end meanwhile. So the first try waits for a part of that time, each further try
+    for twice as long: the server may be slow.
     """
 
     def __init__(self, tls: ssl.SSLContext | None, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:
@@ -275,7 +264,6 @@ class _Handler(SequentialThreadingHandler):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def join(self) -> None:
-        """Wait for all threads to end."""
         for thread in self._threads:
             thread.join()
 

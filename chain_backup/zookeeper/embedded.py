@@ -1,14 +1,14 @@
 """A real ZooKeeper server for one job, from the jars that PySpark ships.
 
-Rules: the system chooses the port and the server binds it itself; nothing probes for a free one. The server has a
-process group of its own (a Ctrl-C in the terminal is not for it) and dies with this process, however that ends: a
-shell beside it waits for the end of a pipe that only we hold open. Its data must survive the server, not the machine,
-so nothing is forced to disk. A stop is a kill: what was committed is in the files by then.
+Rules: the system chooses the port and the server binds it itself. The server has a process group of its own (a Ctrl-C
+in the terminal is not for it) and dies with this process, however that ends: a shell beside it waits for the end of a
+pipe that only this process holds open. Its data must survive the server, not the machine, so nothing is forced to disk.
+A stop is a kill: what was committed is in the files by then.
 
 The port: ZooKeeper takes ``clientPort=0`` for "not set", but a ``server.N`` line may ask for client port 0, and with
-one server in it and ``standaloneEnabled`` that is all the line does. Which port it became is read from the process.
-With TLS there is no such way: a port that the system has chosen is kept for the server until it binds it. So is the
-port of the last start at a restart. If another process has taken that one, the server gets another port.
+one server in it and ``standaloneEnabled`` that is all the line does. The port is then read from the process. With TLS
+there is no such way: a port that the system has chosen is kept for the server until it binds it. So is the port of the
+last start at a restart; if another process has taken that one, the server gets another port.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -44,6 +43,7 @@ MAX_SESSION_TIMEOUT_MS = 60_000
 TICK_MS = 100  # sessions may be two ticks long or longer
 NICENESS = -10  # if we may: every failover waits for its answer, which is little work but many switches of threads
 START_TIMEOUT_S = 30.0
+SERVES_TIMEOUT_S = 2.0
 POLL_S = 0.01
 RESTART_TRIES = 4  # another process may take the port between our bind and the server's
 LOG_LINES = 15
@@ -130,9 +130,8 @@ exec 3<&- "$@"
 
 @dataclass(frozen=True)
 class Tls:
-    """Those who may connect, and be connected to, show a certificate of ``authority``. PEM, the key in PKCS #8;
-    ``client``: for connections to the server.
-    """
+    """PEM, the key in PKCS #8: both ends of a connection show a certificate of ``authority``. ``client``: for
+    connections to the server."""
 
     authority: bytes = field(repr=False)
     certificate: bytes = field(repr=False)
@@ -144,32 +143,27 @@ class _NativeTlsUnusable(ZooKeeperStartError):
     """The native TLS library is there, but does not load on this machine."""
 
 
+@dataclass(eq=False, repr=False)
 class EmbeddedZooKeeper:
     """One server. ``start`` blocks until it serves; ``stop`` ends it and, unless ``directory`` was given, its data.
 
     ``jars``: where ZooKeeper's jars are (default: Spark's). ``directory``: an own directory for its data (default: a
-    temporary one). ``bind``: an IPv4 address of this machine that the slots can reach. Without ``tls``, any process
-    that reaches it can take all connections, end any session, and write where no access list forbids it (option
-    ``zookeeper_acl``). ``clients``: how many there will be; memory is for twice as many, and strangers who have no
-    certificate take none of it.
+    temporary one). ``bind``: an IPv4 address of this machine that the slots can reach.
+    ``tls``: without it, any process that reaches the server can take all connections, end any session, and write where
+    no access list forbids it (option ``zookeeper_acl``).
+    ``clients``: how many there will be; there is memory for twice as many, and none for strangers.
     """
 
-    def __init__(
-        self,
-        jars: Path | None = None,
-        directory: Path | None = None,
-        java: str | None = None,
-        bind: str = "127.0.0.1",
-        tls: Tls | None = None,
-        clients: int = 64,
-    ) -> None:
-        self._jars = jars
-        self._given = directory
-        self._java = java
-        self._bind = bind
-        self._tls = tls
-        self._native_tls = tls is not None
-        self._connections = 2 * clients + CONNECTIONS_BESIDE
+    jars: Path | None = None
+    directory: Path | None = None
+    java: str | None = None
+    bind: str = "127.0.0.1"
+    tls: Tls | None = None
+    clients: int = 64
+
+    def __post_init__(self) -> None:
+        self._native_tls = self.tls is not None
+        self._connections = 2 * self.clients + CONNECTIONS_BESIDE
         self._directory: Path | None = None
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -186,11 +180,10 @@ class EmbeddedZooKeeper:
         """``address:port``. Raises ``ZooKeeperStartError`` before the first start."""
         if not self._port:
             raise ZooKeeperStartError("the embedded ZooKeeper was never started")
-        return f"{self._bind}:{self._port}"
+        return f"{self.bind}:{self._port}"
 
     @property
     def alive(self) -> bool:
-        """Whether the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -212,23 +205,25 @@ class EmbeddedZooKeeper:
         """Start, on the port of the last start if that is free: ``address:port``. Raises ``ZooKeeperStartError``."""
         if self._process is not None:
             raise ZooKeeperStartError("the embedded ZooKeeper has been started already")
-        if not isinstance(_address(self._bind), ipaddress.IPv4Address):
-            raise ZooKeeperStartError(f"the embedded ZooKeeper binds an IPv4 address, not {self._bind!r}")
-        names = JARS if self._tls is None else JARS + JARS_OF_TLS
-        found = self._jars if self._jars is not None else find_jars()
-        java, jars = find_java(self._java), class_path(found, names)
+        try:
+            ipaddress.IPv4Address(self.bind)
+        except ValueError as error:
+            raise ZooKeeperStartError(f"the embedded ZooKeeper binds an IPv4 address, not {self.bind!r}") from error
+        names = JARS if self.tls is None else JARS + JARS_OF_TLS
+        found = self.jars if self.jars is not None else find_jars()
+        java, jars = find_java(self.java), class_path(found, names)
         native = native_tls(found) if self._native_tls else []
         first = not self._port
         try:
-            with nullcontext(0) if self._tls is None and first else _kept_port(self._bind, self._port) as port:
+            with nullcontext(0) if self.tls is None and first else _kept_port(self.bind, self._port) as port:
                 try:
                     self._serve(java, jars, port, native)
                 except _NativeTlsUnusable:
-                    self._kill()
+                    self.kill()
                     self._native_tls = False
                     self._serve(java, jars, port, [])
         except BaseException as error:
-            self._kill()
+            self.kill()
             if first:  # else this was a restart, whose data may yet be wanted
                 self._port = 0
                 self._remove()
@@ -239,19 +234,24 @@ class EmbeddedZooKeeper:
 
     def stop(self) -> None:
         """End the server; nothing of it is left. Another ``start`` asks for the same port."""
-        self._kill()
+        self.kill()
         self._remove()
 
     def kill(self) -> None:
         """End the server and keep its data, as a crash would."""
-        self._kill()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the server and the shell beside it
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
     def restart(self) -> str:
-        """End the server if it runs, and start it with its data: on its port, or on another if that is taken.
-
-        Returns ``address:port``. Raises ``ZooKeeperStartError``.
-        """
-        self._kill()
+        """End the server if it runs, and start it with its data, on its port or, if that is taken, on another. Returns
+        ``address:port``. Raises ``ZooKeeperStartError``."""
+        self.kill()
         for _ in range(RESTART_TRIES - 1):
             try:
                 return self.start()
@@ -261,29 +261,44 @@ class EmbeddedZooKeeper:
         return self.start()
 
     def responds(self, timeout_s: float) -> bool:
-        """Whether the server reacts to a question within ``timeout_s``. That it closes the connection is a reaction: it
-        may have too many. ``need_no_more`` ends the wait.
-        """
-        until_s = time.monotonic() + timeout_s
+        """Whether the server reacts to a question within ``timeout_s``, be it by closing the connection: it may have
+        too many. ``need_no_more`` ends the wait."""
         try:
-            with ExitStack() as opened:
-                connection = opened.enter_context(socket.create_connection((self._bind, self._port), timeout_s))
-                self._asking = connection
-                if self._needed_no_more.is_set():
-                    return False
-                for act in (self._secured, _asked):
-                    connection.settimeout(max(POLL_S, until_s - time.monotonic()))
-                    connection = opened.enter_context(act(connection))
+            with self._asked(self._port, timeout_s) as connection:
+                connection.recv(1)
                 return True
         except (TimeoutError, ConnectionRefusedError):
             return False
         except OSError:
             return True
-        finally:
-            self._asking = None
 
-    def _secured(self, connection: socket.socket) -> socket.socket:
-        return connection if self._tls is None else self._tls.client.wrap_socket(connection)
+    def _serves(self, port: int) -> bool:
+        """Whether the server answers that it serves: before that it accepts connections, and refuses requests."""
+        try:
+            with self._asked(port, SERVES_TIMEOUT_S) as connection:
+                answer = b""
+                while chunk := connection.recv(4096):
+                    answer += chunk
+                return b"Mode: standalone" in answer
+        except OSError:
+            return False
+
+    @contextmanager
+    def _asked(self, port: int, timeout_s: float) -> Iterator[socket.socket]:
+        """A connection to the server with a request for its status. Raises ``OSError``, also after ``need_no_more``."""
+        until_s = time.monotonic() + timeout_s
+        with ExitStack() as opened:
+            connection = opened.enter_context(socket.create_connection((self.bind, port), timeout_s))
+            self._asking = connection
+            opened.callback(setattr, self, "_asking", None)
+            if self._needed_no_more.is_set():
+                raise ConnectionRefusedError("the server is not needed any more")
+            if self.tls is not None:
+                connection.settimeout(max(POLL_S, until_s - time.monotonic()))
+                connection = opened.enter_context(self.tls.client.wrap_socket(connection))
+            connection.settimeout(max(POLL_S, until_s - time.monotonic()))
+            connection.sendall(b"srvr")
+            yield connection
 
     def need_no_more(self) -> None:
         """Have a start that is under way in another thread, and every later one, end with ``ZooKeeperStartError``."""
@@ -297,9 +312,7 @@ class EmbeddedZooKeeper:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def _serve(self, java: str, jars: str, port: int, native: list[Path]) -> None:
@@ -308,15 +321,15 @@ class EmbeddedZooKeeper:
 
     def _launch(self, java: str, jars: str, port: int, native: list[Path]) -> subprocess.Popen[bytes]:
         if self._directory is None:
-            self._directory = self._given or Path(tempfile.mkdtemp(prefix="flinkplus-zookeeper-"))
+            self._directory = self.directory or Path(tempfile.mkdtemp(prefix="flinkplus-zookeeper-"))
         self._write_configuration(self._directory, port, bool(native))
         heap_mb = HEAP_MB + int(self._connections * HEAP_MB_FOR_CONNECTION)
-        options = JVM_OPTIONS if self._tls is None else JVM_OPTIONS + JVM_OPTIONS_OF_TLS
+        options = JVM_OPTIONS if self.tls is None else JVM_OPTIONS + JVM_OPTIONS_OF_TLS
         options += (f"-Dio.netty.native.workdir={self._directory}",) if native else WITHOUT_NATIVE_TLS
         command = [java, *options, f"-Xmx{heap_mb}m", "-cp", os.pathsep.join([jars, *map(str, native)])]
         command += [f"-Dlog4j2.configurationFile={(self._directory / 'log4j2.properties').as_uri()}"]
         command += [MAIN_CLASS, str(self._directory / "zoo.cfg")]
-        remove = "" if self._given is not None else str(self._directory)
+        remove = "" if self.directory is not None else str(self._directory)
         with open(self._directory / "server.log", "wb") as log:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", SCRIPT, "sh", remove, *command],
@@ -336,18 +349,18 @@ class EmbeddedZooKeeper:
         (data / "myid").write_text("1\n")
         (directory / "log4j2.properties").write_text(LOGGING)
         listen = IN_CLEAR
-        if self._tls is not None:
+        if self.tls is not None:
             listen = BY_TLS + (BY_NATIVE_TLS if native_tls else "")
-            (directory / "authority.pem").write_bytes(self._tls.authority)
+            (directory / "authority.pem").write_bytes(self.tls.authority)
             with open(os.open(directory / "server.pem", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(self._tls.key + b"\n" + self._tls.certificate)
+                file.write(self.tls.key + b"\n" + self.tls.certificate)
         (directory / "zoo.cfg").write_text(
             (CONFIGURATION + listen).format(
                 tick_ms=TICK_MS,
                 data=data,
                 directory=directory,
                 max_session_timeout_ms=MAX_SESSION_TIMEOUT_MS,
-                bind=self._bind,
+                bind=self.bind,
                 port=port,
                 connections=self._connections,
             )
@@ -364,7 +377,7 @@ class EmbeddedZooKeeper:
                 raise ZooKeeperStartError(self._last_words(f"ended with status {process.returncode}"))
             if port is None:
                 port = _listening(process.pid)
-            elif _serves(self._bind, port, None if self._tls is None else self._tls.client):
+            elif self._serves(port):
                 return port
             elif self._native_tls and any(NO_CHANNEL in line for line in self._log()):
                 raise _NativeTlsUnusable(self._last_words("cannot use its native TLS library"))
@@ -379,27 +392,10 @@ class EmbeddedZooKeeper:
         lines = [printable(line, LOG_LINE_CHARACTERS) for line in self._log()[-LOG_LINES:]]
         return "\n  ".join([f"the embedded ZooKeeper {what}{LOG_FOLLOWS}", *(lines or ["(nothing)"])])
 
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the server and the shell beside it
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-
     def _remove(self) -> None:
-        if self._given is None and self._directory is not None:
+        if self.directory is None and self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
 
 
 def _listening(pid: int) -> int | None:
@@ -414,9 +410,7 @@ def _listening(pid: int) -> int | None:
 
 @contextmanager
 def _kept_port(host: str, wanted: int) -> Iterator[int]:
-    """``wanted``, or another port if that is 0 or taken. The system gives it to no other process meanwhile, but a
-    server may bind it.
-    """
+    """``wanted``, or another port if that is 0 or taken: kept from all other processes that do not listen."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -436,26 +430,3 @@ def _lines(path: Path) -> list[str]:
             return file.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-
-
-def _asked(connection: socket.socket) -> socket.socket:
-    """The connection, after an answer to a request. Raises ``OSError``."""
-    connection.sendall(b"srvr")
-    connection.recv(1)
-    return connection
-
-
-def _serves(host: str, port: int, tls: ssl.SSLContext | None) -> bool:
-    """Whether the server answers that it serves; before that it accepts connections, but only to refuse requests."""
-    try:
-        with ExitStack() as opened:
-            connection = opened.enter_context(socket.create_connection((host, port), timeout=1.0))
-            if tls is not None:
-                connection = opened.enter_context(tls.wrap_socket(connection))
-            connection.sendall(b"srvr")
-            answer = b""
-            while chunk := connection.recv(4096):
-                answer += chunk
-            return b"Mode: standalone" in answer
-    except OSError:
-        return False

@@ -18,12 +18,10 @@ JAR_OF_NATIVE_LIBRARY = "netty-tcnative-boringssl-static-*-{system}-{machine}.ja
 
 def find_jars() -> Path:
     """The directory of Spark's jars, by ``SPARK_HOME`` or the PySpark package. Raises ``ZooKeeperStartError``."""
-    places: list[Path] = []
-    if os.environ.get("SPARK_HOME"):
-        places.append(Path(os.environ["SPARK_HOME"]) / "jars")
     import pyspark
 
-    places.append(Path(pyspark.__file__).parent / "jars")
+    roots = (os.environ.get("SPARK_HOME"), Path(pyspark.__file__).parent)
+    places = [Path(root) / "jars" for root in roots if root]
     for place in places:
         if any(place.glob("zookeeper-*.jar")):
             return place

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from chain_backup.zookeeper.errors import BadRecord
 from flinkplus.documents import parse_document, whole
@@ -25,6 +26,8 @@ from flinkplus.printable import printable
 
 ROOT = "/flinkplus"
 FORMAT = 1
+Fields: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,12 @@ class ChainRecord:
     @staticmethod
     def decode(subtask: str, data: bytes) -> ChainRecord:
         """Of ``encode``. Raises ``BadRecord``."""
-        fields = decode(f"chain record of {printable(subtask)}", data)
-        try:
+
+        def read(fields: Fields) -> ChainRecord:
             members = tuple(whole(slot) for slot in fields["members"])
             return ChainRecord(subtask, whole(fields["generation"]), members, whole(fields["stable"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadRecord(f"chain record of {printable(subtask)}: {data[:200]!r}") from error
+
+        return decode(f"chain record of {printable(subtask)}", data, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +70,13 @@ class SlotRecord:
     @staticmethod
     def decode(slot: int, data: bytes) -> tuple[SlotRecord, int]:
         """The record and the epoch of ``encode``. Raises ``BadRecord``."""
-        fields = decode(f"slot {slot}", data)
-        try:
-            record = SlotRecord(
-                printable(fields["address"]),
-                printable(fields["host"]),
-                whole(fields["pid"]),
-                whole(fields["incarnation"]),
-            )
+
+        def read(fields: Fields) -> tuple[SlotRecord, int]:
+            address, host = printable(fields["address"]), printable(fields["host"])
+            record = SlotRecord(address, host, whole(fields["pid"]), whole(fields["incarnation"]))
             return record, whole(fields["epoch"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadRecord(f"slot {slot}: {data[:200]!r}") from error
+
+        return decode(f"slot {slot}", data, read)
 
 
 def encode(**fields: Any) -> bytes:
@@ -85,15 +84,15 @@ def encode(**fields: Any) -> bytes:
     return json.dumps({"format": FORMAT, **fields}, sort_keys=True).encode()
 
 
-def decode(what: str, data: bytes) -> dict[str, Any]:
-    """The fields of a node's data. Raises ``BadRecord`` naming ``what``."""
+def decode(what: str, data: bytes, read: Callable[[Fields], T]) -> T:
+    """What ``read`` makes of the fields of a node's data. Raises ``BadRecord`` naming ``what``."""
     try:
         fields = parse_document(data)
-    except ValueError as error:
-        raise BadRecord(f"{what}: {data[:200]!r} is not JSON") from error
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise BadRecord(f"{what}: {data[:200]!r} does not have format {FORMAT}")
-    return fields
+        if fields["format"] != FORMAT:
+            raise ValueError(f"not of format {FORMAT}")
+        return read(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRecord(f"{what}: {data[:200]!r}: {error!r:.200}") from error
 
 
 class Paths:
@@ -110,11 +109,9 @@ class Paths:
         self.subtasks = f"{self.base}/subtasks"
 
     def slot(self, slot: int) -> str:
-        """A slot's node."""
         return f"{self.slots}/{slot}"
 
     def subtask(self, subtask: str) -> str:
-        """A subtask's node."""
         return f"{self.subtasks}/{quote(subtask)}"
 
 

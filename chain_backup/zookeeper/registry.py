@@ -50,9 +50,8 @@ _log = logging.getLogger(__name__)
 class Registry:
     """Connects in the background. ``elect`` must have succeeded before anything else is called.
 
-    ``deliver`` is called from other threads with ``RegistryEvent``s, from ``elect`` until ``close``; it must only
-    enqueue. ``auth``: ``user:password``, who alone may see and change the application's nodes; ``tls``: what
-    connections are encrypted with. Raises ``ConfigurationError``.
+    ``deliver``: called from other threads with ``RegistryEvent``s, from ``elect`` until ``close``; must only enqueue.
+    ``auth``, ``tls``: as in ``Client``. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -68,6 +67,7 @@ class Registry:
         servers, prefix = split_hosts(hosts)
         self._paths = Paths(application, prefix)
         self._application = application
+        self._identity = encode(host=socket.gethostname(), pid=os.getpid())
         self._deliver = deliver
         self._lock = Lock()
         self._connection = 0  # number of the connection: findings of a broken one are not reported
@@ -82,11 +82,8 @@ class Registry:
         self.client.start()
 
     def elect(self, timeout_s: float) -> None:
-        """Become the coordinator.
-
-        Raises ``CoordinatorElsewhere`` naming the other one, when it is still there after ``timeout_s`` (an old driver
-        that was killed is, for its session timeout); ``RegistryUnavailable`` when ZooKeeper does not answer.
-        """
+        """Become the coordinator. Raises ``CoordinatorElsewhere`` when another one is still there after ``timeout_s``
+        (a killed driver is, for its session timeout); ``RegistryUnavailable`` when ZooKeeper does not answer."""
         what, deadline = f"becoming coordinator of {self._application!r}", time.monotonic() + timeout_s
         while self._epoch is None:
             self.client.await_connected(deadline, what, patient=True)
@@ -104,11 +101,8 @@ class Registry:
         self.client.post(self._refresh)
 
     def write(self, records: Sequence[ChainRecord], timeout_s: float = WRITE_TIMEOUT_S) -> None:
-        """Write chain records in one transaction; blocks. Each is checked against what was last written or read.
-
-        Raises ``StaleRecord`` when another has changed one, ``CoordinatorElsewhere`` when another driver has taken over
-        (in both cases nothing was written), ``RegistryUnavailable`` when ZooKeeper does not answer in time.
-        """
+        """Write chain records in one transaction; blocks. Each is checked against what was last written or read. Raises
+        as ``ChainStore.write``."""
         if self._epoch is None:
             raise CoordinatorElsewhere(f"not elected as the coordinator of {self._application!r}")
         self._chains.write(records, self._epoch, timeout_s)
@@ -123,10 +117,8 @@ class Registry:
         return self._chains.read(timeout_s)
 
     def close(self, *, clean: bool = False) -> None:
-        """Give up the place and end all threads, bounded; nothing is delivered any more.
-
-        ``clean`` removes all of the application, if ZooKeeper can be reached and this is still its coordinator.
-        """
+        """Give up the place and end all threads, bounded; nothing is delivered any more. ``clean`` removes all of the
+        application, if ZooKeeper can be reached and this is still its coordinator."""
         with self._lock:
             self._ended = True
         if clean and self.client.connected and self._epoch is not None:
@@ -149,23 +141,19 @@ class Registry:
         if epoch is None:
             gone.set()  # another driver has just cleaned up
             return None
-        transaction = self.client.transaction()
-        transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
+        transaction = self.client.kazoo.transaction()
+        transaction.create(self._paths.coordinator, self._identity, ephemeral=True)
         transaction.set_data(self._paths.epoch, b"", epoch.version)
-        _, error, _ = commit(transaction, deadline)
+        error, _ = commit(transaction, deadline)
         if error is not None:
             gone.set()
             return None
         return int(epoch.version) + 1
 
-    @staticmethod
-    def _self() -> bytes:
-        return encode(host=socket.gethostname(), pid=os.getpid())
-
     def _who(self) -> str:
         try:
             data, _ = result(self.client.kazoo.get_async(self._paths.coordinator), time.monotonic() + ANSWER_TIMEOUT_S)
-            fields = decode("coordinator", data)
+            fields = decode("coordinator", data, dict)
             return f"process {printable(fields.get('pid'))} on {printable(fields.get('host'))}"
         except (KazooException, self.client.timeout, BadRecord) as error:
             return f"another driver ({type(error).__name__})"
@@ -174,11 +162,11 @@ class Registry:
         with self._lock:
             self._connection += 1
         if state != KazooState.CONNECTED:
-            self._tell_lost("the ZooKeeper session has expired" if state == KazooState.LOST else "connection lost")
+            self._report_lost("the ZooKeeper session has expired" if state == KazooState.LOST else "connection lost")
         elif self._epoch is not None:
             self.client.post(self._refresh)
 
-    def _tell_lost(self, reason: str, final: bool = False) -> None:
+    def _report_lost(self, reason: str, final: bool = False) -> None:
         with self._lock:
             if self._epoch is None or self._ended or (self._lost and not final):
                 return
@@ -196,14 +184,14 @@ class Registry:
         self._changed(event)
 
     def _refresh(self) -> None:
-        """Keep the place, and tell what has changed. In the callback thread."""
+        """Keep the place, and report what has changed. In the callback thread."""
         with self._lock:
             connection = self._connection
         while self.client.connected and not self._ended:
             try:
                 if self._keep_place():
                     self._look_at_slots(connection)
-                    self._tell_back(connection)
+                    self._report_back(connection)
                 return
             except (KazooException, self.client.timeout):
                 self.client.closing.wait(RETRY_DELAY_S)
@@ -218,13 +206,13 @@ class Registry:
                 return True
             epoch = result(self.client.kazoo.exists_async(self._paths.epoch), deadline)
             if epoch is None or epoch.version != self._epoch:
-                self._tell_lost(f"{self._application!r} is now coordinated by {self._who()}", final=True)
+                self._report_lost(f"{self._application!r} is now coordinated by {self._who()}", final=True)
                 return False
             if stat is not None:
                 raise NodeExistsError()  # our own, of a session that is about to end
-            transaction = self.client.transaction()
+            transaction = self.client.kazoo.transaction()
             transaction.check(self._paths.epoch, self._epoch)
-            transaction.create(self._paths.coordinator, self._self(), ephemeral=True)
+            transaction.create(self._paths.coordinator, self._identity, ephemeral=True)
             commit(transaction, deadline)
         return False
 
@@ -272,7 +260,7 @@ class Registry:
                     self._slots[slot] = new
                     self._deliver(SlotNodeSeen(slot, new[1]))
 
-    def _tell_back(self, connection: int) -> None:
+    def _report_back(self, connection: int) -> None:
         with self._lock:
             if self._lost and not self._ended and connection == self._connection:
                 self._lost = False
@@ -282,7 +270,7 @@ class Registry:
         """Remove the application's nodes in one transaction, unless another driver has taken over."""
         kazoo, deadline = self.client.kazoo, time.monotonic() + CLEAN_TIMEOUT_S
         for _ in range(CLEAN_TRIES):
-            transaction = self.client.transaction()
+            transaction = self.client.kazoo.transaction()
             transaction.check(self._paths.epoch, epoch)
             for parent in (self._paths.slots, self._paths.subtasks):
                 for step in result(kazoo.get_children_async(parent), deadline):
@@ -292,6 +280,6 @@ class Registry:
                 transaction.delete(self._paths.coordinator)
             transaction.delete(self._paths.epoch)
             transaction.delete(self._paths.base)
-            _, error, failed = commit(transaction, deadline)
+            error, failed = commit(transaction, deadline)
             if error is None or failed == 0:
                 return

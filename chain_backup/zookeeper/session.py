@@ -35,9 +35,8 @@ RETRY_DELAY_S = 0.2
 class SlotSession:
     """Registers ``slot`` as ``record`` in the background, as soon as the application has a coordinator; with that one.
 
-    ``deliver`` is called from other threads with ``SessionOpened`` (registered), ``SessionSuspended``,
-    ``SessionReconnected`` and ``SessionExpired``; it must only enqueue. ``close`` removes the registration. ``auth``,
-    ``tls``: as in ``Registry``. Raises ``ConfigurationError``.
+    ``deliver``: called from other threads with ``SessionEvent``s; must only enqueue.
+    ``auth``, ``tls``: as in ``Client``. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class SlotSession:
         if self._is_newer(data, epoch.version):
             self._end(f"slot {self._slot} was registered again by another process")
             return False
-        transaction = self.client.transaction()
+        transaction = self.client.kazoo.transaction()
         transaction.delete(self._path, stat.version)
         transaction.create(self._path, mine, ephemeral=True)
         commit(transaction, deadline)

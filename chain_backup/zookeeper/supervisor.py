@@ -1,15 +1,11 @@
-"""Keeps a job's own ZooKeeper server running: when its process ends or hangs, the supervisor restarts it with its data,
-on its port unless another process has taken that.
+"""Keeps a job's own ZooKeeper server running: when its process ends or hangs, it is restarted with its data.
 
-Sessions survive a restart, and clients reconnect by themselves: a server that starts resets the timeout of every
-session.
+Sessions survive a restart, and clients reconnect by themselves: a server's start resets all session timeouts.
 
 A server hangs when it has not answered two requests in a row within ``HANG_S`` together. On a busy machine an answer
 may be slow, so this timeout doubles each time that it expires, up to a limit. It is reset only after a long time
-without a hang, so that a slow machine does not have its server replaced repeatedly.
-
-A server that uses the processor but does not answer, as in a flood of connections, gets that limit at once: a restart
-would help the flood.
+without a hang. A server that uses the processor but does not answer, as in a flood of connections, gets that limit at
+once: a restart would help the flood.
 
 Rules: a server that ran for a while is restarted at once, and its clients wait. One that ends soon after its start, or
 cannot be started, is started after a pause, which doubles up to a limit. Meanwhile callers must not wait (``on_down``),
@@ -22,9 +18,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from chain_backup.zookeeper.embedded import LOG_FOLLOWS
+from chain_backup.zookeeper.embedded import LOG_FOLLOWS, EmbeddedZooKeeper
 
 LOOK_S = 0.05
 YOUNG_S = 60.0
@@ -45,31 +40,10 @@ FORGOTTEN_S = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Server(Protocol):
-    """What is asked of an ``EmbeddedZooKeeper``."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def end(self) -> str | None: ...
-
-    @property
-    def processor_s(self) -> float: ...
-
-    def responds(self, timeout_s: float) -> bool: ...
-
-    def restart(self) -> str: ...
-
-    def need_no_more(self) -> None: ...
-
-
 class Supervisor:
-    """Watches over a server that has been started. ``on_down`` gets the reason; both are called in the supervisor's
-    thread, which continues when they return.
-    """
+    """Watches over a server that was started. ``on_down`` gets the reason; both run in the supervisor's thread."""
 
-    def __init__(self, server: Server, on_down: Callable[[str], None], on_back: Callable[[], None]) -> None:
+    def __init__(self, server: EmbeddedZooKeeper, on_down: Callable[[str], None], on_back: Callable[[], None]) -> None:
         self.restarts = 0
         self._server = server
         self._on_down = on_down
@@ -84,7 +58,6 @@ class Supervisor:
         self._thread = threading.Thread(target=self._watch, name="flinkplus-zookeeper-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def close(self) -> None:
@@ -134,10 +107,8 @@ class Supervisor:
         return True
 
     def _bring_back(self, why: str, pause_s: float) -> float:
-        """Start the server until it serves, or is not needed any more. Returns the pause before the next time.
-
-        It counts as a restart from the start on: the clients may be back before the server is known to serve.
-        """
+        """Start the server until it serves, or is not needed any more. Returns the pause before the next time. It
+        counts as a restart from the start on: the clients may be back before the server is known to serve."""
         self.restarts += 1
         while not self._closing.is_set():
             when = f"in {pause_s:.1f} s" if pause_s else "at once"

@@ -605,7 +605,7 @@ def _record(data: bytes) -> object:
     for decode in (
         lambda: ChainRecord.decode("count[1]", data),
         lambda: SlotRecord.decode(1, data),
-        lambda: decode_record("coordinator", data),
+        lambda: decode_record("coordinator", data, dict),
     ):
         try:
             found.append(decode())

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+from chain_backup.disk import Origin
 from chain_backup.failover import attempts, chains
 from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import recovery_line as line
@@ -855,7 +856,7 @@ def files_of_a_dead_process_promoted_unchecked(original: Any) -> Any:
 
     def fetch(self: Any, file: Any) -> None:
         if self.disk.has_left(file):
-            self.adopt_left(file)
+            self.adopt(file, Origin.LEFT)
         else:
             original(self, file)
 
@@ -921,11 +922,12 @@ def newest_version_promoted(original: Any) -> Any:
 def inputs_not_fenced(original: Any) -> Any:
     """A slot answers a fence, and still takes what the old generation sends."""
 
-    def fence_inputs(self: Any, subtask: Any, failed: Any, generation: int, answer: Any) -> None:
+    def fence_inputs(self: Any, subtask: Any, failed: Any, generation: int, answer: Any) -> Any:
         cursors = {end.channel: end.cursor._generation for end in subtask.inputs.channels.values()}
-        original(self, subtask, failed, generation, answer)
+        digests = original(self, subtask, failed, generation, answer)
         for end in subtask.inputs.channels.values():
             end.cursor._generation = cursors[end.channel]
+        return digests
 
     return fence_inputs
 

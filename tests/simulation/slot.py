@@ -64,7 +64,7 @@ class SimSlot(SlotOrders[SimSubtask]):
         self.doom: tuple[str, int, int] | None = None
         self.volume = SimVolume()
         self.data = SimStreams(self)
-        self._peers = Peers(index, self.data, world.clock)
+        self._peers = Peers(index, self.data.connect, world.clock)
         self.retention: Retention[Any] | None = None
         self.ids = MemoryStore()
         self._filters = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from chain_backup.disk import ArrivingFile, HeldFile, base_name
+from chain_backup.disk import ArrivingFile, HeldFile, Origin, base_name
 from chain_backup.replication.agent import ReplicationAgent
 from chain_backup.replication.receiver import at_once
 from flinkplus.errors import CorruptState, StateError
@@ -154,7 +154,7 @@ class SimDisk:
         self._parts: dict[str, bytearray] = {}
         self._downloaded: dict[str, bytes] = {}
         self._left = left or {}
-        self._newest_left = newest_checkpoint(self._left)
+        self.newest_left = newest_checkpoint(self._left)
         self._discarded = {} if discarded is None else discarded
         self._kept: set[str] = set()
 
@@ -173,11 +173,28 @@ class SimDisk:
         data = self._parts[name] = bytearray()
         return SimSink(self, data)
 
-    def discard(self, name: str) -> None:
-        self._parts.pop(name, None)
+    def discard(self, name: str, origin: Origin) -> None:
+        if origin is Origin.ARRIVED:
+            self._parts.pop(name, None)
+        elif origin is Origin.DOWNLOADED:
+            self._downloaded.pop(name, None)
+        elif self._left.pop(name, None) is not None:
+            self._slot.world.note("%s cannot keep %s/%s", self._slot, self.folder, name)
+            self._slot.world.counts["refused_files"] += 1
 
-    def adopt(self, name: str) -> None:
-        self._held[name] = bytes(self._parts.pop(name))
+    def adopt(self, name: str, origin: Origin) -> None:
+        if origin is Origin.ARRIVED:
+            self._held[name] = bytes(self._parts.pop(name))
+            self._check_arrived(name)
+        elif origin is Origin.DOWNLOADED:
+            self._held[name] = self._downloaded.pop(name)
+        else:
+            self._held[name] = self._left.pop(name)
+            self._kept.add(name)
+            self._slot.world.note("%s keeps %s/%s", self._slot, self.folder, name)
+            self._slot.world.counts["kept_files"] += 1
+
+    def _check_arrived(self, name: str) -> None:
         world = self._slot.world
         replaced = world.state_files.replaced_by(f"{self.folder}/{name}")
         if self._was_right(name) or (replaced and all(self._was_right(base_name(other)) for other in replaced)):
@@ -214,12 +231,6 @@ class SimDisk:
         file.check([data], file.name)
         self._downloaded[base_name(file.name)] = data
 
-    def adopt_downloaded(self, name: str) -> None:
-        self._held[name] = self._downloaded.pop(name)
-
-    def discard_downloaded(self, name: str) -> None:
-        self._downloaded.pop(name, None)
-
     def has_left(self, file: StateFile) -> bool:
         return len(self._left.get(base_name(file.name), b"")) == file.bytes
 
@@ -229,21 +240,6 @@ class SimDisk:
         if name not in self._left:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         file.check([self._left[name]], file.name)
-
-    def adopt_left(self, name: str) -> None:
-        self._held[name] = self._left.pop(name)
-        self._kept.add(name)
-        self._slot.world.note("%s keeps %s/%s", self._slot, self.folder, name)
-        self._slot.world.counts["kept_files"] += 1
-
-    def discard_left(self, name: str) -> None:
-        if self._left.pop(name, None) is not None:
-            self._slot.world.note("%s cannot keep %s/%s", self._slot, self.folder, name)
-            self._slot.world.counts["refused_files"] += 1
-
-    @property
-    def newest_left(self) -> int:
-        return self._newest_left
 
     def discard_all_left(self) -> None:
         self._discarded.update(self._left)

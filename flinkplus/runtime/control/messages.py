@@ -2,8 +2,7 @@
 
 Rules: each is a frozen dataclass; on the wire it is JSON with its name and the format version. An unknown message or
 version is refused (``PeerProtocolError``), and so is a name that must not become part of a path (``path_names``). Texts
-enter errors and logs, so they are escaped and cut when they are decoded (``printable``). Messages contain no code: the
-job graph arrives with Spark's task.
+enter errors and logs, so they are escaped and cut when they are decoded (``printable``). Messages contain no code.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ class Heartbeat:
     ``refused``: connections that its data plane has refused.
     ``malformed``: frames that it has dropped.
     ``fenced``: messages, credit and versions of fenced generations that it has dropped.
-    ``copied``: origin -> bytes of its standbys' state files: ``received`` from other slots, ``from_storage``, ``kept``
-    from a dead process of the slot.
+    ``copied``: origin -> bytes of its standbys' state files: ``received`` from slots, ``from_storage``, ``kept``.
     """
 
     generation: int
@@ -231,8 +229,7 @@ class Fenced:
 
 @dataclass(frozen=True)
 class FencedPart:
-    """A part of a long answer to ``Fence``, sent before ``Fenced``, with its fields. So no message is too long, and
-    each one shows that the slot is alive."""
+    """A part of a long answer to ``Fence``, sent before ``Fenced``. Each part shows that the slot is alive."""
 
     attempt: int
     determinants: dict[str, list[list[Any]]]
@@ -303,8 +300,7 @@ class Deploy:
     ``addresses``: slot -> [incarnation, host:port].
     ``handles``: subtask -> snapshot handle, of this slot's subtasks; empty without a checkpoint.
     ``marks``: subtask -> rows emitted before the failure; ``Progressed`` is sent when it exceeds them.
-    ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before a user function gets
-    it.
+    ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before it is used.
     """
 
     generation: int
@@ -484,20 +480,13 @@ _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__
 _HINTS: dict[str, dict[str, Any]] = {name: hints_of(cls) for name, cls in _CLASSES.items()}
 _SUBTASKS = {"subtask", "subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"}
 """Fields that contain names of subtasks: as their value, in a list, or as keys."""
+_TEXTS = {
+    name: [field for field, hint in hints.items() if hint is str and field not in _SUBTASKS]
+    for name, hints in _HINTS.items()
+}
 _LONG = {"reason", "cause", "row", "trace"}
 _SEVERAL_LINES = {"trace"}
 """Texts that keep line breaks and tabs."""
-_TEXTS = {
-    name: {
-        field: (
-            MAX_TEXT_CHARACTERS if field in _LONG else MAX_NAME_CHARACTERS,
-            "\n\t" if field in _SEVERAL_LINES else "",
-        )
-        for field, hint in hints.items()
-        if hint is str and field not in _SUBTASKS
-    }
-    for name, hints in _HINTS.items()
-}
 _NAMING = {name: sorted(_SUBTASKS.intersection(hints)) for name, hints in _HINTS.items()}
 
 
@@ -518,15 +507,19 @@ def decode(data: bytes) -> ControlMessage:
         if outer["v"] != FORMAT_VERSION:
             raise PeerProtocolError(f"control format {outer['v']!r:.100}; this program reads {FORMAT_VERSION}")
         body = {**outer["body"]}
-        for name, (longest, keep) in _TEXTS[outer["type"]].items():
+        for name in _TEXTS[outer["type"]]:
             if type(body.get(name)) is str:
-                body[name] = printable(body[name], longest, keep)
+                longest = MAX_TEXT_CHARACTERS if name in _LONG else MAX_NAME_CHARACTERS
+                body[name] = printable(body[name], longest, "\n\t" if name in _SEVERAL_LINES else "")
         for name, read in readers(_CLASSES[outer["type"]]).items():
             if name in body:
                 body[name] = read(body[name])
         message: ControlMessage = _CLASSES[outer["type"]](**body)
         check_fields(message, _HINTS[outer["type"]])
-        _check_names(message)
+        for name in _NAMING[outer["type"]]:
+            found = getattr(message, name)
+            for subtask in [found] if isinstance(found, str) else found:
+                checked_subtask(subtask)
     except (ValueError, KeyError, TypeError, CorruptState) as error:
         raise PeerProtocolError(f"malformed control message: {error!r:.500}") from error
     return message
@@ -536,11 +529,3 @@ def _document(value: object) -> dict[str, Any]:
     if isinstance(value, Document):
         return value.to_json()
     raise TypeError(f"a control message cannot contain {type(value).__name__}")
-
-
-def _check_names(message: ControlMessage) -> None:
-    """Raises ``UnsafeName``."""
-    for name in _NAMING[type(message).__name__]:
-        found = getattr(message, name)
-        for subtask in [found] if isinstance(found, str) else found:
-            checked_subtask(subtask)

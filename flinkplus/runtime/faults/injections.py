@@ -1,12 +1,10 @@
 """Fault injection by request: the slot's part of ``flinkplus inject``.
 
 - ``exception``: the subtask fails with ``InjectedFailure`` between two events of the loop, perhaps in a paused step.
-- ``pause``: the process is stopped (SIGSTOP), and another process continues it. This is a hang: threads, sockets and
-  ZooKeeper session remain.
+- ``pause``: the process is stopped (SIGSTOP), and another process continues it. Sockets and ZooKeeper session remain.
 - ``cut``: for a time the process neither reads nor writes its connections to peers, and accepts no new ones; if the
-  driver is among the peers, its pulse stops too. Connections remain open, and buffered data arrives afterwards. Unlike
-  with a cut network, the kernel still acknowledges, lifeline and ZooKeeper session remain, and a driver on the same
-  host can kill the process.
+  driver is among the peers, its pulse stops too. Unlike with a cut network, the kernel still acknowledges, lifeline and
+  ZooKeeper session remain, buffered data arrives afterwards, and a driver on the same host can kill the process.
 - ``slow``: the loop waits before each step of a subtask, like a slow user function. All subtasks of a slot share it.
 - ``kill``: SIGKILL when a subtask next reaches a point (``points``); the driver itself carries out immediate kills.
 
@@ -39,7 +37,7 @@ class Holds(Protocol):
     def hold(self, peers: frozenset[int] | None) -> None:
         """Neither read nor write connections to ``peers`` (``None``: to all, and accept no new ones)."""
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         """Resume all connections."""
 
 
@@ -91,7 +89,7 @@ class Injections:
     def _heal(self, number: int) -> None:
         if number == self._cuts:  # otherwise a later cut has replaced this one
             for plane in self._planes:
-                plane.go_on()
+                plane.release()
 
     def before_step(self, subtask: Any) -> None:
         """Wait before a step of ``subtask`` if that is slowed."""

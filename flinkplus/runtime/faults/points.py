@@ -6,10 +6,9 @@ recover. ``JobHandle.kill`` arms a fault in a running job, in any generation: it
 
 Points of a subtask:
 
-- ``start``; ``end`` (end of input);
-- ``trigger`` (a source was triggered, and has done nothing yet), ``alignment`` (a channel was blocked), ``snapshot``
-  (frozen, barrier not sent yet), ``upload`` (before the asynchronous part), ``uploaded`` (after it, not acknowledged
-  yet), ``acknowledged`` (not offered to its standbys yet);
+- ``start``; ``end`` (end of input); ``trigger`` (a source was triggered, and has done nothing yet), ``alignment`` (a
+  channel was blocked), ``snapshot`` (frozen, barrier not sent yet), ``upload`` (before the asynchronous part),
+  ``uploaded`` (after it, not acknowledged yet), ``acknowledged`` (not offered to its standbys yet);
 - in loops: ``logging`` (the head is frozen and logs a back edge, barrier not sent yet), ``returned`` (the barrier has
   returned to the head on a back edge), ``round`` (any subtask is about to send a round);
 - where barriers overtake: ``recording`` (frozen, waiting messages of a channel are recorded, barrier not sent yet),
@@ -29,8 +28,6 @@ against (``slot.subtasks.ablation``). After a failover the job may then be *wron
 - ``filter``: message IDs are recorded, but the cursor alone decides which messages are new;
 - ``cursor``: the filter alone decides which messages are new; gaps are not detected;
 - ``suppression``: a promoted producer ignores the cursors of its consumers, and sends everything again.
-
-Rules: costs a dictionary look-up per point when no fault is armed.
 """
 
 from __future__ import annotations
@@ -128,10 +125,8 @@ class Faults:
     def reach(
         self, point: str, generation: int, subtask: str | None = None, strike: Callable[[str], None] | None = None
     ) -> None:
-        """``subtask`` (any of its names), or the coordinator (``None``), reaches ``point``.
-
-        ``strike``: called for each subtask whose fault applies; ``None``: kill this process.
-        """
+        """``subtask`` (any of its names), or the coordinator (``None``), reaches ``point``. ``strike``: called for each
+        subtask whose fault applies; ``None``: kill this process."""
         for named in [named for named in self._ordered.get(point, ()) if subtask is None or _same(subtask, named)]:
             self._ordered[point].remove(named)
             _strike(named, strike)

@@ -183,10 +183,8 @@ class Pulses:
         return self._clock.monotonic() - self._looked_s >= LOOK_S
 
     def silent(self, slots: Iterable[PulsedSlot], chains: Iterable[Sequence[str]] | None = None) -> list[str]:
-        """The names of those of ``slots`` that are lost, by ``PulseRule.given_up``.
-
-        Time in which this loop was blocked, or in which many unacceptable datagrams arrived, does not count as silence.
-        """
+        """The names of those of ``slots`` that are lost, by ``PulseRule.given_up``. Time in which this loop was
+        blocked, or in which many unacceptable datagrams arrived, does not count as silence."""
         now_s, before_s = self._clock.monotonic(), self._looked_s
         self._looked_s, slots = now_s, list(slots)
         self._log_refused()
@@ -240,11 +238,8 @@ class Pulse:
         note: StepNote | None = None,
         hides_rows: bool = False,
     ) -> None:
-        """Begin to send to ``address`` as ``name``; a failure is only logged.
-
-        ``note``: the slot's step note, sent as last words when its process has ended.
-        ``hides_rows``: send the digest of a row instead of the row.
-        """
+        """Begin to send to ``address`` as ``name``; a failure is only logged. ``note``: the slot's step note, sent as
+        last words at its end. ``hides_rows``: send the digest of a row instead of the row."""
         text = pkgutil.get_data(__package__ or "", "pulse_process.py")
         assert text is not None
         host, port = parse_address(address)

@@ -39,12 +39,8 @@ def tag(key: bytes) -> bytes:
 
 
 def datagram(name: str, count: int, key: bytes, deaf: bool = False, stopped: bool = False, words: bytes = b"") -> bytes:
-    """The signed datagram number ``count`` of the pulse ``name``.
-
-    ``deaf``: the slot receives no messages of the driver.
-    ``stopped``: the slot's process is stopped.
-    ``words``: its last words.
-    """
+    """The signed datagram number ``count`` of the pulse ``name``. ``deaf``: the slot receives no messages of the
+    driver; ``stopped``: its process is stopped; ``words``: its last words."""
     flags = (IS_DEAF if deaf else 0) | (IS_STOPPED if stopped else 0) | (IS_LAST if words else 0)
     signed = tag(key) + name.encode() + b"\0" + words + COUNT.pack(count, flags)
     return signed + hmac.digest(key, signed, "sha256")[:MAC_BYTES]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chain_backup.disk import Disk, SlotDisk
+from chain_backup.disk import Disk, Origin, SlotDisk
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.snapshot.files import StateFile, digest_of
 from flinkplus.state import CheckpointStorage
@@ -79,7 +79,7 @@ def test_a_file_is_held_when_it_is_adopted(disk: Disk) -> None:
     arrive(disk, b"0123456789")
     with pytest.raises(FileNotFoundError):
         disk.open(NAME)
-    disk.adopt(NAME)
+    disk.adopt(NAME, Origin.ARRIVED)
     assert read_all(disk, NAME) == b"0123456789"
     disk.remove(NAME)
     disk.remove(NAME)
@@ -89,10 +89,10 @@ def test_a_file_is_held_when_it_is_adopted(disk: Disk) -> None:
 
 def test_what_is_discarded_begins_anew(disk: Disk) -> None:
     arrive(disk, b"rubbish")
-    disk.discard(NAME)
-    disk.discard(NAME)
+    disk.discard(NAME, Origin.ARRIVED)
+    disk.discard(NAME, Origin.ARRIVED)
     arrive(disk, b"01")
-    disk.adopt(NAME)
+    disk.adopt(NAME, Origin.ARRIVED)
     assert read_all(disk, NAME) == b"01"
 
 
@@ -102,13 +102,13 @@ def test_a_file_comes_from_durable_storage(disk: Disk) -> None:
     disk.download(file)
     with pytest.raises(FileNotFoundError):
         disk.open(NAME)
-    disk.adopt_downloaded(NAME)
+    disk.adopt(NAME, Origin.DOWNLOADED)
     assert read_all(disk, NAME) == CONTENT
     disk.download(file)
-    disk.discard_downloaded(NAME)
-    disk.discard_downloaded(NAME)
+    disk.discard(NAME, Origin.DOWNLOADED)
+    disk.discard(NAME, Origin.DOWNLOADED)
     with pytest.raises(OSError if isinstance(disk, SlotDisk) else KeyError):
-        disk.adopt_downloaded(NAME)
+        disk.adopt(NAME, Origin.DOWNLOADED)
 
 
 MAKERS = pytest.mark.parametrize("make", [real, simulated])
@@ -124,7 +124,7 @@ def test_what_a_dead_process_left_is_held_when_it_is_adopted(tmp_path: Path, mak
         disk.open(NAME)
     for swift in (False, True):
         disk.check_left(FILE, swift)
-    disk.adopt_left(NAME)
+    disk.adopt(NAME, Origin.LEFT)
     assert read_all(disk, NAME) == CONTENT and not disk.has_left(FILE)
     disk.discard_all_left()
     assert read_all(disk, NAME) == CONTENT
@@ -137,8 +137,8 @@ def test_what_a_dead_process_left_may_be_anything(tmp_path: Path, make: Callable
     for swift in (False, True):
         with pytest.raises(CorruptState):
             disk.check_left(FILE, swift)
-    disk.discard_left(NAME)
-    disk.discard_left(NAME)
+    disk.discard(NAME, Origin.LEFT)
+    disk.discard(NAME, Origin.LEFT)
     assert not disk.has_left(FILE)
     with pytest.raises(FileNotFoundError):
         disk.check_left(FILE, False)

@@ -1,8 +1,4 @@
-"""The active subtasks of a slot, and which of them is at which end of a channel.
-
-Rules: only the slot's loop thread. ``retire`` closes a subtask in any state; its files are in the slot's scratch
-directory, which is removed with the slot.
-"""
+"""The active subtasks of a slot, and which of them is at which end of a channel. Only for the slot's loop thread."""
 
 from __future__ import annotations
 
@@ -35,11 +31,7 @@ class ActiveSubtasks(Generic[S]):
     def __iter__(self) -> Iterator[S]:
         return iter(list(self._order))
 
-    def __bool__(self) -> bool:
-        return bool(self._order)
-
     def get(self, name: SubtaskId) -> S | None:
-        """The active subtask of that name."""
         return self._subtasks.get(name)
 
     def consumer(self, channel: ChannelId) -> S | None:
@@ -67,42 +59,36 @@ class ActiveSubtasks(Generic[S]):
             if channel in self._early:
                 end.credit(*self._early.pop(channel))
 
-    def credit(self, channel: ChannelId, credit: Credit) -> S | None:
-        """Credit for a producer: returned when it is here, otherwise kept until it is. Newer credit includes older.
-
-        Credit of a fenced consumer may arrive after that of its successor, as it comes over another stream.
-        """
+    def credit(self, channel: ChannelId, credit: Credit) -> None:
+        """Credit for a producer. When it is not here, the newest credit is kept for it: credit of a fenced consumer may
+        arrive after that of its successor, over another stream."""
         producer = self.producer(channel)
-        if producer is None:
-            known = self._early.get(channel)
-            if known is None or known[:2] <= credit[:2]:
-                self._early[channel] = credit
-            else:
-                self._stale += credit[0] < known[0]
+        if producer is not None:
+            end = producer.outputs.channels[channel]
+            self._stale += credit[0] < end.consumer_generation
+            end.credit(*credit)
+            return
+        known = self._early.get(channel)
+        if known is None or known[:2] <= credit[:2]:
+            self._early[channel] = credit
         else:
-            producer.outputs.channels[channel].credit(*credit)
-        return producer
+            self._stale += credit[0] < known[0]
 
     @property
     def stale(self) -> int:
         """Messages and credit of fenced generations that subtasks received here, also those that are retired."""
         return self._stale + sum(subtask.inputs.stale for subtask in self._order)
 
-    def stale_credit(self) -> None:
-        """Count credit of a fenced consumer."""
-        self._stale += 1
-
     def retire_for_successor(self, subtask: S) -> None:
-        """Close a subtask whose successor will be in this slot as well. Credit that consumers have granted it holds for
-        the successor: they may have granted it after the fence, and will not send it again.
-        """
+        """Close a subtask whose successor will be in this slot as well, and which inherits the credit: consumers may
+        have granted it after the fence, and will not send it again."""
         ends = [end for end in subtask.outputs.channels.values() if not end.resuming]
         granted = {end.channel: (end.consumer_generation, end.granted) for end in ends}
         if self.retire(subtask):
             self._granted.update(granted)
 
     def retire(self, subtask: S) -> bool:
-        """Close a subtask; false when it is not active (any more)."""
+        """Close a subtask in any state; false when it is not active (any more)."""
         if self._subtasks.get(subtask.id) is not subtask:
             return False
         del self._subtasks[subtask.id]

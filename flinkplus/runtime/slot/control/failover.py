@@ -12,68 +12,34 @@ The coordinator decides (``chain_backup.failover.machine``), and the slot obeys:
 Partial recovery has no standbys: state that this slot does not have comes from the durable store. The fence also
 retires living subtasks that go back with the failed, and they are promoted here.
 
-Rules: only the slot's loop thread. A promotion continues when others fail meanwhile, except for subtasks that their
-fence takes over. A promotion is kept exactly as long as it waits for a standby: it ends when the last one is ready, or
-when fences have taken over all that were not.
+Rules: only the slot's loop thread. A promotion continues when others fail meanwhile. It ends when its last standby is
+ready, or when fences have taken over all that were not.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 from flinkplus.errors import described
 from flinkplus.protocol.determinants.determinants import KnownSteps, Span, merge, unite
-from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
-from flinkplus.runtime.slot.control.active import ActiveSubtasks
-from flinkplus.runtime.slot.control.ports import GraphPort, PreparedPort, S, StandbyReady, StandbysPort
+from flinkplus.runtime.slot.control.host import SlotHost
+from flinkplus.runtime.slot.control.ports import PreparedPort, S, StandbyReady, StandbysPort
 
 Spans: TypeAlias = Sequence[tuple[int, Any]]
 """Spans of consecutive values, each with the number of its first."""
 PART_VALUES = 100_000
 """Maximum number of determinants and digests in one message: about a megabyte, which takes some 50 ms to write."""
 log = logging.getLogger("flinkplus.slot")
-
-
-class Host(Protocol[S]):
-    """What the slot offers."""
-
-    index: int
-    parallelism: int
-    lineage: Lineage
-    runs_ahead: bool
-    notes_rows: bool
-    active: ActiveSubtasks[S]
-    slots: dict[SubtaskId, int]
-    generations: dict[SubtaskId, Generation]
-
-    @property
-    def graph(self) -> GraphPort:
-        """The job graph."""
-
-    def report(self, message: control.ControlMessage) -> None:
-        """Send to the coordinator."""
-
-    def build(
-        self, name: SubtaskId, handle: SnapshotHandle, checkpoint: CheckpointId, mark: int | None, promotion: Promotion
-    ) -> S:
-        """A subtask that is not yet active."""
-
-    def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None:
-        """Run ``action``; an exception is the subtask's failure."""
-
-    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
-        """A point of fault injection; see ``faults.points``."""
 
 
 @dataclass
@@ -103,7 +69,7 @@ class _Promotion:
 class SlotFailover(Generic[S]):
     """One slot's end of the failover protocol. ``part_values``: maximum of determinants and digests in one message."""
 
-    def __init__(self, host: Host[S], standbys: StandbysPort, clock: Clock, part_values: int = PART_VALUES) -> None:
+    def __init__(self, host: SlotHost[S], standbys: StandbysPort, clock: Clock, part_values: int = PART_VALUES) -> None:
         self._host = host
         self._part_values = part_values
         self._clock = clock
@@ -137,17 +103,19 @@ class SlotFailover(Generic[S]):
         for promotion in self._promotions.values():
             self._fence_promotion(promotion, failed, answer)
         for subtask in host.active:
-            self._fence_inputs(subtask, failed, order.generation, answer, digests)
-            self._fence_outputs(subtask, failed, order.generation, answer)
+            digests.update(self._fence_inputs(subtask, failed, order.generation, answer))
+            for channel, end in subtask.outputs.channels.items():
+                if subtask.consumer_of(channel) in failed:
+                    answer.sent[str(channel)] = subtask.steps.fence_output(channel, Generation(order.generation))
+                    answer.kept[str(channel)] = end.log.trimmed
         for message in in_parts(answer, self._known_steps(failed), digests.items(), self._part_values):
             host.report(message)
         for attempt in list(self._promotions):
             self._end_when_ready(attempt)
 
     def _known_steps(self, failed: Mapping[SubtaskId, int]) -> Iterator[tuple[str, tuple[Span, ...]]]:
-        """The determinants known here of each failed subtask, and of ancestors that its repeated steps may depend on.
-        One subtask at a time, since uniting many spans takes long.
-        """
+        """The determinants known here of each failed subtask, and of ancestors that its repeated steps may depend on;
+        one subtask at a time, since uniting many spans takes long."""
         ancestors = self._host.lineage.asked_of(failed)
         known = [one.steps.history.known for one in self._host.active if one.steps.history.known is not None]
         for promotion in self._promotions.values():
@@ -170,22 +138,14 @@ class SlotFailover(Generic[S]):
                     answer.received[str(channel)] = inputs.get(str(channel), 0)
 
     def _fence_inputs(
-        self,
-        subtask: S,
-        failed: dict[SubtaskId, int],
-        generation: int,
-        answer: control.Fenced,
-        digests: dict[str, Spans],
-    ) -> None:
+        self, subtask: S, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced
+    ) -> dict[str, Spans]:
+        """Returns the digests known of each channel from the failed set."""
+        digests: dict[str, Spans] = {}
         for channel, _, expected in subtask.steps.fence_inputs(failed, Generation(generation)):
             answer.received[str(channel)] = expected
             digests[str(channel)] = subtask.steps.admission.digests(channel)
-
-    def _fence_outputs(self, subtask: S, failed: dict[SubtaskId, int], generation: int, answer: control.Fenced) -> None:
-        for channel in subtask.outputs.channels:
-            if subtask.consumer_of(channel) in failed:
-                answer.sent[str(channel)] = subtask.steps.fence_output(channel, Generation(generation))
-                answer.kept[str(channel)] = subtask.outputs.channels[channel].log.trimmed
+        return digests
 
     # --- promote
 
@@ -292,7 +252,6 @@ class SlotFailover(Generic[S]):
     # --- versions
 
     def chains(self, order: control.Chains) -> None:
-        """The coordinator has new chains."""
         self.standbys.form({name: (int(found[0]), tuple(found[1])) for name, found in order.chains.items()})
 
     def trim(self, version: CheckpointId) -> None:
@@ -310,11 +269,8 @@ class SlotFailover(Generic[S]):
 def in_parts(
     answer: control.Fenced, known: Iterable[tuple[str, Spans]], digests: Iterable[tuple[str, Spans]], most: int
 ) -> Iterator[control.FencedPart | control.Fenced]:
-    """The messages of an answer to a fence, ``answer`` last.
-
-    ``known``: determinants by subtask. ``digests``: by channel.
-    ``most``: maximum of both together in one message.
-    """
+    """The messages of an answer to a fence, ``answer`` last. ``known``: determinants by subtask; ``digests``: by
+    channel; ``most``: maximum of both together in one message."""
     part, left = control.FencedPart(answer.attempt, {}, {}), most
     kinds = ("determinants", known, control.spans_to_json), ("digests", digests, control.digests_to_json)
     for field_name, found, to_json in kinds:
@@ -357,9 +313,8 @@ def _promotion_of(
 
 
 def _ancestors_of(order: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Span]:
-    """The determinants of ancestors in a promotion order. Where barriers run ahead, some survivors may know no step of
-    an ancestor since a checkpoint, and others have dropped all earlier ones: spans before such a gap are useless.
-    """
+    """The determinants of ancestors in a promotion order. Where barriers run ahead, survivors may know no step of an
+    ancestor since a checkpoint while others have dropped the earlier ones: spans before such a gap are useless."""
     found: dict[SubtaskId, Span] = {}
     for name, order_spans in order.ancestors.items():
         spans = control.spans_from_json(order_spans)

@@ -9,23 +9,21 @@ Rules: one thread. A slot takes orders from its coordinator only. Messages from 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic
 
 from flinkplus.errors import CorruptState, described
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
-from flinkplus.protocol.subtask.incarnation import Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.protocol.vocabulary.messages import Message
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.failover import SlotFailover
+from flinkplus.runtime.slot.control.host import SlotHost
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.slot.control.ports import GraphPort, S
 from flinkplus.runtime.slot.control.routing import Routing
@@ -33,9 +31,9 @@ from flinkplus.runtime.slot.control.routing import Routing
 log = logging.getLogger("flinkplus.slot")
 
 
-class SlotOrders(ABC, Generic[S]):
-    """The protocol of slot ``index``, one of ``parallelism``; a driver derives from it. ``_failover`` is set by the
-    driver when there are standbys, ``_peers`` always."""
+class SlotOrders(SlotHost[S]):
+    """The protocol of slot ``index``; a driver derives from it. It sets ``_failover`` when there are standbys,
+    ``_peers`` always."""
 
     _peers: Peers
 
@@ -53,8 +51,9 @@ class SlotOrders(ABC, Generic[S]):
         self.parallelism = parallelism
         self.graph = graph
         self.clock = clock
-        edges = [(graph.producer_vertex(x.edge).name, graph.consumer_vertex(x.edge).name) for x in graph.exchanges]
-        consumers = {x.edge: consumer for x, (_, consumer) in zip(graph.exchanges, edges, strict=True)}
+        producers = {edge: vertex.name for vertex in graph.vertices for edge in vertex.outputs}
+        consumers = {edge: vertex.name for vertex in graph.vertices for edge in vertex.inputs}
+        edges = [(producers[edge], consumers[edge]) for edge in sorted(consumers)]
         self.routing: Routing[S] = Routing(self, consumers)
         self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
         self.cycles = graph.cycles()
@@ -73,36 +72,8 @@ class SlotOrders(ABC, Generic[S]):
         self._silent: dict[int, int] = {}
         self._unreached = control.PeersUnreached({})
         self.notes_rows = False
-        """Whether a process was lost since the last complete checkpoint, as the last deployment or promotion said."""
 
     # --- by the driver
-
-    @abstractmethod
-    def report(self, message: control.ControlMessage) -> None:
-        """Send to the coordinator."""
-
-    @abstractmethod
-    def build(
-        self,
-        name: SubtaskId,
-        handle: SnapshotHandle,
-        checkpoint: CheckpointId,
-        mark: int | None,
-        promotion: Promotion | None = None,
-    ) -> S:
-        """A subtask restored from ``handle``, not yet active. Raises the errors of restoring."""
-
-    @abstractmethod
-    def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None:
-        """Run ``action``; an exception is the subtask's failure, reported once, and the subtask stops."""
-
-    @abstractmethod
-    def reach(self, point: str, generation: int, name: SubtaskId) -> None:
-        """A point of fault injection; see ``faults.points``."""
-
-    @abstractmethod
-    def send_credit(self, slot: int, credit: Message) -> None:
-        """Send credit back to another slot."""
 
     @abstractmethod
     def _renew(self, peer: int, reason: str) -> None:
@@ -121,7 +92,6 @@ class SlotOrders(ABC, Generic[S]):
         """Fault injection: end this process by force."""
 
     def take_replica(self, peer: int, frame: bytes) -> None:
-        """Slot ``peer`` has sent a part of a standby copy, or an answer to one."""
         if self._failover is not None:
             self._failover.standbys.receive(peer, frame)
 
@@ -148,9 +118,6 @@ class SlotOrders(ABC, Generic[S]):
         self._report_unreached()
 
     def frame_malformed(self, peer: int, error: Exception) -> None:
-        """A frame of ``peer`` could not be read: what was in it is lost, and so is what follows on its channels. Over
-        new streams it is all sent again.
-        """
         log.warning("slot %d: malformed frame from slot %d: %s", self.index, peer, error)
         self.malformed_frames += 1
         self._peers.malformed(peer)

@@ -4,8 +4,8 @@ Rules:
 
 - a stream counts when it goes to the incarnation that is wanted. One that breaks is opened again after a pause, as
   often as it takes: whether to wait for a peer or evict it is the coordinator's decision (``reachability``);
-- a peer that refuses every connection for a while is not reached. So is one that keeps sending frames that cannot be
-  read, though the streams to it were opened again. Both are forgotten when they end;
+- a peer is not reached when it refuses every connection for a while, or keeps sending frames that cannot be read over
+  new streams;
 - nothing that a peer does is a failure of this slot, or of its subtasks.
 """
 
@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from flinkplus.runtime.base.clock import Clock
 
+OpenStreams = Callable[[dict[int, tuple[int, str]]], None]
+"""See ``transport.wire.ports.DataPlane.connect``."""
 RECONNECT_PAUSE_S = 0.1
 REFUSED_S = 0.3
 """Default: a peer that has refused every connection for so long is not reached."""
@@ -26,20 +29,14 @@ MALFORMED_SPAN_S = 10.0
 within ``RECONNECT_PAUSE_S`` one counts: they may have been on the same stream."""
 
 
-class Streams(Protocol):
-    """What opens streams; see ``transport.wire.ports.DataPlane``."""
-
-    def connect(self, peers: dict[int, tuple[int, str]], /) -> None: ...
-
-
 class Peers:
-    """The streams of slot ``index``. ``refused_s``: how long a peer may refuse connections until it counts as one that
-    is not reached.
-    """
+    """The streams of slot ``index``. ``refused_s``: a peer that refuses connections for so long is not reached."""
 
-    def __init__(self, index: int, data: Streams, clock: Clock = time, refused_s: float = REFUSED_S) -> None:
+    def __init__(
+        self, index: int, open_streams: OpenStreams, clock: Clock = time, refused_s: float = REFUSED_S
+    ) -> None:
         self._index = index
-        self._data = data
+        self._open_streams = open_streams
         self._clock = clock
         self._refused_s = refused_s
         self._targets: dict[int, tuple[int, str]] = {}
@@ -50,10 +47,8 @@ class Peers:
         self.next_reconnect: float | None = None
 
     def connect(self, addresses: dict[str, list[Any]]) -> None:
-        """Have a stream to each of these (slot -> [incarnation, address]) but this one, and to no other.
-
-        One that broke before is still to be replaced: what was lost with it is sent again when it is.
-        """
+        """Have a stream to each of these (slot -> [incarnation, address]) except for this one, and to no other. One
+        that broke before is still to be replaced: what was lost with it is sent again then."""
         before = self._targets
         self._targets = {int(s): (int(a[0]), str(a[1])) for s, a in addresses.items() if int(s) != self._index}
         known = self._connected.items()
@@ -63,7 +58,7 @@ class Peers:
         self._malformed = {peer: times for peer, times in self._malformed.items() if peer in same}
         self._refusing &= same
         self.next_reconnect = None
-        self._data.connect(self._targets)
+        self._open_streams(self._targets)
 
     def _is_wanted(self, peer: int, incarnation: int) -> bool:
         return peer in self._targets and self._targets[peer][0] == incarnation
@@ -76,7 +71,6 @@ class Peers:
 
     @property
     def complete(self) -> bool:
-        """Whether all streams are connected."""
         return all(self._connected.get(peer) == target[0] for peer, target in self._targets.items())
 
     def connected(self, peer: int, incarnation: int) -> bool:
@@ -98,7 +92,7 @@ class Peers:
         """Open again the streams that are due."""
         if self.next_reconnect is not None and now >= self.next_reconnect:
             self.next_reconnect = None
-            self._data.connect(self._targets)
+            self._open_streams(self._targets)
 
     def malformed(self, peer: int) -> None:
         """A frame of ``peer`` could not be read."""

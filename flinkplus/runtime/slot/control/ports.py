@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from chain_backup.replication.figures import ReplicationFigures
 from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import OutputChannels
 from flinkplus.protocol.loops.cycles import Cycles
@@ -28,25 +29,11 @@ class VertexPort(NamedVertex, Protocol):
     def outputs(self) -> Sequence[int]: ...
 
 
-class ExchangePort(Protocol):
-    """An edge of the job graph."""
-
-    @property
-    def edge(self) -> int: ...
-
-
 class GraphPort(Protocol):
     """The job graph, as far as a slot's control looks at it."""
 
     @property
     def vertices(self) -> Sequence[VertexPort]: ...
-
-    @property
-    def exchanges(self) -> Sequence[ExchangePort]: ...
-
-    def producer_vertex(self, edge: int) -> VertexPort: ...
-
-    def consumer_vertex(self, edge: int) -> VertexPort: ...
 
     def cycles(self) -> Cycles: ...
 
@@ -107,16 +94,9 @@ class StandbyReady:
 
 
 class StandbysPort(Protocol):
-    """The standby copies on this slot. ``malformed``, ``fenced``: rejected frames, and offers of older generations."""
+    """The standby copies on this slot."""
 
-    @property
-    def malformed(self) -> int: ...
-
-    @property
-    def fenced(self) -> int: ...
-
-    @property
-    def copied_bytes(self) -> dict[str, int]: ...
+    figures: ReplicationFigures
 
     def prepare(self, attempt: int, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> None: ...
 

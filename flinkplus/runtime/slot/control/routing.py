@@ -7,40 +7,24 @@ effect, and counts as a malformed frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol
+from collections.abc import Iterable
+from typing import Any, Generic
 
 from flinkplus.errors import ForeignMessage
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
-from flinkplus.runtime.slot.control.active import ActiveSubtasks, Credit
+from flinkplus.runtime.slot.control.active import Credit
+from flinkplus.runtime.slot.control.host import SlotHost
 from flinkplus.runtime.slot.control.ports import S
 
 NO_EPOCH = CheckpointId(0)
 
 
-class RoutingHost(Protocol[S]):
-    """What the routing needs of its slot. ``slots``, ``generations``: of all subtasks of the job."""
-
-    parallelism: int
-    active: ActiveSubtasks[S]
-    slots: dict[SubtaskId, int]
-    generations: dict[SubtaskId, Generation]
-
-    def take_replica(self, peer: int, frame: bytes) -> None: ...
-
-    def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None: ...
-
-    def send_credit(self, slot: int, credit: Message) -> None: ...
-
-    def frame_malformed(self, peer: int, error: Exception) -> None: ...
-
-
 class Routing(Generic[S]):
     """The routing of one slot. ``consumers``: edge of the graph -> name of the vertex that it leads to."""
 
-    def __init__(self, host: RoutingHost[S], consumers: dict[int, str]) -> None:
+    def __init__(self, host: SlotHost[S], consumers: dict[int, str]) -> None:
         self._host = host
         self._consumer_vertices = consumers
 
@@ -69,9 +53,8 @@ class Routing(Generic[S]):
                 self._host.guard(consumer, consumer.steps.receive, message, payload)
 
     def _check_consumer(self, peer: int, credit: Message) -> None:
-        """Raises ``ForeignMessage`` when the channel's consumer is not on slot ``peer``. Where older generations of it
-        were is not known any more, and what they say has no effect.
-        """
+        """Raises ``ForeignMessage`` when the channel's consumer is not on slot ``peer``. Credit of older generations,
+        which may have been anywhere, has no effect."""
         channel = credit.channel
         vertex = self._consumer_vertices.get(channel.edge)
         if vertex is None or channel.producer >= self._host.parallelism:
@@ -89,15 +72,11 @@ class Routing(Generic[S]):
             self._host.guard(producer, self._credit, producer, channel, credit)
 
     def _credit(self, producer: S, channel: ChannelId, credit: Credit) -> None:
-        end = producer.outputs.channels[channel]
-        if credit[0] < end.consumer_generation:
-            self._host.active.stale_credit()
-        end.credit(*credit)
-        producer.outputs.pump(end)
+        self._host.active.credit(channel, credit)
+        producer.outputs.pump(producer.outputs.channels[channel])
 
     def hand_over(self, message: Message, payload: Any) -> None:
-        """A message of a producer in this slot. An error in its consumer is not the producer's failure, nor the other
-        way round."""
+        """A message of a producer in this slot. An error in its consumer does not fail the producer."""
         consumer = self._host.active.consumer(message.channel)
         if consumer is not None:
             self._host.guard(consumer, consumer.steps.receive, message, payload)

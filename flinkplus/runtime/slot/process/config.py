@@ -1,4 +1,4 @@
-"""What the driver ships to every slot through Spark, and where a slot binds."""
+"""What the driver ships to every slot, and where a slot binds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class SlotConfig:
 
     ``coordinator``, ``lifelines``, ``pulses``: ``host:port`` of the servers of the driver.
     ``zookeeper`` (hosts) and ``application`` are set when there are standbys.
-    ``scratch`` is a directory on every slot's host for working files (``None``: the system's). ``directory``
-    is the job's own, if it is on the slots' host as well: a slot sees there that the job has ended, and removes it if
-    the ``driver`` (process id, creation time) is dead. ``log``: how slots write their logs
-    (``flinkplus.runtime.base.logs``).
+    ``scratch``: a directory on every slot's host for working files (``None``: the system's).
+    ``directory``: the job's own, if it is on the slots' host as well: a slot sees there that the job has ended, and
+    removes it if the ``driver`` (process id, creation time) is dead.
+    ``log``: how slots write their logs (``flinkplus.runtime.base.logs``).
     """
 
     job_id: str
@@ -42,15 +42,11 @@ class SlotConfig:
 
 
 def slot_host(config: SlotConfig) -> str:
-    """The address this slot's data server binds: loopback in local mode, else the one that routes to the
-    coordinator.
-    """
+    """The address that this slot's data server binds: loopback in local mode, else the one towards the coordinator."""
     if config.local:
         return "127.0.0.1"
     host, port = config.coordinator.rsplit(":", 1)
-    with socket.socket(
-        socket.AF_INET, socket.SOCK_DGRAM
-    ) as probe:  # a UDP connect sends nothing, it only looks up the route
-        probe.connect((host, int(port)))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # a UDP connect sends nothing, it only looks up the route
         address: str = probe.getsockname()[0]
     return address

@@ -1,8 +1,7 @@
 """The keeper of a slot: what the Spark task of a slot runs.
 
 The keeper forks the slot's process, waits for its end, and forks the next one, until the job is over. So Spark sees no
-failed task when a slot's process dies: ``spark.task.maxFailures`` does not matter, the slot keeps its core, and the
-next process has everything loaded already.
+failed task when a slot's process dies, the slot keeps its core, and the next process has everything loaded already.
 
 Rules:
 
@@ -24,7 +23,6 @@ import stat
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -48,20 +46,10 @@ log = logging.getLogger("flinkplus.slot")
 RunSlot = Callable[[int, SlotConfig, ProcessStart], None]
 
 
-@dataclass(frozen=True)
-class _End:
-    """How a slot's process has ended. ``code``: as ``os.waitstatus_to_exitcode`` gives it."""
-
-    code: int
-    welcomed: bool
-
-
 def keep_slot(index: int, config: SlotConfig, run: RunSlot = run_slot) -> None:
-    """Have a process run slot ``index`` until the job is over. Called in a Spark task, in its main thread.
-
-    Returns as well when the driver is known to be dead. ``run``: what the process does. Raises ``CoordinatorLost`` when
-    the executor is gone, ``SlotStartError`` when the process cannot start.
-    """
+    """Have a process run (``run``) slot ``index`` until the job is over, or the driver is known to be dead. Called in a
+    Spark task, in its main thread. Raises ``CoordinatorLost`` when the executor is gone, ``SlotStartError`` when the
+    process cannot start."""
     load()
     attempt, retries = _spark_attempt()
     executor = os.getppid()
@@ -72,42 +60,38 @@ def keep_slot(index: int, config: SlotConfig, run: RunSlot = run_slot) -> None:
     try:
         while not is_over(config.directory):
             tries = retries * STARTS + failed
-            end = _run_process(partial(_run, run, index, config, attempt, tries, failed + 1 >= STARTS))
-            if end.code == ENDED:
+            code, welcomed = _run_process(partial(_run, run, index, config, attempt, tries, failed + 1 >= STARTS))
+            if code == ENDED:
                 return
             if _is_driver_dead(config):
                 return  # a task that fails would only leave its trace in the log of a Java process that ends
             if os.getppid() != executor:
                 raise CoordinatorLost(f"slot {index}: its executor is gone")
-            failed = 0 if end.welcomed else failed + 1
+            failed = 0 if welcomed else failed + 1
             if failed:
-                _failed_start(index, config, tries, failed, end)
+                _failed_start(index, config, tries, failed, code)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _failed_start(index: int, config: SlotConfig, tries: int, failed: int, end: _End) -> None:
+def _failed_start(index: int, config: SlotConfig, tries: int, failed: int, code: int) -> None:
     """Pause. Raises ``SlotStartError`` after the last one of ``STARTS``."""
-    died = SlotStartError(f"its process was ended by {_signal_name(-end.code)} before it had started")
-    if end.code < 0:  # a process that raised has reported that itself
-        _run_process(lambda _fd: _report(index, config, tries, died))
+    died = SlotStartError(f"its process was ended by {_signal_name(-code)} before it had started")
+    if code < 0:  # a process that raised has reported that itself
+        _run_process(lambda _fd: report_failed_start(index, config, tries, died))
     _rest(pause_ms(tries) / 1000 if tries else 0.0, config)
     if failed >= STARTS and not is_over(config.directory):
         raise SlotStartError(f"slot {index} has not started in {failed} tries; the driver's log says why")
-
-
-def _report(index: int, config: SlotConfig, tries: int, error: Exception) -> None:
-    report_failed_start(index, config, tries, error)
 
 
 def _run(run: RunSlot, index: int, config: SlotConfig, attempt: int, tries: int, last: bool, to_keeper: int) -> None:
     run(index, config, ProcessStart(attempt, tries, lambda: os.write(to_keeper, b"."), last))
 
 
-def _run_process(work: Callable[[int], None]) -> _End:
-    """Fork a process that does ``work``, and wait for its end. ``work`` gets an open file to write to when the driver
-    has let the process in."""
+def _run_process(work: Callable[[int], object]) -> tuple[int, bool]:
+    """Fork a process that does ``work``, and wait for its end. Returns its code (``os.waitstatus_to_exitcode``), and
+    whether the driver has let it in: then ``work`` has written to the open file that it gets."""
     welcomed, to_keeper = os.pipe()
     keeper = os.getpid()
     sys.stdout.flush()
@@ -125,10 +109,10 @@ def _run_process(work: Callable[[int], None]) -> _End:
     finally:
         os.close(welcomed)
         os.close(to_keeper)
-    return _End(os.waitstatus_to_exitcode(status), bool(said))
+    return os.waitstatus_to_exitcode(status), bool(said)
 
 
-def _be_process(keeper: int, work: Callable[[int], None], fd: int) -> None:
+def _be_process(keeper: int, work: Callable[[int], object], fd: int) -> None:
     """The life of the forked process. Never returns: what is above it on the stack belongs to the keeper."""
     code = FAILED
     try:

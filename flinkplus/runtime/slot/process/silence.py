@@ -9,9 +9,10 @@ has been silent for ``GIVEN_UP_SHARE`` heartbeat timeouts, the driver has given 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from flinkplus.config import Options
+from flinkplus.runtime.liveness.pulse import Pulse
+from flinkplus.runtime.transport.wire.ports import ControlLink, DataPlane
 
 LOOKS_IN_TIMEOUT = 4
 GIVEN_UP_SHARE = 2
@@ -20,28 +21,15 @@ SILENT_SHARE = 0.75
 """Share of ``hang_timeout`` for which a peer may leave messages unanswered. The driver needs the rest to decide."""
 
 
-class _Data(Protocol):
-    def silent(self, now: float, limit_s: float, /) -> dict[int, int]: ...
-
-
-class _Link(Protocol):
-    def is_silent(self, now: float, limit_s: float, /) -> bool: ...
-
-
-class _Pulse(Protocol):
-    def tell(self, deaf: bool, /) -> None: ...
-
-
 class SilenceWatch:
-    """Looks for silence with each heartbeat.
+    """Looks for silence with each heartbeat. ``lost``: called with the reason when the driver is considered lost.
 
-    ``lost``: called with the reason when the driver is considered lost.
-
-    ``interval_s``: between two heartbeats.
-    ``refused_s``: how long a peer may refuse connections.
+    ``interval_s``: between two heartbeats. ``refused_s``: how long a peer may refuse connections.
     """
 
-    def __init__(self, options: Options, data: _Data, link: _Link, pulse: _Pulse, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: Options, data: DataPlane, link: ControlLink, pulse: Pulse, lost: Callable[[str], None]
+    ) -> None:
         hang_s = options.hang_timeout
         self._limit_s = None if hang_s is None else hang_s * SILENT_SHARE
         self._patience_s = GIVEN_UP_SHARE * options.heartbeat_timeout

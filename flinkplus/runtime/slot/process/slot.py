@@ -1,15 +1,12 @@
-"""A slot: the main loop that runs in a process of its own, below one long-lived Spark task, and hosts the subtasks
-assigned to it. The task's own process is the slot's keeper (``keeper``), which starts the slot's process again.
+"""A slot: the main loop of a process below one long-lived Spark task (its ``keeper``), which hosts subtasks.
 
 One thread, the loop, owns all subtasks and, with ``transport="tcp"``, all sockets. Other threads (the snapshot pool,
 the standbys, gRPC) only put events into its inbox. The loop takes all waiting events, lets every runnable subtask do
-one step, consumers before producers, and writes their output. It sleeps on the inbox and the sockets when no subtask
-can run.
+one step, consumers before producers, and writes their output. When no subtask can run, it sleeps.
 
 Rules: a slot obeys only its coordinator. When the control stream breaks, it closes everything and ends with an error,
 so that its keeper starts a new process if the job still lives. When a subtask fails, the slot reports it and stops the
-subtask, and keeps running. Its scratch directory is removed at its end, unless its next process can use the state
-files.
+subtask, and keeps running.
 """
 
 from __future__ import annotations
@@ -33,6 +30,7 @@ from pyspark import cloudpickle
 from typing_extensions import assert_never
 
 from chain_backup.zookeeper.records import (
+    SessionEvent,
     SessionExpired,
     SessionOpened,
     SessionReconnected,
@@ -41,13 +39,7 @@ from chain_backup.zookeeper.records import (
 )
 from dedup.filter import MessageFilter
 from dedup.store import RocksStore
-from flinkplus.errors import (
-    FlinkPlusError,
-    NondeterministicOperator,
-    PeerProtocolError,
-    UserFunctionError,
-    described,
-)
+from flinkplus.errors import FlinkPlusError, NondeterministicOperator, PeerProtocolError, UserFunctionError, described
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.incarnation import Promotion
@@ -59,9 +51,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.injections import Injections
 from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.host.priority import Preference
-from flinkplus.runtime.host.scratch import (
-    TIDY_S,
-)
+from flinkplus.runtime.host.scratch import TIDY_S
 from flinkplus.runtime.liveness.lifeline import Lifeline
 from flinkplus.runtime.liveness.pulse import Pulse
 from flinkplus.runtime.slot.control.failover import SlotFailover
@@ -84,9 +74,11 @@ from flinkplus.runtime.transport.wire.ports import (
     ControlArrived,
     ControlLost,
     FrameArrived,
+    LinkEvent,
     PeerAttached,
     PeerBroken,
     PeerConnected,
+    TransportEvent,
 )
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -106,20 +98,7 @@ class CoordinatorLost(FlinkPlusError):
     """The control stream broke: the driver is gone, or has given this attempt up."""
 
 
-SlotEvent = (
-    ControlArrived
-    | ControlLost
-    | FrameArrived
-    | PeerConnected
-    | PeerAttached
-    | PeerBroken
-    | SnapshotWritten
-    | StandbyReady
-    | SessionOpened
-    | SessionSuspended
-    | SessionReconnected
-    | SessionExpired
-)
+SlotEvent = LinkEvent | TransportEvent | SnapshotWritten | StandbyReady | SessionEvent
 
 
 class Slot(SlotOrders[Subtask]):
@@ -184,7 +163,7 @@ class Slot(SlotOrders[Subtask]):
         self._address = ""
         self._next_heartbeat = 0.0
         self._silence = SilenceWatch(options, self._data, self._link, self._pulse, self._lose_coordinator)
-        self._peers = Peers(index, self._data, refused_s=self._silence.refused_s)
+        self._peers = Peers(index, self._data.connect, refused_s=self._silence.refused_s)
         self._preference = Preference()
         self.orphaned = self.welcomed = False
 
@@ -287,9 +266,10 @@ class Slot(SlotOrders[Subtask]):
         refused, malformed, fenced = self._data.refusals.total, self.malformed_frames, self.active.stale
         copied: dict[str, int] = {}
         if self._failover is not None:
-            malformed += self._failover.standbys.malformed
-            fenced += self._failover.standbys.fenced
-            copied = self._failover.standbys.copied_bytes
+            figures = self._failover.standbys.figures
+            malformed += figures.frames_malformed
+            fenced += figures.offers_fenced
+            copied = figures.copied_bytes
         self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced, copied)
 
     # --- events
@@ -306,7 +286,9 @@ class Slot(SlotOrders[Subtask]):
                 if isinstance(message, control.Inject):
                     self._injections.obey(message, list(self.active), self.guard)
                 elif isinstance(message, control.RegistryAddress):
-                    self._registry_moved(message.hosts)
+                    self._config = replace(self._config, zookeeper=message.hosts)
+                    if self._session is not None:
+                        self._session.client.move_to(message.hosts)
                 else:
                     self._obey(message)
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
@@ -368,11 +350,6 @@ class Slot(SlotOrders[Subtask]):
             config.credentials.zookeeper,
             None if certificates is None else context(certificates, False),
         )
-
-    def _registry_moved(self, hosts: str) -> None:
-        self._config = replace(self._config, zookeeper=hosts)
-        if self._session is not None:
-            self._session.client.move_to(hosts)
 
     def _lose_session(self) -> None:
         """Other slots may have taken over: stop sending at once, and start again."""

@@ -30,9 +30,11 @@ log = logging.getLogger("flinkplus.slot")
 
 @dataclass(frozen=True)
 class ProcessStart:
-    """One start of a slot's process. ``attempt``: the ID of the attempt of the Spark task, larger than those of all
-    earlier ones; ``tries``: how many processes in a row have not started before it. ``welcomed`` is called when the
-    driver has let the process in. ``last``: if this process does not start either, the task fails.
+    """One start of a slot's process.
+
+    ``attempt``: ID of the Spark task's attempt, larger than those of all earlier ones.
+    ``tries``: how many processes in a row have not started before it; ``last``: the task fails if this one fails.
+    ``welcomed``: called when the driver has let the process in.
     """
 
     attempt: int = 0
@@ -42,11 +44,8 @@ class ProcessStart:
 
 
 def run_slot(index: int, config: SlotConfig, start: ProcessStart = ProcessStart()) -> None:
-    """Run slot ``index`` in this process until the job ends. Does nothing when the job has ended already.
-
-    Raises ``CoordinatorLost`` when the driver is gone, and any other error that ends the slot, which is logged here in
-    one line. A slot that fails before its driver knows it reports the reason to the driver.
-    """
+    """Run slot ``index`` in this process until the job ends. Does nothing when the job has ended already. Raises
+    ``CoordinatorLost`` when the driver is gone, and any other error that ends the slot."""
     made: list[Slot] = []
     try:
         _run_slot(index, config, start, made)
@@ -107,10 +106,8 @@ def _run_slot(index: int, config: SlotConfig, start: ProcessStart, made: list[Sl
 
 def _has_successor(config: SlotConfig, failure: Exception, welcomed: bool, last: bool) -> bool:
     """Whether the job runs on after ``failure`` of this process, as far as is known here: then its keeper starts the
-    next one, which has a use for the state files of this one.
-
-    Away from the driver's host the driver may be dead, and then nothing but the slot's processes removes the files.
-    """
+    next one, which can use the state files. Away from the driver's host the driver may be dead: then only the slot's
+    processes remove the files."""
     if config.directory is not None:
         return is_alive(*config.driver) and not is_over(config.directory)
     if welcomed:

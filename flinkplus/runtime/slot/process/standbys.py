@@ -1,11 +1,9 @@
 """The standbys of a slot: the agent of its chains, run by one thread of its own.
 
 The slot's loop posts orders about chains to it. The agent sends frames over the same streams as the data, in pieces
-small enough not to delay it. Its answers come back as events. A second thread fetches from durable storage, so a
-promotion never waits for that.
+small enough not to delay it. Its answers come back as events. A second thread fetches from durable storage.
 
-Rules: a fault of a standby is never a fault of the stream. It is logged, the copy lags, and a failover uses another
-member or the durable store.
+Rules: a fault of a standby is never a fault of the stream. It is logged, and the copy lags.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +30,9 @@ NO_CHANNEL = ChannelId(0, 0, 0)
 
 
 class Standbys:
-    """Called by the slot's loop; ``deliver`` may be called in any thread and must only enqueue. ``in_turn`` has the
-    loop call a function later, so that slots which receive the same order at once do not all work at once.
-    """
+    """Called by the slot's loop; see ``ReplicationAgent`` for most methods. ``deliver`` may be called in any thread and
+    must only enqueue. ``in_turn`` has the loop call a function later: slots that receive the same order do not all work
+    at once."""
 
     def __init__(
         self,
@@ -63,6 +61,7 @@ class Standbys:
             later=self._post,
             beside=self._beside,
         )
+        self.figures = self._agent.figures
 
     def _send_frame(self, slot: int, frame: bytes) -> None:
         message = Message(MessageKind.REPLICA, NO_CHANNEL, Generation(0), Seq(0), CheckpointId(0))
@@ -79,16 +78,12 @@ class Standbys:
             self._submit(run)
 
     def _beside(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:
-                self._post(done, error)
-            else:
-                self._post(done, None)
+        def ended(fetched: Future[None]) -> None:
+            if not fetched.cancelled():
+                self._post(done, fetched.exception())
 
         with contextlib.suppress(RuntimeError):  # it is being closed
-            self._fetching.submit(run)
+            self._fetching.submit(work).add_done_callback(ended)
 
     def _submit(self, run: Callable[[], None]) -> None:
         def counted() -> None:
@@ -104,25 +99,16 @@ class Standbys:
         with contextlib.suppress(RuntimeError):  # it is being closed
             self._pool.submit(counted)
 
-    @property
-    def malformed(self) -> int:
-        """Frames of replication that could not be read."""
-        return self._agent.figures.frames_malformed
-
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
-        """Who follows whom, of all subtasks of the job."""
         self._post(self._agent.form, chains)
 
     def persisted(self, subtask: str, generation: int, handle: SnapshotHandle) -> None:
-        """An active subtask of this slot has a new version."""
         self._post(self._agent.persisted, subtask, generation, handle)
 
     def receive(self, peer: int, frame: bytes) -> None:
-        """A frame of another slot's agent."""
         self._post(self._agent.receive, peer, frame)
 
     def peer_connected(self, peer: int) -> None:
-        """The stream to another slot is new: what was on its way may be lost."""
         self._post(self._agent.peer_connected, peer)
 
     def trim(self, version: int) -> None:
@@ -130,18 +116,14 @@ class Standbys:
         self._in_turn(lambda: self._post(self._agent.trim, version))
 
     def abort(self, version: int) -> None:
-        """A checkpoint is aborted."""
         self._post(self._agent.abort, version)
 
     def retire(self, subtask: str) -> None:
-        """An active subtask of this slot was fenced."""
         self._post(self._agent.retire, subtask)
 
     def prepare(self, attempt: int, subtask: str, version: int, handle: SnapshotHandle, generation: int) -> None:
-        """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers.
-
-        It is a matter of a millisecond, so it is done here, unless the agent has something to do.
-        """
+        """Have a standby ready to take over with exactly ``version``; ``StandbyReady`` answers. It takes a millisecond,
+        so it is done here, unless the agent has something to do."""
 
         def run() -> None:
             try:
@@ -160,21 +142,6 @@ class Standbys:
                     run()
                     return
         self._submit(run)
-
-    @property
-    def fenced(self) -> int:
-        """Rejected versions that heads of older generations have offered."""
-        return self._agent.figures.offers_fenced
-
-    @property
-    def copied_bytes(self) -> dict[str, int]:
-        """Bytes of state files that the copies here took in, by where they came from."""
-        figures = self._agent.figures
-        return {
-            "received": figures.bytes_received,
-            "from_storage": figures.bytes_from_storage,
-            "kept": figures.bytes_kept,
-        }
 
     def close(self, keeps: bool = False) -> None:
         """Close every copy; waits for what is under way. ``keeps``: the files stay, for the slot's next process."""

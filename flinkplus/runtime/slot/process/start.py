@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def start_slot(index: int, config: Broadcast[SlotConfig]) -> None:
-    """Keep slot ``index`` running until the job ends; see ``keep_slot``. A slot that cannot import its packages reports
-    that instead.
-    """
+    """Keep slot ``index`` running until the job ends (``keep_slot``), or report which package it cannot import."""
     shadow = find_shadow(LIBRARIES)
     if shadow is not None:
         use_own_packages(LIBRARIES)  # to report; then this process ends

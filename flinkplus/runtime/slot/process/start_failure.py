@@ -1,7 +1,4 @@
-"""How a slot that cannot begin tells the driver why, before its process ends.
-
-Rules: bounded in time even if the driver does not answer. Errors here are only logged: the first error matters more.
-"""
+"""How a slot that cannot start reports why, before its process ends: bounded in time even without an answer."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import queue
 import socket
 import time
 import traceback
+from contextlib import closing
 from typing import Any
 
 from flinkplus.errors import described
@@ -28,12 +26,15 @@ log = logging.getLogger("flinkplus.slot")
 
 
 def report_failed_start(index: int, config: SlotConfig, tries: int, error: Exception) -> bool:
-    """Report to the coordinator why slot ``index`` cannot begin; ``tries``: how often that happened just before.
-
-    Returns whether the coordinator has taken the report; false when it cannot be reached.
-    """
+    """Report to the coordinator why slot ``index`` cannot start; errors here are only logged. Returns whether it has
+    taken the report. ``tries``: how often that happened just before."""
     try:
-        _report(index, config, _failure(index, tries, error))
+        with closing(Inbox[Any]()) as inbox:
+            link = control_link(index, config.options, config.credentials, config.coordinator, inbox)
+            with closing(link):
+                link.open()
+                link.send(_failure(index, tries, error))
+                _await_loss(inbox)
     except Exception as problem:
         log.info("slot %d could not report its failed start to the coordinator: %s", index, problem)
         return False
@@ -48,22 +49,8 @@ def _failure(index: int, tries: int, error: Exception) -> control.StartFailed:
     )
 
 
-def _report(index: int, config: SlotConfig, failure: control.StartFailed) -> None:
-    inbox: Inbox[Any] = Inbox()
-    try:
-        link = control_link(index, config.options, config.credentials, config.coordinator, inbox)
-        try:
-            link.open()
-            link.send(failure)
-            _await_loss(inbox)
-        finally:
-            link.close()
-    finally:
-        inbox.close()
-
-
 def _await_loss(inbox: Inbox[Any]) -> None:
-    """Until the other end has closed the stream: the coordinator does when it has heard."""
+    """Wait until the coordinator has closed the stream, as it does after the report."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while (left_s := deadline - time.monotonic()) > 0:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 
@@ -17,6 +18,7 @@ MOST_PASSED_OVER = 4
 """Maximum number of turns in a row that a replaying subtask yields to others."""
 
 
+@dataclass(eq=False, repr=False)
 class Turns:
     """The turns of one slot's subtasks.
 
@@ -27,20 +29,12 @@ class Turns:
     ``unaligned``: whether barriers may overtake.
     """
 
-    def __init__(
-        self,
-        active: Iterable[Subtask],
-        before_step: Callable[[Subtask], None],
-        run: Callable[[Subtask], None],
-        flush: Callable[[], None],
-        unaligned: bool,
-    ) -> None:
-        self._active = active
-        self._before_step = before_step
-        self._run = run
-        self._flush = flush
-        self._unaligned = unaligned
-        self._passed_over = 0
+    _active: Iterable[Subtask]
+    _before_step: Callable[[Subtask], None]
+    _run: Callable[[Subtask], None]
+    _flush: Callable[[], None]
+    _unaligned: bool
+    _passed_over: int = field(default=0, init=False)
 
     def take(self, now: float) -> bool:
         """Let every runnable subtask do one step; returns whether any did. ``now``: seconds of the monotonic clock."""
@@ -75,8 +69,5 @@ class Turns:
 
     def next_deadline(self, now: float, latest: float) -> float:
         """When the next paced source reads, ``latest`` at the latest."""
-        for subtask in self._active:
-            deadline = subtask.steps.deadline(now)
-            if now < deadline < latest:
-                latest = deadline
-        return latest
+        deadlines = [subtask.steps.deadline(now) for subtask in self._active]
+        return min([latest, *(deadline for deadline in deadlines if deadline > now)])

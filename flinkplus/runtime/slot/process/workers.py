@@ -3,7 +3,7 @@
 Two threads: a checkpoint waits for one of them (snapshots), and never for the other.
 
 Rules: results come back through the slot's inbox. The slots of a job persist in turn, for a part of the checkpoint
-interval: all at once would keep the stream from the processors. Work that is left when the slot closes is dropped.
+interval: all at once would keep the stream from the processors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from flinkplus.errors import CorruptState, StateError, described
@@ -54,21 +54,17 @@ class SlotWorkers:
         """Run the asynchronous part of a snapshot, in turn; ``SnapshotWritten`` is reported at its end."""
         due = time.monotonic() + self.turn_s
 
-        def in_turn() -> SnapshotHandle:
+        def run() -> None:
             time.sleep(max(0.0, due - time.monotonic()))
-            return work()
-
-        future = self._snapshots.submit(in_turn)
-
-        def done(result: Future[SnapshotHandle]) -> None:
-            if result.cancelled():
-                return  # the slot is closing
-            error = result.exception()
-            handle = result.result() if error is None else None
-            reason = "" if error is None else described(error)
+            handle: SnapshotHandle | None = None
+            reason = ""
+            try:
+                handle = work()
+            except BaseException as error:
+                reason = described(error)
             self._report(SnapshotWritten(generation, name, checkpoint, handle, reason))
 
-        future.add_done_callback(done)
+        self._snapshots.submit(run)
 
     def tend(self, state: SubtaskState) -> None:
         """Compact a state's files; no checkpoint waits for it."""

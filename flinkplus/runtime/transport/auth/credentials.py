@@ -1,9 +1,8 @@
 """What lets a process take part in a job: made by the driver, shipped to every slot with Spark's own task.
 
 Rules: it is never sent over FlinkPlus's own connections, never written to a file of FlinkPlus, never on a command line,
-and its ``repr`` does not show it. What is written, for the owner of the job only (``operations.access_file``), are
-the credentials for commands: a key from which nothing can be learnt of the secret, and certificates of another
-authority.
+and its ``repr`` does not show it. Only the credentials for commands are written, for the owner of the job
+(``operations.access_file``): a key that reveals nothing of the secret, and certificates of another authority.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class Credentials:
     ``secret``: the handshake proves that both ends know it.
     ``zookeeper``: ``user:password`` required to read and change the job's nodes in ZooKeeper; ``None``: no restriction.
     ``tls``: certificates, or a directory of certificates on each host; ``None``: connections are not encrypted.
-    ``registry``: the same for connections to the job's own ZooKeeper server, which are always encrypted; ``None``: the
-    job has no such server.
+    ``registry``: the same for the job's own ZooKeeper server, always encrypted; ``None``: the job has no such server.
     """
 
     secret: bytes = field(repr=False)
@@ -38,7 +36,7 @@ class Credentials:
 
     @classmethod
     def made(cls, options: Options, job_id: str, lasting: bytes | None = None) -> Credentials:
-        """New ones. ``lasting``: a secret that all runs of the job have, for what stands in an ensemble longer than a
+        """New ones. ``lasting``: a secret that all runs of the job have, for what stays in an ensemble longer than a
         run. Raises ``ConfigurationError`` for files that cannot be used."""
         secret = make_secret()
         tls = made_for(job_id) if options.tls is True else options.tls or None

@@ -1,12 +1,10 @@
 """How two processes of a job prove to each other that they are, before either takes anything else.
 
-Both know the job's secret, which the driver makes and ships with Spark's own task. Each listener has a name. Four short
-frames:
+Both know the job's secret, which the driver ships with Spark's own task. Each listener has a name. Four short frames:
 
 1. *hello*, of the dialler: the purpose of the connection (its protocol), its own name, the name of the listener that it
    means to reach, the address that it has dialled (where both know it by the same text), and a nonce;
-2. *challenge*, of the listener: a nonce, and a code. A hello for another purpose, name or address is refused before
-   anything is computed;
+2. *challenge*, of the listener: a nonce, and a code. A hello for another purpose, name or address gets no code;
 3. *proof*, of the dialler: a code;
 4. *welcome*, of the listener: a code. Without it the dialler is not connected.
 
@@ -15,7 +13,7 @@ nonce. So the secret is never sent; a code counts in one frame, of one connectio
 purpose. ``docs/security.md`` has the argument, and ``tests/security/model.py`` looks for a way around it.
 
 Rules: pure, no socket here. Each end of a connection has an object of its own, which takes each frame once. A frame
-that differs from what is described here is ``PeerRefused`` with one of ``REASONS``; every frame is at most
+that differs from what is described here is ``PeerRefused`` with one of the reasons below; every frame is at most
 ``MAX_BYTES`` long.
 """
 
@@ -59,11 +57,9 @@ MALFORMED, PROTOCOL, PROOF, IDENTITY, TIMEOUT, CROWD, CLOSED = (
 
 
 def excess(strangers: Mapping[K, V], address: Callable[[K, V], object], limit: int = MAX_STRANGERS) -> list[K]:
-    """Which of the ``strangers``, the oldest first, must be ended so that ``limit`` are left. ``address``: the one that
-    a stranger came from; it is not called when nothing must be ended.
-
-    Each time it is the oldest of the address that has the most: a crowd from one address keeps no other address out.
-    """
+    """Which of the ``strangers``, given oldest first, must be ended so that ``limit`` are left: each time the oldest of
+    the ``address`` that has the most, so that a crowd from one address keeps no other address out. ``address`` is
+    called only if some must."""
     surplus = len(strangers) - limit
     if surplus <= 0:
         return []
@@ -74,7 +70,6 @@ def excess(strangers: Mapping[K, V], address: Callable[[K, V], object], limit: i
 
 
 def make_secret() -> bytes:
-    """A job's secret."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
@@ -159,10 +154,8 @@ class Connecting:
 
 
 class Listening:
-    """The end of the listener ``own``. ``name`` is what the dialler says it is, to be believed after ``check``.
-
-    ``address``: what diallers must have dialled; empty: they do not say.
-    """
+    """The end of the listener ``own``. ``address``: what diallers must have dialled; empty: they do not say. ``name``:
+    what the dialler says it is, to be believed after ``check``."""
 
     def __init__(self, secret: bytes, protocol: bytes, own: str, address: str = "") -> None:
         self._secret = secret
@@ -209,10 +202,8 @@ class Listening:
 
 
 class Refusals:
-    """How many were refused, and why. Written by one thread, read by any.
-
-    Logged are the first of each reason, the second, the fourth and so on: a stranger does not fill the log.
-    """
+    """How many were refused, and why. Written by one thread, read by any. The first of each reason, the second, the
+    fourth and so on are logged: strangers do not fill the log."""
 
     def __init__(self) -> None:
         self.by_reason: Counter[str] = Counter()

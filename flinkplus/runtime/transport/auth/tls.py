@@ -127,9 +127,7 @@ def context(certificates: Certificates, server: bool) -> ssl.SSLContext:
 
 
 class TlsSocket:
-    """A connected socket with TLS over it, as ``tcp.connections.Connection`` uses sockets. ``BlockingIOError``: not
-    just now.
-    """
+    """A connected socket with TLS over it, as ``Connection`` uses sockets. ``BlockingIOError``: not yet."""
 
     def __init__(self, sock: socket.socket, certificates: Certificates, server: bool) -> None:
         sock.getpeername()  # it may have been reset meanwhile, and would be left open where it is wrapped
@@ -146,7 +144,6 @@ class TlsSocket:
         return self._sock.fileno()
 
     def do_handshake(self) -> None:
-        """Continue TLS's own handshake."""
         with self._lock:
             try:
                 self._sock.do_handshake()
@@ -182,11 +179,10 @@ class TlsSocket:
                 raise BlockingIOError from None
 
     def getsockopt(self, level: int, name: int, size: int) -> bytes:
-        """Of the connection."""
         return self._sock.getsockopt(level, name, size)
 
     def shutdown(self, how: int) -> None:
-        """Of the connection; TLS is left as it is, for what still comes in."""
+        """Shut the connection down; TLS is left as it is, for what still comes in."""
         socket.socket.shutdown(self._sock, how)
 
     def close(self) -> None:

@@ -1,5 +1,4 @@
-"""The control plane over gRPC (``transport="grpc"``): ``GrpcControlLink`` is the slot's end, ``GrpcRendezvous`` the
-coordinator's.
+"""The control plane over gRPC: ``GrpcControlLink`` is the slot's end, ``GrpcRendezvous`` the coordinator's.
 
 Rules: ``deliver`` is called in the I/O thread and must only enqueue.
 """
@@ -9,87 +8,68 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from flinkplus.errors import PeerProtocolError, PeerRefused, described
-from flinkplus.printable import printable
-from flinkplus.runtime.base.io_thread import IoThread, aio
+from flinkplus.errors import PeerProtocolError
+from flinkplus.runtime.base.io_thread import IoThread
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import Connecting, Refusals, parse_slot_name, slot_name
-from flinkplus.runtime.transport.grpc.data import FrameWriter
-from flinkplus.runtime.transport.grpc.door import Door, open_stream
+from flinkplus.runtime.transport.grpc.door import Door
 from flinkplus.runtime.transport.grpc.sockets import HiddenConnection, place_of
-from flinkplus.runtime.transport.grpc.streams import GrpcServer, identity, open_channel
-from flinkplus.runtime.transport.wire.ports import (
-    COORDINATOR,
-    ControlArrived,
-    ControlLost,
-    LinkEvent,
-    registered_slot,
-)
+from flinkplus.runtime.transport.grpc.streams import FrameWriter, GrpcServer, run_stream, serve_stream
+from flinkplus.runtime.transport.wire.ports import COORDINATOR, ControlArrived, ControlLost, LinkEvent, registered_slot
 
 PROTOCOL = b"flinkplus-control-grpc/2"
 METHOD = "/flinkplus.Control/Stream"
-SERVICE, METHOD_NAME = "flinkplus.Control", "Stream"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 EACH_A_FRAME = 0
 """Control messages are not joined."""
 
 
+@dataclass(eq=False, repr=False)
 class GrpcControlLink:
-    """See ``ControlLink``."""
+    """See ``ControlLink`` for the methods."""
 
-    def __init__(
-        self,
-        slot: int,
-        address: str,
-        credentials: Credentials,
-        heartbeat_s: float,
-        deliver: Callable[[LinkEvent], None],
-    ) -> None:
-        self._heartbeat_s = heartbeat_s
-        self._address = address
-        self._connection = HiddenConnection(place_of(address))
+    slot: InitVar[int]
+    _address: str
+    credentials: InitVar[Credentials]
+    _heartbeat_s: float
+    _deliver: Callable[[LinkEvent], None]
+    heartbeat: control.Heartbeat | None = field(default=None, init=False)
+
+    def __post_init__(self, slot: int, credentials: Credentials) -> None:
+        self._connection = HiddenConnection(place_of(self._address))
         self._certificates = credentials.certificates
         self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
-        self._deliver = deliver
         self._io = IoThread.get()
         self._writer = FrameWriter(self._io, EACH_A_FRAME)
         self._task: asyncio.Task[None] | None = None
-        self.heartbeat: control.Heartbeat | None = None
 
     def open(self) -> None:
-        """Start connecting; a failure is a ``ControlLost``."""
         self._io.post(self._open)
 
     def _open(self) -> None:
         self._task = self._io.loop.create_task(self._run())
 
     async def _run(self) -> None:
-        reason = "closed by the coordinator"
-        channel = open_channel(self._address, self._certificates)
-        pump: asyncio.Future[None] | None = None
-        beat: asyncio.Future[None] | None = None
+        beats: list[asyncio.Future[None]] = []
         try:
-            open_call = channel.stream_stream(METHOD, identity, identity)
-            call = await open_stream(open_call, self._connecting, CONNECT_TIMEOUT_S)
-            pump = asyncio.ensure_future(self._writer.pump(call.write))
-            beat = asyncio.ensure_future(self._beat())
-            while (data := await call.read()) is not aio.EOF:
-                self._deliver(ControlArrived(0, control.decode(data), time.time()))
-        except aio.AioRpcError as error:
-            reason = f"{error.code().name}: {printable(error.details())}"
-        except asyncio.TimeoutError:
-            reason = f"no answer from the coordinator at {self._address} within {CONNECT_TIMEOUT_S} s"
-        except Exception as error:  # any error: the stream is gone, and the slot must know
-            reason = described(error)
+            reason = await run_stream(
+                self._address,
+                METHOD,
+                self._connecting,
+                self._certificates,
+                CONNECT_TIMEOUT_S,
+                self._writer,
+                opened=lambda: beats.append(asyncio.ensure_future(self._beat())),
+                take=lambda data: self._deliver(ControlArrived(0, control.decode(data), time.time())),
+            )
         finally:
-            for task in (pump, beat):
-                if task is not None:
-                    task.cancel()
-            await channel.close()
+            for beat in beats:
+                beat.cancel()
         self._deliver(ControlLost(0, reason, time.time()))
 
     async def _beat(self) -> None:
@@ -99,15 +79,12 @@ class GrpcControlLink:
                 self.send(self.heartbeat)
 
     def send(self, message: control.ControlMessage) -> None:
-        """Queue a message; may be called in any thread."""
         self._writer.put([control.encode(message)])
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """See ``ControlLink``."""
         return self._connection.is_silent(now_s, limit_s)
 
     def close(self) -> None:
-        """Close the stream, after what was queued is written."""
         self._io.submit(self._close()).result(timeout=CLOSE_TIMEOUT_S)
 
     async def _close(self) -> None:
@@ -120,7 +97,7 @@ class GrpcControlLink:
 
 
 class GrpcRendezvous:
-    """See ``Rendezvous``."""
+    """See ``Rendezvous`` for the methods."""
 
     def __init__(self, host: str, credentials: Credentials, deliver: Callable[[LinkEvent], None]) -> None:
         self._host = host
@@ -130,12 +107,11 @@ class GrpcRendezvous:
         self._door = Door(credentials, PROTOCOL, self.refusals, COORDINATOR)
         self._deliver = deliver
         self._io = IoThread.get()
-        self._server = GrpcServer(SERVICE, METHOD_NAME, self._serve, self._door, self._certificates)
-        self._connections: dict[int, tuple[FrameWriter, asyncio.Event]] = {}
+        self._server = GrpcServer(METHOD, self._serve, self._door, self._certificates)
+        self._connections: dict[int, tuple[FrameWriter, asyncio.Future[None]]] = {}
         self._next = 1
 
     def start(self) -> str:
-        """Start on a port the system picks; returns ``host:port``."""
         return f"{self._host}:{self._io.submit(self._start()).result()}"
 
     async def _start(self) -> int:
@@ -144,57 +120,44 @@ class GrpcRendezvous:
         return port
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        found = await self._door.admit(context)
+        found = await self._door.admit(context, lambda dialler: parse_slot_name(dialler.name))
         if found is None:
             return
-        try:
-            slot, _ = parse_slot_name(found.name)
-        except PeerRefused as error:
-            await self._door.refuse(context, error)
-            raise
+        slot, _ = parse_slot_name(found.name)
         connection, self._next = self._next, self._next + 1
-        writer, dropped = FrameWriter(self._io, EACH_A_FRAME), asyncio.Event()
-        self._connections[connection] = (writer, dropped)
-        tasks: list[asyncio.Future[Any]] = []
+        writer = FrameWriter(self._io, EACH_A_FRAME)
+
+        def opened(reader: asyncio.Future[None]) -> None:
+            self._connections[connection] = (writer, reader)
+
+        async def read() -> None:
+            async for data in requests:
+                try:
+                    message = registered_slot(control.decode(data), slot)
+                except PeerProtocolError:
+                    self.malformed += 1
+                    raise
+                self._deliver(ControlArrived(connection, message, time.time()))
+
         reason = "stream closed"
         try:
-            async with self._door.open(context, found):
-                reader = asyncio.ensure_future(self._read(connection, slot, requests))
-                drop = asyncio.ensure_future(dropped.wait())
-                tasks += [reader, drop, asyncio.ensure_future(writer.pump(context.write))]
-                await asyncio.wait({reader, drop}, return_when=asyncio.FIRST_COMPLETED)
-                if reader.done() and not reader.cancelled() and reader.exception() is not None:
-                    reason = str(reader.exception())
+            reason = await serve_stream(self._door, context, found, writer, opened, read)
         finally:
-            for task in tasks:
-                task.cancel()
             self._connections.pop(connection, None)
             self._deliver(ControlLost(connection, reason, time.time()))
 
-    async def _read(self, connection: int, slot: int, requests: AsyncIterator[bytes]) -> None:
-        async for data in requests:
-            try:
-                message = registered_slot(control.decode(data), slot)
-            except PeerProtocolError:
-                self.malformed += 1
-                raise
-            self._deliver(ControlArrived(connection, message, time.time()))
-
     def send(self, connection: int, message: control.ControlMessage) -> None:
-        """Queue a message for a slot; nothing happens when its connection is gone (``ControlLost`` tells)."""
         known = self._connections.get(connection)
         if known is not None:
             known[0].put([control.encode(message)])
 
     def drop(self, connection: int) -> None:
-        """Close a connection from this side: the slot ends its task when it sees that."""
         self._io.post(self._drop, connection)
 
     def _drop(self, connection: int) -> None:
         known = self._connections.get(connection)
         if known is not None:
-            known[1].set()
+            known[1].cancel()
 
     def close(self) -> None:
-        """Stop the server and close all connections, bounded."""
         self._io.submit(self._server.stop()).result(timeout=CLOSE_TIMEOUT_S)

@@ -1,13 +1,12 @@
-"""Connections at a gRPC server that no stream was let in on: few of them, and none for long.
+"""Connections at a gRPC server on which no stream was let in: few of them, and none for long.
 
-gRPC itself has one limit for all connections, ``MAX_CONNECTIONS``, and accepts no more, even when strangers hold all
-of them. So a stranger that connects often enough, and sends nothing, would keep out every process of the job. Here the
-sockets of the server are found among the open files of the process (``sockets``), every ``LOOK_S`` seconds.
-Strangers' sockets are ended by the rule of the other transport: after ``TIMEOUT_S``, and the oldest of the address that
-has the most when there are more than ``MAX_STRANGERS``. gRPC sees these connections break, and closes them.
+gRPC has one limit for all connections, ``MAX_CONNECTIONS``, so strangers that connect often enough, and send nothing,
+would keep every process of the job out. Here the sockets of the server are found among the open files of the process
+(``sockets``), every ``LOOK_S`` seconds. Strangers' sockets are ended by the rule of the other transport: after
+``TIMEOUT_S``, and the oldest of the address that has the most when there are more than ``MAX_STRANGERS``.
 
-Rules: lives in the I/O thread. A connection with a stream is never ended here. Where the system does not tell (it is
-Linux that does), gRPC's own limits are all there is.
+Rules: lives in the I/O thread. A connection with a stream is never ended here. On systems other than Linux, which do
+not show the sockets, only gRPC's own limits apply.
 """
 
 from __future__ import annotations
@@ -38,21 +37,18 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 
 class Crowd:
-    """Of one server. ``refused`` is called with a reason and a text for each connection that is ended."""
+    """The connections of one server. ``refused`` is called with a reason and a text for each that is ended."""
 
     def __init__(self, refused: Callable[[str, str], None]) -> None:
         self._refused = refused
         self._accepted = Accepted()
-        self._inside: Counter[Place] = Counter()
+        self._inside: Counter[Place | None] = Counter()
         self._since: dict[tuple[int, Place], float] = {}  # the oldest is the first
 
     @contextmanager
     def without(self, peer: str) -> Iterator[None]:
         """Meanwhile the connection of ``peer``, as gRPC names it, has a stream."""
         place = place_of_peer(peer)
-        if place is None:
-            yield
-            return
         self._inside[place] += 1
         try:
             yield

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
-from flinkplus.errors import PeerRefused, described
-from flinkplus.printable import printable
-from flinkplus.runtime.base.io_thread import IoThread, aio
+from flinkplus.runtime.base.io_thread import IoThread
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import Connecting, Refusals, parse_slot_name, slot_name
 from flinkplus.runtime.transport.auth.tls import Certificates
-from flinkplus.runtime.transport.grpc.door import Door, open_stream
+from flinkplus.runtime.transport.grpc.door import Door
 from flinkplus.runtime.transport.grpc.sockets import HiddenConnection, place_of, place_of_peer
-from flinkplus.runtime.transport.grpc.streams import GrpcServer, identity, open_channel
-from flinkplus.runtime.transport.wire.frames import JOINED_BYTES, FrameQueue
+from flinkplus.runtime.transport.grpc.streams import FrameWriter, GrpcServer, run_stream, serve_stream
 from flinkplus.runtime.transport.wire.ports import (
     Attachments,
     FrameArrived,
@@ -31,49 +29,12 @@ from flinkplus.runtime.transport.wire.ports import (
 
 PROTOCOL = b"flinkplus-data-grpc/2"
 METHOD = "/flinkplus.Data/Stream"
-SERVICE, METHOD_NAME = "flinkplus.Data", "Stream"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 
 
-class FrameWriter:
-    """Writes messages to one stream, as frames; ``put`` may be called in any thread. ``joined_bytes``: messages that
-    wait are joined up to this size; 0: each is a frame.
-    """
-
-    def __init__(self, io: IoThread, joined_bytes: int = JOINED_BYTES) -> None:
-        self._io = io
-        self._pending = FrameQueue(joined_bytes)
-        self._wake = asyncio.Event()
-        self._posted = False
-
-    def put(self, message: Sequence[Any]) -> None:
-        """Queue one whole message, given as buffers."""
-        self._pending.put(message)
-        if not self._posted:
-            self._posted = True
-            self._io.post(self._awaken)
-
-    @property
-    def waiting(self) -> int:
-        """Messages not yet handed to gRPC."""
-        return len(self._pending)
-
-    def _awaken(self) -> None:
-        self._posted = False
-        self._wake.set()
-
-    async def pump(self, write: Callable[[bytes], Any]) -> None:
-        """Write until cancelled or the stream breaks."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._pending:
-                await write(self._pending.next_frame())
-
-
 class GrpcDataPlane(Attachments):
-    """See ``DataPlane``."""
+    """See ``DataPlane`` for the methods."""
 
     def __init__(
         self, slot: int, credentials: Credentials, host: str, deliver: Callable[[TransportEvent], None]
@@ -86,7 +47,7 @@ class GrpcDataPlane(Attachments):
         self._host = host
         self._deliver = deliver
         self._io = IoThread.get()
-        self._server = GrpcServer(SERVICE, METHOD_NAME, self._serve, self._door, self._certificates)
+        self._server = GrpcServer(METHOD, self._serve, self._door, self._certificates)
         self._out: dict[int, _Outgoing] = {}
         self._back: dict[int, FrameWriter] = {}
         self._readers: dict[int, asyncio.Future[None]] = {}
@@ -94,7 +55,6 @@ class GrpcDataPlane(Attachments):
         self._port = 0
 
     def start(self) -> str:
-        """Start the data server on a port the system picks; returns ``host:port``."""
         self._port = self._io.submit(self._server.bind(self._host)).result()
         address = self._door.address = f"{self._host}:{self._port}"
         self._be_found()
@@ -109,43 +69,30 @@ class GrpcDataPlane(Attachments):
         self._server.start()
 
     async def _serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        found = await self._door.admit(context)
+        found = await self._door.admit(context, self.check)
         if found is None:
             return
+        peer, incarnation = parse_slot_name(found.name)
+        writer = self._back[peer] = FrameWriter(self._io)
+        self._back_from[peer] = (incarnation, HiddenConnection(place_of_peer(context.peer()), self._port))
+
+        def opened(reader: asyncio.Future[None]) -> None:
+            self._readers[peer] = reader
+            self._deliver(PeerAttached(peer))
+
+        async def read() -> None:
+            async for frame in requests:
+                self._deliver(FrameArrived(peer, frame))
+
         try:
-            peer = self.check(found)
-        except PeerRefused as error:
-            await self._door.refuse(context, error)
-            raise
-        writer = FrameWriter(self._io)
-        self._back[peer] = writer
-        connection = HiddenConnection(place_of_peer(context.peer()), self._port)
-        self._back_from[peer] = (parse_slot_name(found.name)[1], connection)
-        pump: asyncio.Future[None] | None = None
-        reader: asyncio.Future[None] | None = None
-        try:
-            async with self._door.open(context, found):
-                self._deliver(PeerAttached(peer))
-                pump = asyncio.ensure_future(writer.pump(context.write))
-                reader = self._readers[peer] = asyncio.ensure_future(self._read(peer, requests))
-                await asyncio.wait({reader})  # returning normally is what closes the stream for the peer
-                if not reader.cancelled():
-                    reader.exception()  # the peer is gone, and its side knows
-        finally:
-            for task in (pump, reader):
-                if task is not None:
-                    task.cancel()
+            await serve_stream(self._door, context, found, writer, opened, read)
+        finally:  # returning normally is what closes the stream for the peer
             if self._back.get(peer) is writer:
                 del self._back[peer]
                 self._readers.pop(peer, None)
                 del self._back_from[peer]
 
-    async def _read(self, peer: int, requests: AsyncIterator[bytes]) -> None:
-        async for frame in requests:
-            self._deliver(FrameArrived(peer, frame))
-
     def renew(self, peer: int, reason: str) -> None:
-        """Break the streams from and to ``peer``: something that came on one is lost, and is to be sent again."""
         self._io.post(self._renew, peer, reason)
 
     def _renew(self, peer: int, reason: str) -> None:
@@ -158,7 +105,6 @@ class GrpcDataPlane(Attachments):
             self._deliver(PeerBroken(peer, outgoing.target[0], reason))
 
     def connect(self, peers: dict[int, tuple[int, str]]) -> None:
-        """Have a stream to each peer (slot -> (incarnation, address)) and to no other; ``PeerConnected`` tells when."""
         self._io.post(self._connect, dict(peers))
 
     def _connect(self, peers: dict[int, tuple[int, str]]) -> None:
@@ -172,17 +118,11 @@ class GrpcDataPlane(Attachments):
                 if known.connected:
                     self._deliver(PeerConnected(peer, target[0]))
                 continue
-            connecting = Connecting(
-                self._credentials.secret,
-                PROTOCOL,
-                slot_name(self._slot, self.incarnation),
-                slot_name(peer, target[0]),
-                target[1],
-            )
+            own, theirs = slot_name(self._slot, self.incarnation), slot_name(peer, target[0])
+            connecting = Connecting(self._credentials.secret, PROTOCOL, own, theirs, target[1])
             self._out[peer] = _Outgoing(peer, target, connecting, self._certificates, self._io, self._deliver)
 
     def send(self, peer: int, message: Sequence[Any]) -> None:
-        """See ``DataPlane``."""
         outgoing = self._out.get(peer)
         if outgoing is not None:
             outgoing.writer.put(message)
@@ -190,7 +130,6 @@ class GrpcDataPlane(Attachments):
     send_beside = send
 
     def send_back(self, peer: int, message: Sequence[Any]) -> None:
-        """See ``DataPlane``."""
         writer = self._back.get(peer)
         if writer is not None:
             writer.put(message)
@@ -202,14 +141,12 @@ class GrpcDataPlane(Attachments):
         """gRPC has time limits of its own."""
 
     def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
-        """See ``DataPlane``."""
         back, out = list(self._back_from.items()), list(self._out.items())  # of the I/O thread
         found = {peer: theirs for peer, (theirs, connection) in back if connection.is_silent(now_s, limit_s)}
         found |= {peer: one.target[0] for peer, one in out if one.alive and one.connection.is_silent(now_s, limit_s)}
         return found
 
     def close(self) -> None:
-        """Close all streams and the server, bounded."""
         self._io.submit(self._close()).result(timeout=CLOSE_TIMEOUT_S + 5)
 
     async def _close(self) -> None:
@@ -219,51 +156,40 @@ class GrpcDataPlane(Attachments):
         await self._server.stop()
 
 
+@dataclass(eq=False, repr=False)
 class _Outgoing:
     """The stream from this slot to one peer. Lives in the I/O thread."""
 
-    def __init__(
-        self,
-        peer: int,
-        target: tuple[int, str],
-        connecting: Connecting,
-        certificates: Certificates | None,
-        io: IoThread,
-        deliver: Callable[[TransportEvent], None],
-    ) -> None:
-        self.peer = peer
-        self.target = target
+    peer: int
+    target: tuple[int, str]
+    _connecting: Connecting
+    _certificates: Certificates | None
+    io: InitVar[IoThread]
+    _deliver: Callable[[TransportEvent], None]
+
+    def __post_init__(self, io: IoThread) -> None:
         self.writer = FrameWriter(io)
-        self.connection = HiddenConnection(place_of(target[1]))
+        self.connection = HiddenConnection(place_of(self.target[1]))
         self.connected = False
         self.alive = True
-        self._deliver = deliver
-        self._connecting = connecting
-        self._certificates = certificates
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
         incarnation, address = self.target
-        reason = "closed by the peer"
-        pump: asyncio.Future[None] | None = None
-        channel = open_channel(address, self._certificates)
-        try:
-            open_call = channel.stream_stream(METHOD, identity, identity)
-            call = await open_stream(open_call, self._connecting, CONNECT_TIMEOUT_S)
+
+        def opened() -> None:
             self.connected = True
             self._deliver(PeerConnected(self.peer, incarnation))
-            pump = asyncio.ensure_future(self.writer.pump(call.write))
-            while (frame := await call.read()) is not aio.EOF:
-                self._deliver(FrameArrived(self.peer, frame))
-        except aio.AioRpcError as error:
-            reason = f"{error.code().name}: {printable(error.details())}"
-        except Exception as error:  # any error: the stream is gone, and the slot must know
-            reason = described(error)
+
+        def take(frame: bytes) -> None:
+            self._deliver(FrameArrived(self.peer, frame))
+
+        try:
+            reason = await run_stream(
+                address, METHOD, self._connecting, self._certificates, CONNECT_TIMEOUT_S, self.writer, opened, take
+            )
         finally:
             self.alive = self.connected = False
-            if pump is not None:
-                pump.cancel()
-            await channel.close()
         self._deliver(PeerBroken(self.peer, incarnation, reason))
 
     def close(self) -> asyncio.Future[None]:

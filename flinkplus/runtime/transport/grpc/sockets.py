@@ -1,7 +1,6 @@
 """The sockets that gRPC does not show: found among the open files of the process, by the address of their other end.
 
-gRPC has no call for them, but they belong to the process, and the system reports the other end of each. So silence on a
-stream over gRPC has the same definition as over TCP (``silence``).
+So silence on a stream over gRPC has the same definition as over TCP (``silence``).
 
 Rules: gRPC writes, reads and closes a socket that is found here, at any time. So each use checks it, and searches again
 when it is gone. A socket is only inspected, except that a connection may be shut down, as the other end could do. That
@@ -73,32 +72,28 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
         sock.detach()
 
 
-def _open_sockets() -> list[int]:
-    found = []
+def _open_sockets() -> Iterator[tuple[int, int]]:
+    """Number and inode of each open socket."""
     for number in map(int, os.listdir(OPEN_FILES)):
         with contextlib.suppress(OSError):  # closed meanwhile
-            if stat.S_ISSOCK(os.fstat(number).st_mode):
-                found.append(number)
-    return found
+            found = os.fstat(number)
+            if stat.S_ISSOCK(found.st_mode):
+                yield number, found.st_ino
 
 
 class Accepted:
-    """The connections that came in at one port. What an open socket is it stays, so each is asked once."""
+    """The connections that came in at one port. An open socket does not change, so each is inspected once."""
 
     def __init__(self) -> None:
         self._known: dict[int, Place | None] = {}
 
     def here(self, port: int) -> Iterator[tuple[int, int, Place]]:
-        """Of each the open file, its inode (no other socket has that while this one is open), and where it leads."""
+        """The open file, the inode (unique while the socket is open) and the other end of each."""
         if TCP_INFO is None:
             return
         known, self._known = self._known, {}
-        for number in map(int, os.listdir(OPEN_FILES)):
+        for number, inode in _open_sockets():
             with contextlib.suppress(OSError):  # closed meanwhile
-                found = os.fstat(number)
-                if not stat.S_ISSOCK(found.st_mode):
-                    continue
-                inode = found.st_ino
                 place = self._known[inode] = known[inode] if inode in known else _accepted_from(number, port)
                 if place is not None:
                     yield number, inode, place
@@ -113,33 +108,27 @@ def _accepted_from(number: int, port: int) -> Place | None:
 
 def end_connection(number: int, inode: int) -> bool:
     """End a connection that ``Accepted`` has found; false when it is gone, or has ended."""
-    try:
+    with contextlib.suppress(OSError):
         own = os.dup(number)
-    except OSError:
-        return False
-    try:
-        found = os.fstat(own)
-        if not stat.S_ISSOCK(found.st_mode) or found.st_ino != inode:
-            return False
-        with _borrowed(own) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return False
-    finally:
-        os.close(own)
-    return True
+        try:
+            found = os.fstat(own)
+            if stat.S_ISSOCK(found.st_mode) and found.st_ino == inode:
+                with _borrowed(own) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
+                return True
+        finally:
+            os.close(own)
+    return False
 
 
 def shown(place: Place) -> str:
-    """For people."""
+    """An address as text."""
     address = ipaddress.IPv6Address(place[0])
     return f"{address.ipv4_mapped or address}"
 
 
 class HiddenConnection:
-    """The connection to ``remote``; with ``local_port``, the one that came in at this port. There may be several for a
-    moment, when one takes the place of another.
-    """
+    """The connection to ``remote``; with ``local_port``, the one that came in there. There may be two for a moment."""
 
     def __init__(self, remote: Place | None, local_port: int | None = None) -> None:
         self._remote = remote
@@ -147,9 +136,7 @@ class HiddenConnection:
         self._silences: dict[int, Silence] = {}
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether sent data was not acknowledged for ``limit_s``. Must be called several times within that span, by one
-        thread.
-        """
+        """Whether sent data was not acknowledged for ``limit_s``. One thread calls it several times in that span."""
         if TCP_INFO is None or self._remote is None:
             return False
         if not any(self._is_it(number) for number in self._silences):
@@ -158,20 +145,16 @@ class HiddenConnection:
 
     def numbers(self) -> list[int]:
         """The open files that are this connection."""
-        return [number for number in _open_sockets() if self._is_it(number)]
+        return [number for number, _ in _open_sockets() if self._is_it(number)]
 
     def _is_it(self, number: int) -> bool:
-        try:
-            with _borrowed(number) as sock:
-                return _leads_to(sock) == self._remote and self._local_port in (None, sock.getsockname()[1])
-        except OSError:
-            return False
+        with contextlib.suppress(OSError), _borrowed(number) as sock:
+            return _leads_to(sock) == self._remote and self._local_port in (None, sock.getsockname()[1])
+        return False
 
     def _lasts_s(self, number: int, now_s: float, limit_s: float) -> float:
-        if not self._is_it(number):
-            return 0.0
-        try:
-            with _borrowed(number) as sock:
-                return self._silences[number].lasts_s(sock, now_s, limit_s)
-        except OSError:
-            return 0.0
+        with contextlib.suppress(OSError):
+            if self._is_it(number):
+                with _borrowed(number) as sock:
+                    return self._silences[number].lasts_s(sock, now_s, limit_s)
+        return 0.0

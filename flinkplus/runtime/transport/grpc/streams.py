@@ -6,14 +6,18 @@ Rules: lives in the I/O thread. Between ``bind`` and ``start`` connections wait 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from flinkplus.runtime.base.io_thread import aio, grpc
+from flinkplus.errors import described
+from flinkplus.printable import printable
+from flinkplus.runtime.base.io_thread import IoThread, aio, grpc
+from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
 from flinkplus.runtime.transport.auth.tls import NAME, Certificates
 from flinkplus.runtime.transport.grpc.crowd import SERVER_OPTIONS
-from flinkplus.runtime.transport.grpc.door import Door
-from flinkplus.runtime.transport.wire.frames import MAX_FRAME_BYTES
+from flinkplus.runtime.transport.grpc.door import WELCOME, Door, open_stream
+from flinkplus.runtime.transport.wire.frames import JOINED_BYTES, MAX_FRAME_BYTES, FrameQueue
 
 GRPC_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
@@ -44,29 +48,117 @@ def open_channel(address: str, certificates: Certificates | None) -> aio.Channel
     return aio.secure_channel(address, found, options=[*GRPC_OPTIONS, ("grpc.ssl_target_name_override", NAME)])
 
 
-class GrpcServer:
-    """A server of one method. ``serve`` is called with the requests and the context of each call; it asks ``door``
-    whether to let it in.
-    """
+class FrameWriter:
+    """Writes messages to one stream, as frames: they are joined up to ``joined_bytes``; 0: each is a frame."""
 
-    def __init__(
-        self, service: str, method: str, serve: Callable[..., Any], door: Door, certificates: Certificates | None
-    ) -> None:
-        self._service = service
-        self._method = method
-        self._serve = serve
-        self._door = door
-        self._certificates = certificates
-        self._server: aio.Server | None = None
-        self._port = 0
-        self._started: asyncio.Future[None] | None = None
-        self._watching: asyncio.Future[None] | None = None
+    def __init__(self, io: IoThread, joined_bytes: int = JOINED_BYTES) -> None:
+        self._io = io
+        self._pending = FrameQueue(joined_bytes)
+        self._wake = asyncio.Event()
+        self._posted = False
+
+    def put(self, message: Sequence[Any]) -> None:
+        """Queue one whole message, given as buffers; in any thread."""
+        self._pending.put(message)
+        if not self._posted:
+            self._posted = True
+            self._io.post(self._awaken)
+
+    @property
+    def waiting(self) -> int:
+        """Messages not yet handed to gRPC."""
+        return len(self._pending)
+
+    def _awaken(self) -> None:
+        self._posted = False
+        self._wake.set()
+
+    async def pump(self, write: Callable[[bytes], Any]) -> None:
+        """Write until cancelled or the stream breaks."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                await write(self._pending.next_frame())
+
+
+async def run_stream(
+    address: str,
+    method: str,
+    connecting: Connecting,
+    certificates: Certificates | None,
+    timeout_s: float,
+    writer: FrameWriter,
+    opened: Callable[[], None],
+    take: Callable[[bytes], None],
+) -> str:
+    """A stream to a server, from its opening (within ``timeout_s``) to its end. Returns why it has ended. ``opened``:
+    called once each end has proved to be of the job; ``take``: with each frame."""
+    channel = open_channel(address, certificates)
+    pump: asyncio.Future[None] | None = None
+    try:
+        call = await open_stream(channel.stream_stream(method, identity, identity), connecting, timeout_s)
+        opened()
+        pump = asyncio.ensure_future(writer.pump(call.write))
+        while (frame := await call.read()) is not aio.EOF:
+            take(frame)
+        return "closed by the other end"
+    except aio.AioRpcError as error:
+        return f"{error.code().name}: {printable(error.details())}"
+    except asyncio.TimeoutError:
+        return f"no answer from {address} within {timeout_s} s"
+    except Exception as error:  # any error: the stream is gone, and the slot must know
+        return described(error)
+    finally:
+        if pump is not None:
+            pump.cancel()
+        await channel.close()
+
+
+async def serve_stream(
+    door: Door,
+    context: Any,
+    found: Listening,
+    writer: FrameWriter,
+    opened: Callable[[asyncio.Future[None]], None],
+    read: Callable[[], Coroutine[Any, Any, None]],
+) -> str:
+    """The stream of ``found``, from when it is let in to its end. Returns why it has ended. ``opened``: called with the
+    task that reads; the stream ends when that is cancelled."""
+    tasks: list[asyncio.Future[None]] = []
+    try:
+        with door.crowd.without(context.peer()):
+            await context.send_initial_metadata(((WELCOME, found.welcome),))
+            reader = asyncio.ensure_future(read())
+            tasks += [reader, asyncio.ensure_future(writer.pump(context.write))]
+            opened(reader)
+            await asyncio.wait({reader})
+            error = None if reader.cancelled() else reader.exception()
+            return "stream closed" if error is None else str(error)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@dataclass(eq=False, repr=False)
+class GrpcServer:
+    """A server of the one ``method``. ``serve`` gets the requests and the context of each call; it asks ``door``."""
+
+    _method: str
+    _serve: Callable[..., Any]
+    _door: Door
+    _certificates: Certificates | None
+    _server: aio.Server | None = field(default=None, init=False)
+    _port: int = field(default=0, init=False)
+    _started: asyncio.Future[None] | None = field(default=None, init=False)
+    _watching: asyncio.Future[None] | None = field(default=None, init=False)
 
     async def bind(self, host: str) -> int:
         """Take a port of ``host`` that the system picks."""
         server = self._server = aio.server(options=[*GRPC_OPTIONS, *SERVER_OPTIONS])
         handler = grpc.stream_stream_rpc_method_handler(self._serve, identity, identity)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._service, {self._method: handler}),))
+        _, service, name = self._method.split("/")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
         if self._certificates is None:
             self._port = server.add_insecure_port(f"{host}:0")
         else:

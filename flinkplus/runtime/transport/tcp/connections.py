@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from flinkplus.errors import PeerProtocolError, PeerRefused
@@ -40,7 +41,7 @@ log = logging.getLogger("flinkplus.tcp")
 SILENCE_S = 10
 PROBES = 3
 REST_S = 0.1
-"""Of a listener, when the process can open no more files."""
+"""A listener waits for so long when the process can open no more files."""
 
 FrameTaker = Callable[[Frame], None]
 
@@ -56,9 +57,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def server_at(host: str) -> tuple[socket.socket, str]:
-    """A socket that listens at ``host``, and its address. A path means a Unix socket, reachable for processes that
-    may enter its directory. Raises ``OSError``.
-    """
+    """A socket that listens at ``host``, and its address. A path means a Unix socket. Raises ``OSError``."""
     if host.startswith("/"):
         listening = socket.create_server(host, family=socket.AF_UNIX, backlog=128)
         address = host
@@ -69,26 +68,23 @@ def server_at(host: str) -> tuple[socket.socket, str]:
     return listening, address
 
 
+@dataclass(eq=False, repr=False)
 class Connection:
     """One connection. ``frame`` is called with each received frame, ``broken`` once, with a reason.
 
     ``limit``: maximum length of a received frame in bytes. ``joined``: waiting messages are sent together in one frame;
-    otherwise each message is a frame. ``frame`` may raise ``Broken``.
+    otherwise each message is a frame. ``frame`` may raise ``Broken`` and ``PeerProtocolError``.
     """
 
-    def __init__(
-        self,
-        inbox: Inbox[Any],
-        sock: socket.socket,
-        frame: FrameTaker,
-        broken: Callable[[str], None],
-        limit: int,
-        joined: bool = True,
-    ) -> None:
-        self._inbox = inbox
+    _inbox: Inbox[Any]
+    sock: InitVar[socket.socket]
+    _frame: FrameTaker
+    _broken: Callable[[str], None]
+    limit: InitVar[int]
+    joined: InitVar[bool] = True
+
+    def __post_init__(self, sock: socket.socket, limit: int, joined: bool) -> None:
         self._sock: socket.socket | TlsSocket = sock
-        self._frame = frame
-        self._broken = broken
         self.open = True
         self.ready = False  # to be written to: connected, and known to each other
         self.due = False  # for its owner: to be written at the end of a turn
@@ -136,16 +132,13 @@ class Connection:
                 self._inbox.watch(self._sock, events, self._on_ready)
 
     def hold(self) -> None:
-        """Fault injection: neither read nor write until ``go_on``. The other end sees a connection that is there, and
-        on which nothing comes.
-        """
+        """Fault injection: neither read nor write until ``release``. The connection remains."""
         with self._lock:
             self._held = True
         if self.open:
             self._inbox.forget(self._sock)
 
-    def go_on(self) -> None:
-        """The end of ``hold``."""
+    def release(self) -> None:
         with self._lock:
             self._held = False
         if self.open and self._watched:
@@ -182,12 +175,9 @@ class Connection:
         if events & READ:
             self._receive()
         if events & WRITE and self.open:
-            self._on_writable()
-
-    def _on_writable(self) -> None:
-        self.write()
-        if not self.unwritten:
-            self.watch(READ)
+            self.write()
+            if not self.unwritten:
+                self.watch(READ)
 
     # --- in
 
@@ -242,7 +232,6 @@ class Connection:
 
     @property
     def unwritten(self) -> bool:
-        """Whether something waits to be written."""
         return bool(self._writing or self._pending)
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
@@ -263,9 +252,7 @@ class Connection:
             self._broken(reason)
 
     def finish(self, timeout_s: float) -> None:
-        """Write what is queued, and close once the other end has; ``timeout_s`` seconds at most. Only in the loop, and
-        not in one of its callbacks.
-        """
+        """Write what is queued, and close once the other end has, after ``timeout_s`` at most. Not in a callback."""
         deadline = time.monotonic() + timeout_s
         self.write()
         finished = False
@@ -289,10 +276,8 @@ class Connection:
 
 
 class Outgoing(Connection):
-    """A connection to ``address``. ``connected`` is called once each end has proved to be of the job.
-
-    Raises ``OSError``.
-    """
+    """A connection to ``address``. ``connected`` is called once each end has proved to be of the job. Raises
+    ``OSError``."""
 
     def __init__(
         self,
@@ -369,34 +354,27 @@ class Outgoing(Connection):
             self.fail(f"no answer from {self.address} within {timeout_s} s")
 
 
+@dataclass(eq=False, repr=False)
 class Listener:
-    """Takes connections of those who prove to be of the job, speak ``protocol`` and look for ``name``; ``welcome`` is
-    called with each and its handshake, which says who it is.
+    """Takes connections of those who prove to be of the job, speak ``protocol`` and look for ``name``.
 
     ``name``: ``None`` when it is not known yet. Then connections wait in the system's queue until ``be``.
-    ``binds_address``: diallers know the address just as it is here, and have to say that they dialled it.
-
-    ``welcome`` says what to do with the frames (``Connection.welcome``), or raises ``PeerRefused``.
+    ``welcome``: called with each connection and its handshake, which says who it is. It says what to do with the frames
+    (``Connection.welcome``), or raises ``PeerRefused``.
+    ``binds_address``: diallers know the address by the same text, and have to say that they dialled it.
     """
 
-    def __init__(
-        self,
-        inbox: Inbox[Any],
-        host: str,
-        protocol: bytes,
-        name: str | None,
-        credentials: Credentials,
-        refusals: Refusals,
-        welcome: Callable[[Connection, Listening], None],
-        binds_address: bool = False,
-    ) -> None:
-        self._inbox = inbox
-        self._protocol = protocol
-        self._name = name
-        self._credentials = credentials
-        self._certificates = credentials.certificates
-        self._refusals = refusals
-        self._welcome = welcome
+    _inbox: Inbox[Any]
+    host: InitVar[str]
+    _protocol: bytes
+    _name: str | None
+    _credentials: Credentials
+    _refusals: Refusals
+    _welcome: Callable[[Connection, Listening], None]
+    binds_address: InitVar[bool] = False
+
+    def __post_init__(self, host: str, binds_address: bool) -> None:
+        self._certificates = self._credentials.certificates
         self._strangers: dict[Connection, tuple[str, float]] = {}  # where from, since when: the oldest is the first
         self._sweeping = self._held = False
         self._socket, self.address = server_at(host)
@@ -460,12 +438,11 @@ class Listener:
             self._refuse(crowded, handshake.CROWD, f"more than {handshake.MAX_STRANGERS} handshakes at a time")
 
     def hold(self) -> None:
-        """Fault injection: take no connections until ``go_on``; those who connect meanwhile wait."""
+        """Fault injection: take no connections until ``release``; those who connect meanwhile wait."""
         self._held = True
         self._inbox.forget(self._socket)
 
-    def go_on(self) -> None:
-        """The end of ``hold``."""
+    def release(self) -> None:
         self._held = False
         self._watch()
 

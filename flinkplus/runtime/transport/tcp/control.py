@@ -1,8 +1,7 @@
 """The control plane over TCP (``transport="tcp"``), in the loops of slot and coordinator; see ``wire.ports`` and
 ``connections``.
 
-Rules: a frame is one control message. A thread writes heartbeats; other messages are written by the
-thread that sends them.
+Rules: a frame is one control message. A thread of its own writes heartbeats.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from flinkplus.errors import PeerProtocolError
@@ -18,7 +18,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.injections import DRIVER
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening, Refusals, parse_slot_name, slot_name
-from flinkplus.runtime.transport.tcp.connections import Broken, Connection, Listener, Outgoing
+from flinkplus.runtime.transport.tcp.connections import Connection, Listener, Outgoing
 from flinkplus.runtime.transport.wire.frames import Frame
 from flinkplus.runtime.transport.wire.ports import COORDINATOR, ControlArrived, ControlLost, LinkEvent, registered_slot
 
@@ -27,38 +27,33 @@ CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class TcpControlLink:
-    """See ``ControlLink``."""
+    """See ``ControlLink`` and ``injections.Holds`` for the methods."""
 
-    def __init__(
-        self,
-        slot: int,
-        address: str,
-        credentials: Credentials,
-        heartbeat_s: float,
-        inbox: Inbox[Any],
-        deliver: Callable[[LinkEvent], None],
-    ) -> None:
-        self._address = address
+    slot: InitVar[int]
+    _address: str
+    credentials: InitVar[Credentials]
+    _heartbeat_s: float
+    _inbox: Inbox[Any]
+    _deliver: Callable[[LinkEvent], None]
+    heartbeat: control.Heartbeat | None = field(default=None, init=False)
+
+    def __post_init__(self, slot: int, credentials: Credentials) -> None:
         self._certificates = credentials.certificates
         self._connecting = Connecting(credentials.secret, PROTOCOL, slot_name(slot, 0), COORDINATOR)
-        self._heartbeat_s = heartbeat_s
-        self._inbox = inbox
-        self._deliver = deliver
         self._connection: Outgoing | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="flinkplus-heartbeat", daemon=True)
-        self.heartbeat: control.Heartbeat | None = None
 
     def open(self) -> None:
-        """See ``ControlLink``."""
         try:
             self._connection = Outgoing(
                 self._inbox,
                 self._address,
                 self._connecting,
                 lambda: None,
-                lambda frame: self._deliver(ControlArrived(0, _decode(frame), time.time())),
+                lambda frame: self._deliver(ControlArrived(0, control.decode(bytes(frame)), time.time())),
                 self._lost,
                 joined=False,
                 limit=control.MAX_BYTES,
@@ -82,42 +77,37 @@ class TcpControlLink:
                 self._inbox.call_soon(lambda: connection.expire(time.monotonic(), CONNECT_TIMEOUT_S))
 
     def send(self, message: control.ControlMessage) -> None:
-        """See ``ControlLink``."""
         if self._connection is not None:
             self._connection.send([control.encode(message)])
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """See ``ControlLink``."""
         return self._connection is not None and self._connection.is_silent(now_s, limit_s)
 
     def hold(self, peers: frozenset[int] | None) -> None:
-        """See ``injections.Holds``."""
         if self._connection is not None and (peers is None or DRIVER in peers):
             self._connection.hold()
 
-    def go_on(self) -> None:
-        """See ``injections.Holds``."""
+    def release(self) -> None:
         if self._connection is not None:
-            self._connection.go_on()
+            self._connection.release()
 
     def close(self) -> None:
-        """See ``ControlLink``."""
         self._closing.set()
         if self._connection is not None:
             self._connection.finish(CLOSE_TIMEOUT_S)
             self._thread.join()
 
 
+@dataclass(eq=False, repr=False)
 class TcpRendezvous:
-    """See ``Rendezvous``. The coordinator's thread calls all of it, but ``start``, which comes first."""
+    """See ``Rendezvous`` for the methods. The coordinator's thread calls all of them except ``start``."""
 
-    def __init__(
-        self, host: str, credentials: Credentials, inbox: Inbox[Any], deliver: Callable[[LinkEvent], None]
-    ) -> None:
-        self._host = host
-        self._credentials = credentials
-        self._inbox = inbox
-        self._deliver = deliver
+    _host: str
+    _credentials: Credentials
+    _inbox: Inbox[Any]
+    _deliver: Callable[[LinkEvent], None]
+
+    def __post_init__(self) -> None:
         self._listener: Listener | None = None
         self._connections: dict[int, Connection] = {}
         self._next = 1
@@ -125,7 +115,6 @@ class TcpRendezvous:
         self.malformed = 0
 
     def start(self) -> str:
-        """See ``Rendezvous``."""
         self._listener = Listener(
             self._inbox, self._host, PROTOCOL, COORDINATOR, self._credentials, self.refusals, self._welcome
         )
@@ -138,9 +127,9 @@ class TcpRendezvous:
         def take(frame: Frame) -> None:
             try:
                 message = registered_slot(control.decode(bytes(frame)), slot)
-            except PeerProtocolError as error:
+            except PeerProtocolError:
                 self.malformed += 1
-                raise Broken(str(error)) from error
+                raise
             self._deliver(ControlArrived(number, message, time.time()))
 
         def lost(reason: str) -> None:
@@ -151,28 +140,18 @@ class TcpRendezvous:
         connection.welcome(found.welcome, take, lost, joined=False, limit=control.MAX_BYTES)
 
     def send(self, connection: int, message: control.ControlMessage) -> None:
-        """See ``Rendezvous``."""
         known = self._connections.get(connection)
         if known is not None:
             known.send([control.encode(message)])
 
     def drop(self, connection: int) -> None:
-        """See ``Rendezvous``."""
         known = self._connections.pop(connection, None)
         if known is not None:
             known.close()
 
     def close(self) -> None:
-        """See ``Rendezvous``."""
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections.values()):
             connection.close()
         self._connections.clear()
-
-
-def _decode(frame: Frame) -> control.ControlMessage:
-    try:
-        return control.decode(bytes(frame))
-    except PeerProtocolError as error:
-        raise Broken(str(error)) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from flinkplus.runtime.base.inbox import Inbox
@@ -27,23 +28,19 @@ PROTOCOL = b"flinkplus-data/2"
 CONNECT_TIMEOUT_S = 10.0
 
 
+@dataclass(eq=False, repr=False)
 class TcpDataPlane(Attachments):
-    """See ``DataPlane``. ``deliver`` is called in the loop and must only enqueue."""
+    """See ``DataPlane`` and ``injections.Holds`` for the methods. ``deliver`` is called in the loop."""
 
-    def __init__(
-        self,
-        slot: int,
-        credentials: Credentials,
-        host: str,
-        inbox: Inbox[Any],
-        deliver: Callable[[TransportEvent], None],
-    ) -> None:
+    slot: InitVar[int]
+    _credentials: Credentials
+    _host: str
+    _inbox: Inbox[Any]
+    _deliver: Callable[[TransportEvent], None]
+
+    def __post_init__(self, slot: int) -> None:
         super().__init__(slot)
-        self._credentials = credentials
-        self._certificates = credentials.certificates
-        self._host = host
-        self._inbox = inbox
-        self._deliver = deliver
+        self._certificates = self._credentials.certificates
         self.refusals = Refusals()
         self._listener: Listener | None = None
         self._targets: dict[int, tuple[int, str]] = {}
@@ -56,7 +53,6 @@ class TcpDataPlane(Attachments):
         self._cut_off = False
 
     def start(self) -> str:
-        """See ``DataPlane``."""
         self._listener = Listener(
             self._inbox, self._host, PROTOCOL, self.name, self._credentials, self.refusals, self._welcome, True
         )
@@ -76,9 +72,7 @@ class TcpDataPlane(Attachments):
             if self._back.get(peer) is connection:
                 del self._back[peer]
 
-        self._back[peer] = (
-            connection  # an older one stays until its own end: what comes on it is fenced, if it is to be
-        )
+        self._back[peer] = connection  # an older one stays until its own end: what comes on it may be fenced
         self._back_from[peer] = parse_slot_name(found.name)[1]
         self._attached.add(connection)
         connection.welcome(found.welcome, lambda frame: self._deliver(FrameArrived(peer, frame)), gone)
@@ -87,7 +81,6 @@ class TcpDataPlane(Attachments):
     # --- peers that are connected to
 
     def connect(self, peers: dict[int, tuple[int, str]]) -> None:
-        """See ``DataPlane``."""
         for peer in [peer for peer in self._out if peers.get(peer) != self._targets[peer]]:
             self._out.pop(peer).close()
         self._targets = dict(peers)
@@ -100,17 +93,12 @@ class TcpDataPlane(Attachments):
 
     def _open(self, peer: int) -> None:
         incarnation, address = self._targets[peer]
+        own, theirs = slot_name(self._slot, self.incarnation), slot_name(peer, incarnation)
         try:
             self._out[peer] = Outgoing(
                 self._inbox,
                 address,
-                Connecting(
-                    self._credentials.secret,
-                    PROTOCOL,
-                    slot_name(self._slot, self.incarnation),
-                    slot_name(peer, incarnation),
-                    address,
-                ),
+                Connecting(self._credentials.secret, PROTOCOL, own, theirs, address),
                 lambda: self._deliver(PeerConnected(peer, incarnation)),
                 lambda frame: self._deliver(FrameArrived(peer, frame)),
                 lambda reason: self._deliver(PeerBroken(peer, incarnation, reason)),
@@ -123,12 +111,10 @@ class TcpDataPlane(Attachments):
             self._deliver(PeerBroken(peer, incarnation, f"cannot connect to {address}: {error}"))
 
     def expire(self, now_s: float) -> None:
-        """See ``DataPlane``."""
         for outgoing in list(self._out.values()):
             outgoing.expire(now_s, CONNECT_TIMEOUT_S)
 
     def renew(self, peer: int, reason: str) -> None:
-        """See ``DataPlane``."""
         back = self._back.pop(peer, None)
         if back is not None:
             self._attached.discard(back)
@@ -141,7 +127,6 @@ class TcpDataPlane(Attachments):
     # --- fault injection
 
     def hold(self, peers: frozenset[int] | None) -> None:
-        """See ``injections.Holds``."""
         if peers is None:
             self._cut_off = True
             if self._listener is not None:
@@ -155,27 +140,23 @@ class TcpDataPlane(Attachments):
         connection.hold()
         self._held.append(connection)
 
-    def go_on(self) -> None:
-        """See ``injections.Holds``."""
+    def release(self) -> None:
         if self._cut_off and self._listener is not None:
-            self._listener.go_on()
+            self._listener.release()
         self._cut_off = False
         held, self._held = self._held, []
         for connection in held:
-            connection.go_on()
+            connection.release()
 
     # --- sending
 
     def send(self, peer: int, message: Sequence[Any]) -> None:
-        """See ``DataPlane``."""
         self._queue(self._out.get(peer), message)
 
     def send_back(self, peer: int, message: Sequence[Any]) -> None:
-        """See ``DataPlane``."""
         self._queue(self._back.get(peer), message)
 
     def send_beside(self, peer: int, message: Sequence[Any]) -> None:
-        """See ``DataPlane``."""
         connection = self._out.get(peer)
         if connection is not None:
             connection.send(message)
@@ -188,25 +169,17 @@ class TcpDataPlane(Attachments):
                 self._due.append(connection)
 
     def flush(self) -> None:
-        """See ``DataPlane``."""
         while self._due:
             connection = self._due.popleft()
             connection.due = False
             connection.write()
 
     def silent(self, now_s: float, limit_s: float) -> dict[int, int]:
-        """See ``DataPlane``."""
-        found: dict[int, int] = {}
-        for peer, connection in self._back.items():
-            if connection.is_silent(now_s, limit_s):
-                found[peer] = self._back_from[peer]
-        for peer, outgoing in self._out.items():
-            if outgoing.is_silent(now_s, limit_s):
-                found[peer] = self._targets[peer][0]
+        found = {peer: self._back_from[peer] for peer, back in self._back.items() if back.is_silent(now_s, limit_s)}
+        found |= {peer: self._targets[peer][0] for peer, out in self._out.items() if out.is_silent(now_s, limit_s)}
         return found
 
     def close(self) -> None:
-        """See ``DataPlane``."""
         if self._listener is not None:
             self._listener.close()
         for connection in [*self._out.values(), *self._attached]:

@@ -1,4 +1,4 @@
-"""A connection that may be waited for, of who has no loop: ``connections.Outgoing``, with blocking calls.
+"""A connection of a thread without a loop: ``connections.Outgoing``, with blocking calls.
 
 Rules: everything has a deadline. Every frame has a limit, and its memory is taken as it comes in.
 """
@@ -18,10 +18,8 @@ RECEIVE_BYTES = 256 << 10
 
 
 def dial(address: str, connecting: Connecting, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
-    """A connection to ``address``, of a port or the path of a socket, after the handshake; it blocks without end.
-
-    Raises ``OSError``, and ``PeerRefused`` when it is the other end that does not know the secret.
-    """
+    """A connection to ``address`` (a port, or the path of a socket) after the handshake, without a timeout. Raises
+    ``OSError``, and ``PeerRefused`` when the other end does not know the secret."""
     deadline = time.monotonic() + timeout_s
     connection = _connected(address, timeout_s)
     try:

@@ -5,8 +5,7 @@ or does not read. So silence means that the network loses packets in one directi
 
 Rules: a connection without unacknowledged data is not silent. Progress is any delivered segment, also out of order;
 with a window of zero, any received segment. The time between two calls counts at most as half the limit, so that a host
-which was frozen itself does not take that for the silence of others. Only Linux reports this: on other systems no peer
-is ever silent.
+which was frozen itself does not take that for the silence of others. Only Linux reports this.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from typing import Protocol
+from dataclasses import dataclass
+
+from flinkplus.runtime.transport.auth.tls import TlsSocket
 
 TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
 INFO_BYTES = 256
@@ -24,12 +25,6 @@ BYTES_ACKED = struct.Struct("=120xQ")
 SEGMENTS_IN = struct.Struct("=140xI")
 DELIVERED = struct.Struct("=192xI")
 """Where they are in the kernel's ``struct tcp_info``, which only ever grows at its end."""
-
-
-class HasOptions(Protocol):
-    """A socket, as far as it is needed here."""
-
-    def getsockopt(self, level: int, name: int, size: int, /) -> bytes: ...
 
 
 def waits_for(info: bytes) -> tuple[int, ...] | None:
@@ -43,24 +38,22 @@ def waits_for(info: bytes) -> tuple[int, ...] | None:
     return (-1, *SEGMENTS_IN.unpack_from(info)) if probes else None
 
 
+@dataclass(slots=True, eq=False)
 class Silence:
-    """Of one connection."""
+    """The silence of one connection."""
 
-    __slots__ = ("_looked_s", "_mark", "_silent_s")
+    _mark: tuple[int, ...] | None = None
+    _looked_s: float = 0.0
+    _silent_s: float = 0.0
 
-    def __init__(self) -> None:
-        self._mark: tuple[int, ...] | None = None
-        self._looked_s = 0.0
-        self._silent_s = 0.0
-
-    def lasts_s(self, sock: HasOptions, now_s: float, limit_s: float) -> float:
+    def lasts_s(self, sock: socket.socket | TlsSocket, now_s: float, limit_s: float) -> float:
         """For how many seconds sent data was not acknowledged. Raises ``OSError``."""
         if TCP_INFO is None:
             return 0.0
-        return self.goes_on(waits_for(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, INFO_BYTES)), now_s, limit_s)
+        return self.after(waits_for(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, INFO_BYTES)), now_s, limit_s)
 
-    def goes_on(self, mark: tuple[int, ...] | None, now_s: float, limit_s: float) -> float:
-        """``lasts_s``, after what the system has said."""
+    def after(self, mark: tuple[int, ...] | None, now_s: float, limit_s: float) -> float:
+        """``lasts_s``, where the system has given ``mark``."""
         if mark is None or mark != self._mark:
             self._silent_s = 0.0
         else:

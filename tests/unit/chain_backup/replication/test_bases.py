@@ -112,7 +112,7 @@ def test_what_serves_for_a_base_may_go_while_the_delta_arrives(cluster: Cluster)
         cluster.network.agents[2].receive(1, frames.popleft())
     assert len(tail.inbound.missing) == 1
     tail.replica.staged.clear()
-    tail.replica.forget_before(latest, tail.inbound.files)
+    tail.replica.forget([number for number in tail.replica.staged if number < latest], tail.inbound.files)
     settle(cluster, trim=False)
     assert latest in cluster.staged(2)
     assert cluster.network.agents[2].figures.files_from_storage > 0

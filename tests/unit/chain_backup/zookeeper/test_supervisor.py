@@ -65,7 +65,7 @@ class Watched:
     def __init__(self) -> None:
         self.server = FakeServer()
         self.said: list[str] = []
-        self.supervisor = Supervisor(self.server, self.said.append, lambda: self.said.append("back"))
+        self.supervisor = Supervisor(self.server, self.said.append, lambda: self.said.append("back"))  # type: ignore[arg-type]
         self.supervisor.start()
 
     def die(self) -> None:

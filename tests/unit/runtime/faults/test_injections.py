@@ -130,7 +130,7 @@ def test_who_is_cut_off_takes_no_new_connections_and_makes_none(slots: Slots) ->
     slots.heard[1].clear()
     slots.for_a_while()
     assert slots.heard[0] == [] and slots.heard[1] == []
-    slots.planes[0].go_on()
+    slots.planes[0].release()
     slots.until(lambda: all(any(isinstance(e, PeerConnected) for e in slots.heard[slot]) for slot in (0, 1)))
 
 

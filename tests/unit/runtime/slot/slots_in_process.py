@@ -165,7 +165,7 @@ class Cluster:
         slot = Slot(index, config, scratch)
         self.slots[index] = slot
         slot._data = Wires(self, index)  # type: ignore[assignment]
-        slot._peers = Peers(index, slot._data)
+        slot._peers = Peers(index, slot._data.connect)
         slot._link = Link(self, index)  # type: ignore[assignment]
         assert slot._failover is not None
         slot._failover.standbys._send = slot._data.send  # type: ignore[attr-defined]

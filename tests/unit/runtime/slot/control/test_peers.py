@@ -7,11 +7,6 @@ from flinkplus.runtime.slot.control.peers import MALFORMED_FRAMES, MALFORMED_SPA
 REFUSED_S = 0.3
 
 
-class Streams:
-    def connect(self, peers: dict[int, tuple[int, str]], /) -> None:
-        return None
-
-
 class Clock:
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -23,7 +18,7 @@ class Clock:
 
 
 def peers(clock: Clock | None = None) -> Peers:
-    found = Peers(0, Streams(), clock or Clock(), REFUSED_S)
+    found = Peers(0, lambda _targets: None, clock or Clock(), REFUSED_S)
     found.connect({"0": [1, "here"], "1": [1, "there"], "2": [1, "elsewhere"]})
     for peer in (1, 2):
         assert not found.connected(peer, 1)

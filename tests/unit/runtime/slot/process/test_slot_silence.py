@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flinkplus.config import Options
@@ -19,7 +21,8 @@ class Silent:
         self.said: list[dict[int, int]] = []
         self.told: list[bool] = []
         self.lost: list[str] = []
-        self._watch = SilenceWatch(OPTIONS, self, self, self, self.lost.append)
+        slot: Any = self
+        self._watch = SilenceWatch(OPTIONS, slot, slot, slot, self.lost.append)
 
     def silent(self, _now_s: float, _limit_s: float) -> dict[int, int]:
         return dict(self.peers)

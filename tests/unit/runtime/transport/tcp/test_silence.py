@@ -28,7 +28,7 @@ def info(unacked: int = 0, acked: int = 0, delivered: int = 0, probes: int = 0, 
 
 def looks(*marks: tuple[int, ...] | None, every_s: float = 0.1) -> list[float]:
     silence = Silence()
-    return [round(silence.goes_on(mark, at * every_s, LIMIT_S), 3) for at, mark in enumerate(marks, 1)]
+    return [round(silence.after(mark, at * every_s, LIMIT_S), 3) for at, mark in enumerate(marks, 1)]
 
 
 def test_who_is_owed_nothing_is_not_silent() -> None:
