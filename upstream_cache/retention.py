@@ -4,9 +4,8 @@ Rules:
 
 - Messages in memory, of all logs together, are kept within ``budget_bytes``; beyond it the log that has most to give
   writes its oldest sent messages to disk, one bounded piece per append. A message counts with its size and
-  ``MESSAGE_OVERHEAD_BYTES``; what is read ahead for a replay (about 1 MB per log) counts too, but is not held back by
-  the budget. Messages that were never sent stay in memory where the log bounds them; ones that are to be sent again,
-  and those that were never sent of a log without limits, are written only when nothing else is left to write.
+  ``MESSAGE_OVERHEAD_BYTES``; what is read ahead for a replay (about 1 MB per log) counts too, but is not bounded.
+  Messages to be sent again, and unsent ones of a log without limits, are written only when no others are left.
 - When writing fails (the volume is full) nothing is lost: the messages stay in memory, ``blocked`` says why, and while
   the budget is exceeded no log has room. Writing is tried again after ``RETRY_S`` and after a trim.
 - The directory belongs to one ``Retention``: segments that an earlier process left in it are removed. It is made when
@@ -53,7 +52,10 @@ class Spillable(Protocol):
         """What ``spill`` could free: of what is sent, or, with ``again``, also of what is still to be sent."""
 
     def spill(self, target_bytes: int, again: bool) -> int:
-        """Write the oldest messages to disk, about ``target_bytes``; the bytes that were freed. Raises ``OSError``."""
+        """Write the oldest messages to disk, about ``target_bytes`` of memory; all or none. Raises ``OSError``.
+
+        Returns the bytes of memory that were freed.
+        """
 
     def close(self) -> None: ...
 
@@ -145,12 +147,8 @@ class Retention(Generic[M]):
             self.blocked = None
 
     def _largest(self, again: bool) -> tuple[Spillable, bool] | None:
-        largest, most = None, 0
-        for log in self._logs:
-            available = log.spillable_bytes(again)
-            if available > most:
-                largest, most = log, available
-        return None if largest is None else (largest, again)
+        log = max(self._logs, key=lambda log: log.spillable_bytes(again), default=None)
+        return None if log is None or log.spillable_bytes(again) <= 0 else (log, again)
 
     def new_segment(self, channel: object, first: int, position: int) -> Segment:
         """An empty segment. Raises ``OSError``."""

@@ -20,6 +20,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,7 @@ class Segment:
         return self._positions[seq - self.first]
 
     def append(self, records: Sequence[tuple[int, Buffers]]) -> None:
-        """Add the next messages, each as its size in the log and its encoded form. Raises ``OSError``, and has
-        changed nothing then.
-        """
+        """Add the next messages, each as its size in the log and its encoded form; all or none. Raises ``OSError``."""
         if self._handle is None:
             raise ValueError(f"segment {self.path} takes no more messages")
         buffers: list[Any] = [] if self.file_bytes else [self._header]
@@ -139,9 +138,7 @@ class Segment:
             self._handle = None
 
     def open_to_read(self) -> int:
-        """A file handle for ``read``, which the caller closes. Raises ``CorruptSegment`` for a missing file or one
-        with another header.
-        """
+        """A file handle for ``read``, which the caller closes. Raises ``CorruptSegment``, also for another header."""
         try:
             handle = self._volume.open(self.path)
         except OSError as error:
@@ -166,9 +163,8 @@ class Segment:
             why = f"ends at byte {start + len(data)}, inside message {seq}"
             raise CorruptSegment(self.channel, self.path, why)
         self._volume.read_ahead(handle, start + len(data), READ_AHEAD_BYTES)
-        return SegmentBlock(
-            self, seq, self.first + there, [offset - start for offset in self._offsets[at : there + 1]], data
-        )
+        offsets = [offset - start for offset in self._offsets[at : there + 1]]
+        return SegmentBlock(self, seq, self.first + there, offsets, memoryview(data))
 
     def _bytes_at(self, handle: int, offset: int, size: int) -> bytes:
         """``size`` bytes at ``offset``, or as many as there are."""
@@ -184,28 +180,25 @@ class Segment:
         return data
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SegmentBlock:
-    """Messages ``[first, end)`` of a segment, read but not yet checked."""
+    """Messages ``[first, end)`` of a segment, read but not yet checked. ``offsets``: where each is in ``data``."""
 
-    __slots__ = ("_data", "_offsets", "_segment", "end", "first", "size_bytes")
-
-    def __init__(self, segment: Segment, first: int, end: int, offsets: list[int], data: bytes) -> None:
-        self._segment = segment
-        self._offsets = offsets
-        self._data = memoryview(data)
-        self.first = first
-        self.end = end
-        self.size_bytes = len(data)
+    segment: Segment
+    first: int
+    end: int
+    offsets: list[int]
+    data: memoryview
 
     def body(self, seq: int) -> memoryview:
         """The encoded message ``seq``. Raises ``CorruptSegment`` when it is not what was written."""
-        start, stop = self._offsets[seq - self.first], self._offsets[seq - self.first + 1]
-        (checksum,) = CHECKSUM.unpack_from(self._data, start)
-        length, labelled = LABEL.unpack_from(self._data, start + CHECKSUM.size)
-        segment = self._segment
-        if zlib.crc32(self._data[start + CHECKSUM.size : stop]) != checksum:
+        start, stop = self.offsets[seq - self.first], self.offsets[seq - self.first + 1]
+        (checksum,) = CHECKSUM.unpack_from(self.data, start)
+        length, labelled = LABEL.unpack_from(self.data, start + CHECKSUM.size)
+        segment = self.segment
+        if zlib.crc32(self.data[start + CHECKSUM.size : stop]) != checksum:
             raise CorruptSegment(segment.channel, segment.path, f"has a wrong checksum at message {seq}")
         if (length, labelled) != (stop - start - RECORD_HEADER_BYTES, seq):
             why = f"has message {labelled} of {length} bytes where message {seq} was written"
             raise CorruptSegment(segment.channel, segment.path, why)
-        return self._data[start + RECORD_HEADER_BYTES : stop]
+        return self.data[start + RECORD_HEADER_BYTES : stop]

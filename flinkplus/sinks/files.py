@@ -25,7 +25,7 @@ from pyarrow import fs
 
 from flinkplus.local_files import LocalFolder
 from flinkplus.state.durable.uploads import Uploads
-from flinkplus.state.files import filesystem_of
+from flinkplus.state.file_system import filesystem_of
 
 TEMPORARY_SUFFIX = ".tmp"
 ABSENT = (FileNotFoundError, NotADirectoryError)

@@ -29,7 +29,7 @@ from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources.base import Source
 from flinkplus.sources.splits import Block, SplitReader, check_options
 from flinkplus.sources.utf8 import invalid_rows, repaired
-from flinkplus.state.files import filesystem_of
+from flinkplus.state.file_system import filesystem_of
 
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20

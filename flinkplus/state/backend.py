@@ -30,7 +30,7 @@ from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.files import file_chunks, link_or_copy
+from flinkplus.state.file_system import file_chunks, link_or_copy
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
 from flinkplus.state.objects import ObjectState

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flinkplus.errors import CorruptState
-from flinkplus.state.delta import Chunk
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, FrozenPart, key_array, prefixed_and_sorted
+from flinkplus.state.sst_format import Chunk
 from flinkplus.state.store import SubtaskStore
 
 PICKLE_PROTOCOL = 5

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from flinkplus.state.files import SteadyFile
+from flinkplus.state.file_system import SteadyFile
 
 
 class Spool:

@@ -43,7 +43,7 @@ from rocksdict import (
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.state import volatile
-from flinkplus.state.files import sync_path
+from flinkplus.state.file_system import sync_path
 from flinkplus.state.removal import remove_file, remove_folder
 
 Aside: TypeAlias = Callable[[Callable[[], None]], object]

@@ -33,11 +33,11 @@ from pathlib import Path
 from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
-from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.files import link_or_copy
+from flinkplus.state.file_system import link_or_copy
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
+from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
 from flinkplus.state.store import SubtaskStore
 
 FIRST_LEAD = 16

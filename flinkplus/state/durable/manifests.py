@@ -24,7 +24,7 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.state.durable.runs import Runs
 from flinkplus.state.durable.signed_files import SignedFiles
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 MANIFEST_MAGIC = b"flinkplus-manifest"
 FOLDER = "checkpoints"

@@ -19,7 +19,7 @@ from flinkplus.state.durable.blobs import PLAN_BLOB, Blobs
 from flinkplus.state.durable.manifests import Manifests
 from flinkplus.state.durable.seals import SigningKey
 from flinkplus.state.durable.signed_files import SignedFiles
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 JOB_FORMAT = 5
 """2: a running sum of 0 is marked beside the number; manifests have epochs. 3: sizes and checksums of the files that a

@@ -18,7 +18,7 @@ from flinkplus.state.durable.blobs import BLOB_MAGIC, FOLDER, Blobs
 from flinkplus.state.durable.history import EPOCHS_PER_RUN, Cut, Cuts
 from flinkplus.state.durable.seals import sealed
 from flinkplus.state.durable.uploads import Uploads
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 RUNS_BLOB = "runs"
 CUTS_BLOB = "cuts-"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flinkplus.errors import InvariantViolation, UntrustedCheckpoint
 from flinkplus.state.durable.seals import SigningKey, checked, signed
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 
 class SignedFiles:

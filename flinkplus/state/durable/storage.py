@@ -28,7 +28,7 @@ from flinkplus.state.durable.seals import SigningKey
 from flinkplus.state.durable.signed_files import SignedFiles
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.durable.uploads import Uploads
-from flinkplus.state.files import open_directory
+from flinkplus.state.file_system import open_directory
 
 
 class CheckpointStorage:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flinkplus.errors import CorruptState
-from flinkplus.state.delta import write_sst
 from flinkplus.state.memtable import FrozenPart, state_prefix
 from flinkplus.state.objects import ObjectState, _decode, _encode, _pack, _unpack
+from flinkplus.state.sst_format import write_sst
 from flinkplus.state.store import SubtaskStore
 
 PREFIX = state_prefix("profile")

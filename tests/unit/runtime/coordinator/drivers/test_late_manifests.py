@@ -28,8 +28,8 @@ from flinkplus.runtime.job import running
 from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN, _earlier_runs, _find_restore
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.sinks.text import TextSink
-from flinkplus.state.delta import describe
 from flinkplus.state.durable.storage import CheckpointStorage
+from flinkplus.state.sst_format import describe
 from tests.handles import handle_of, manifest_of, part_of
 from tests.unit.sinks.harness import SCHEMA, Context, rows, visible_lines
 

@@ -21,7 +21,7 @@ from rocksdict import SstFileWriter
 
 from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile, digest_of
-from flinkplus.state.files import file_chunks
+from flinkplus.state.file_system import file_chunks
 from flinkplus.state.spool import Spool
 from flinkplus.state.store import FORMAT_KEY, FORMAT_VALUE, sst_options
 
