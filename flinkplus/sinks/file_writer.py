@@ -1,4 +1,4 @@
-"""The subtask's side of the file sinks: one file per checkpoint, opened at its first row.
+"""What all file sinks share, and their writer: one file per checkpoint, opened at its first row.
 
 A file is written under an ``open-`` name in the job's staging directory. When it is staged it takes no more rows; what
 is left to be encoded is encoded beside the stream, and then it gets its final name. A checkpoint without rows stages no
@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from flinkplus.operators.base.columns import SMALL_ROWS, merge, plain
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import SinkContext, SinkWriter
+from flinkplus.sinks.base import Sink, SinkContext, SinkWriter
+from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import OpenName, PartName, staging_directory
 from flinkplus.sinks.files import OutputFiles
 
@@ -39,6 +40,27 @@ class Encoder(ABC):
         """Write what is left."""
 
 
+@dataclass(frozen=True)
+class FileSink(Sink):
+    """Writes files to the directory ``path`` (local, or a ``pyarrow.fs`` URI)."""
+
+    suffix: ClassVar[str]
+    path: str
+
+    @abstractmethod
+    def encoder(self, stream: Any) -> Encoder:
+        """Begins a file on ``stream``."""
+
+    def writer(self, context: SinkContext, generation: int) -> FileSinkWriter:
+        return FileSinkWriter(self, context, generation)
+
+    def committer(self) -> FileCommitter:
+        empty = pa.BufferOutputStream()
+        self.encoder(empty).finish()
+        content = empty.getvalue().to_pybytes()
+        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, self.suffix, content)
+
+
 @dataclass(frozen=True, slots=True)
 class _SetAside:
     """A file that takes no more rows and is not finished. ``name``: as it is staged."""
@@ -51,25 +73,14 @@ class _SetAside:
 
 
 class FileSinkWriter(SinkWriter):
-    """Writes the files of one subtask in one generation; ``new_encoder`` begins a file on a stream."""
+    """Writes the files of one subtask in one generation."""
 
-    def __init__(
-        self,
-        files: OutputFiles,
-        job_id: str,
-        context: SinkContext,
-        generation: int,
-        schema: pa.Schema,
-        suffix: str,
-        new_encoder: Callable[[Any], Encoder],
-    ) -> None:
-        self._files = files
-        self._staging = staging_directory(job_id)
+    def __init__(self, sink: FileSink, context: SinkContext, generation: int) -> None:
+        self._sink = sink
+        self._files = OutputFiles(sink.path)
+        self._staging = staging_directory(sink.job_id)
         self._subtask = context.index
         self._generation = generation
-        self._schema = schema
-        self._suffix = suffix
-        self._new_encoder = new_encoder
         self._staged: dict[str, StagedFile] = {}
         self._set_aside: deque[_SetAside] = deque()
         self._failure: Exception | None = None
@@ -86,8 +97,8 @@ class FileSinkWriter(SinkWriter):
             return
         if self._encoder is None:
             self._stream = self._files.open_output(self._open_path())
-            self._encoder = self._new_encoder(self._stream)
-        batch = plain(batch, self._schema)
+            self._encoder = self._sink.encoder(self._stream)
+        batch = plain(batch, self._sink.bound_schema)
         self._rows += batch.num_rows
         size = batch.get_total_buffer_size()
         if batch.num_rows > SMALL_ROWS or size > GATHERED_BYTES:
@@ -113,7 +124,7 @@ class FileSinkWriter(SinkWriter):
     def stage(self, checkpoint: int) -> list[StagedFile]:
         self._check()
         if self._encoder is not None:
-            name = PartName(checkpoint, self._subtask, self._generation, self._number).text(self._suffix)
+            name = PartName(checkpoint, self._subtask, self._generation, self._number).text(self._sink.suffix)
             self._staged[name] = StagedFile(name=name, rows=self._rows, checkpoint=checkpoint)
             self._set_aside.append(_SetAside(self._open_path(), self._stream, self._encoder, self._gathered, name))
             self._encoder = self._stream = None
@@ -160,5 +171,5 @@ class FileSinkWriter(SinkWriter):
             self._stream = None
 
     def _open_path(self) -> str:
-        name = OpenName(self._subtask, self._generation, self._number).text(self._suffix)
+        name = OpenName(self._subtask, self._generation, self._number).text(self._sink.suffix)
         return f"{self._staging}/{name}"

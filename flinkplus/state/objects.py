@@ -47,14 +47,14 @@ ABSENT = _Absent()
 _UNKNOWN = object()
 
 
-def _pack(value: object) -> object:
+def pack(value: object) -> object:
     kind = type(value)
     if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):  # type: ignore[call-overload]
         return value
     return _Packed(pickle.dumps(value, PICKLE_PROTOCOL))
 
 
-def _unpack(kept: object) -> object | None:
+def unpack(kept: object) -> object | None:
     if kept is ABSENT:
         return None
     return pickle.loads(kept) if type(kept) is _Packed else kept
@@ -72,7 +72,7 @@ def _decode(stored: bytes | None) -> object:
     if stored[:1] != PICKLE_FORMAT:
         raise CorruptState(f"a stored object has format {stored[:1]!r}, known is {PICKLE_FORMAT!r}")
     value = pickle.loads(stored[1:])
-    packed = _pack(value)
+    packed = pack(value)
     return packed if packed is value else _Packed(stored[1:])
 
 
@@ -121,11 +121,11 @@ class ObjectState:
     def get_many(self, keys: Sequence[bytes]) -> list[Any]:
         """The object of each key, or None. Objects that can be changed are fresh copies: put them back to change the
         state."""
-        return [_unpack(kept) for kept in self._find(keys)]
+        return [unpack(kept) for kept in self._find(keys)]
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[object]) -> None:
         """Set the object of each key (None deletes it). Raises what pickle raises, and then changes nothing."""
-        packed = [ABSENT if value is None else _pack(value) for value in values]
+        packed = [ABSENT if value is None else pack(value) for value in values]
         self._set(keys, packed)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:

@@ -16,7 +16,7 @@ Rules:
 - An instance is deterministic: the same state and input batches give the same output batches. Time of day and random
   numbers come from ``OperatorContext`` alone.
 - Event time: a watermark *w* (milliseconds) says that no row before *w* will follow. It rises from call to call of
-  ``on_watermark``; the output of that call precedes it. At the end of all input it is ``END_OF_TIME_MS``.
+  ``on_watermark``; the output of that call precedes it. At the end of all input it is ``watermarks.END_OF_TIME_MS``.
 - Keyed state is accessed through ``OperatorContext.state``; its owner takes the snapshot, not the operator.
   ``snapshot`` is for any other state (small, JSON), and is called between two ``process`` calls.
 """
@@ -35,22 +35,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import InvariantViolation
-from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
-
-__all__ = [
-    "END_OF_TIME_MS",
-    "MAX_OUTPUT_ROWS",
-    "Dtype",
-    "JsonValue",
-    "KeyedOperator",
-    "KeyedState",
-    "NumberStateLike",
-    "ObjectStateLike",
-    "Operator",
-    "OperatorContext",
-    "OperatorInstance",
-    "WatermarkMaker",
-]
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 """Content of a snapshot, a source position or a staged file's description."""
@@ -64,9 +48,7 @@ R = TypeVar("R")
 
 
 class NumberStateLike(Protocol):
-    """Keyed numbers (``flinkplus.state.memtable.NumberState``): each key has a row; rows are read and written as
-    arrays.
-    """
+    """Keyed numbers (``flinkplus.state.memtable.NumberState``): each key has a row, accessed through arrays."""
 
     def indices(self, keys: list[bytes], /) -> npt.NDArray[np.int64]:
         """The row of each key; an absent key gets a row with the value 0. Valid until the next call of ``indices``."""
@@ -162,9 +144,7 @@ class OperatorInstance(ABC):
 
     @property
     def behind_ms(self) -> int:
-        """Maximum distance of output rows behind the input's watermark, in ms; the watermark is forwarded reduced by
-        it.
-        """
+        """Maximum distance of output rows behind the input's watermark, in ms; reduces the watermark sent on."""
         return 0
 
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
@@ -221,6 +201,8 @@ class Operator(ABC):
     """Whether its instances are ``WatermarkMaker``s."""
     stops_watermarks = False
     """Whether watermarks end here."""
+    holds_rows = False
+    """Whether a row may affect the output in a later step than the one that processed it."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -231,11 +213,6 @@ class Operator(ABC):
     def has_state(self) -> bool:
         """Whether its subtasks have keyed state."""
         return bool(self.key_columns)
-
-    @property
-    def holds_rows(self) -> bool:
-        """Whether a row may affect the output in a later step than the one that processed it."""
-        return False
 
     @abstractmethod
     def output_schema(self, schema: pa.Schema) -> pa.Schema:

@@ -44,6 +44,8 @@ HASH, KEY, TIME = "#hash", "#key", "#time"
 _OWN = (pa.field(HASH, pa.uint64()), pa.field(KEY, pa.binary()), pa.field(TIME, pa.int64()))
 
 Integers = npt.NDArray[np.int64]
+Matches = tuple[pa.RecordBatch, Integers, Integers]
+"""Rows of one part, and for each row that is looked up the first row that matches it there and the end."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,11 @@ class IntervalJoin(KeyedOperator):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         left, right = self.left, self.right
         both = set(left.schema.names) & set(self.right_columns)
-        fields = []
-        for side, names in ((left, left.schema.names), (right, self.right_columns)):
-            for name in names:
-                fields.append(side.schema.field(name).with_name(side.prefix + name if name in both else name))
+        fields = [
+            side.schema.field(name).with_name(side.prefix + name if name in both else name)
+            for side, names in ((left, left.schema.names), (right, self.right_columns))
+            for name in names
+        ]
         twice = repeated([field.name for field in fields])
         if twice is not None:
             raise ConfigurationError(
@@ -149,9 +152,8 @@ class _Side:
         self.reach_ms = reach_ms
         self._shelf_ms = shelf_ms
         self._schema = pa.schema([*_OWN, *side.schema])
-        self.shelves = Shelves(
-            ctx.keyed_state(), f"{ctx.operator}#{name}", self._schema, _merged, together=2, kept_rows=KEPT_ROWS
-        )
+        state, name = ctx.keyed_state(), f"{ctx.operator}#{name}"
+        self.shelves = Shelves(state, name, self._schema, _merged, together=2, kept_rows=KEPT_ROWS)
 
     def prepared(self, batch: pa.RecordBatch, times: Integers) -> pa.RecordBatch:
         """Rows with their hashes, keys and times."""
@@ -172,10 +174,8 @@ class _Side:
             part = rows if len(mine) == len(shelf) else rows.take(pa.array(mine))
             self.shelves.add(number, _sorted(part))
 
-    def matches(
-        self, hashes: npt.NDArray[np.uint64], earliest: Integers, latest: Integers
-    ) -> Iterator[tuple[pa.RecordBatch, Integers, Integers]]:
-        """The parts that may have matches, oldest first, with the run of rows in them for each of those asked for."""
+    def matches(self, hashes: npt.NDArray[np.uint64], earliest: Integers, latest: Integers) -> Iterator[Matches]:
+        """The parts that may have matches, oldest first."""
         first, last = int(earliest.min()) // self._shelf_ms, int(latest.max()) // self._shelf_ms
         for number in [shelf for shelf in self.shelves if first <= shelf <= last]:
             for part, batch in self.shelves.parts(number):
@@ -247,18 +247,10 @@ class _IntervalJoinInstance(OperatorInstance):
 
     def _in_time(self, batch: pa.RecordBatch, side: _Side) -> pa.RecordBatch | None:
         times = event_times(batch, side.side.column)
-        wanted = times.known
-        if times.missing:
-            self._metrics.without_time(times.missing)
-        if self._watermark_ms is not None:
-            late = wanted & (times.ms < self._watermark_ms)
-            if late.any():
-                self._metrics.late(times.ms[late], self._watermark_ms)
-                wanted = wanted & ~late
+        wanted = self._metrics.in_time(times, times.ms + 1, self._watermark_ms)
         for key in side.side.keys:
-            wanted = wanted & plain_array(batch.column(key), side.side.schema.field(key).type).is_valid().to_numpy(
-                False
-            )
+            column = plain_array(batch.column(key), side.side.schema.field(key).type)
+            wanted = wanted & column.is_valid().to_numpy(zero_copy_only=False)
         if not wanted.any():
             return None
         if wanted.all():
@@ -281,12 +273,7 @@ class _IntervalJoinInstance(OperatorInstance):
             first = last
 
     def _pairs_of(
-        self,
-        which: int,
-        rows: pa.RecordBatch,
-        found: list[tuple[pa.RecordBatch, Integers, Integers]],
-        first: int,
-        last: int,
+        self, which: int, rows: pa.RecordBatch, found: list[Matches], first: int, last: int
     ) -> Iterator[pa.RecordBatch]:
         """The pairs of rows ``first`` to ``last``."""
         mine: list[Integers] = []

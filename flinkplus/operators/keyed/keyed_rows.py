@@ -25,7 +25,6 @@ from typing_extensions import override
 from flinkplus.operators.base.columns import cut
 from flinkplus.operators.base.keys import KeyCodes, check_key_columns, encode_keys
 from flinkplus.operators.base.operator import (
-    END_OF_TIME_MS,
     JsonValue,
     KeyedOperator,
     ObjectStateLike,
@@ -46,28 +45,12 @@ from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.base.values import instant
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.rows.rows import Collector
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
+from flinkplus.state.objects import pack, unpack
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 LATE_TIMERS = "late_timers"
 _MILLISECOND = datetime.timedelta(milliseconds=1)
-_ATOMS = (int, float, str, bytes, bool, type(None))
-
-
-class _Pickled(bytes):
-    """A value that a function could change later, as its pickle."""
-
-    __slots__ = ()
-
-
-def _kept(value: Any) -> Any:
-    kind = type(value)
-    if kind in _ATOMS or (kind is tuple and all(type(item) in _ATOMS for item in value)):
-        return value
-    return _Pickled(pickle.dumps(value, protocol=5))
-
-
-def _given(kept: Any) -> Any:
-    return pickle.loads(kept) if type(kept) is _Pickled else kept
 
 
 @dataclass(frozen=True)
@@ -141,19 +124,17 @@ class ValueState:
 
     def get(self, default: Any = None) -> Any:
         """The value, a fresh copy; ``default`` when the key has no value."""
-        value = _given(self._loaded()[self._context.code])
+        value = unpack(self._loaded()[self._context.code])
         return default if value is None else value
 
     def put(self, value: Any) -> None:
-        """Keep ``value`` for the key, as it is now; ``None`` deletes. Raises what pickle raises for what cannot be
-        kept.
-        """
-        kept = _kept(value)
-        self._loaded()[self._context.code] = kept
+        """Keep ``value`` for the key, as it is now; ``None`` deletes. Raises what pickle raises."""
+        packed = pack(value)
+        self._loaded()[self._context.code] = packed
         self._changed.add(self._context.code)
 
     def delete(self) -> None:
-        """There is no value any more."""
+        """Remove the value."""
         self.put(None)
 
     def _loaded(self) -> list[Any]:
@@ -162,7 +143,7 @@ class ValueState:
             if batch is None:
                 raise RuntimeError("state of a key can be used only while the function it was given to runs")
             self._keys = batch.keys
-            self._values = [_kept(value) for value in self._state.get_many(self._keys)]
+            self._values = list(map(pack, self._state.get_many(self._keys)))
             self._changed = set()
             self._batch = batch
         return self._values
@@ -174,7 +155,7 @@ class ValueState:
         absent = [code for code in changed if self._values[code] is None]
         if present:
             keys = [self._keys[code] for code in present]
-            self._state.put_many(keys, [_given(self._values[code]) for code in present])
+            self._state.put_many(keys, [unpack(self._values[code]) for code in present])
         if absent:
             self._state.delete_many([self._keys[code] for code in absent])
         self._changed = set()
@@ -245,13 +226,12 @@ class ProcessContext:
     def now(self) -> float:
         """The time of day in seconds since the Unix epoch, to the millisecond, of the message that the row came in.
 
-        Unlike ``time.time()`` it is the same when a standby does the step again, and never goes back.
+        It is the same when a standby repeats the step, and never goes back.
         """
         return self._now_ms() / 1000
 
     def random(self) -> float:
-        """A random number, at least 0 and below 1; unlike ``random.random()`` the same when a standby does the step
-        again."""
+        """A random number, at least 0 and below 1; the same when a standby repeats the step."""
         return self._rng().random()
 
     def write_back(self) -> None:
@@ -277,11 +257,7 @@ class Process(KeyedOperator):
     schema: str | pa.Schema
     on_timer: Callable[[Any, int, ProcessContext], Any] | None = None
     hears_watermarks = True
-
-    @property
-    @override
-    def holds_rows(self) -> bool:
-        return True
+    holds_rows = True
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -301,7 +277,7 @@ class _ProcessInstance(OperatorInstance):
         self._on_timer = descriptor.on_timer
         self._timers = None if self._on_timer is None else EventTimers(ctx.keyed_state(), ctx.operator)
         self._context = ProcessContext(ctx, self._timers)
-        self._collector = Collector(ctx, RowConverter(ctx.operator, ctx.subtask, parse_schema(descriptor.schema)))
+        self._collector = Collector(ctx, parse_schema(descriptor.schema))
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

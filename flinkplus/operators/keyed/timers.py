@@ -29,7 +29,8 @@ import pyarrow as pa
 from flinkplus.errors import InvariantViolation
 from flinkplus.operators.base.durations import MAX_TIME_MS
 from flinkplus.operators.base.keys import KeyCodes
-from flinkplus.operators.base.operator import END_OF_TIME_MS, JsonValue, KeyedState
+from flinkplus.operators.base.operator import JsonValue, KeyedState
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 
 PAGE_TIMERS = 256
 MAX_AT_THE_END = 10_000

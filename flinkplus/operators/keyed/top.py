@@ -31,6 +31,7 @@ from flinkplus.operators.base.columns import plain_array
 from flinkplus.operators.base.keys import check_key_columns, encode_keys
 from flinkplus.operators.base.operator import MAX_OUTPUT_ROWS, KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
+from flinkplus.operators.base.values import is_counted, numbers_of
 
 MAX_K = 10_000
 """A row may change all ranks of its key."""
@@ -70,7 +71,7 @@ class Top(KeyedOperator):
             )
         value = schema.field(self.by).type
         kinds = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_decimal)
-        if not any(is_kind(value) for is_kind in kinds) and not _is_counted(value):
+        if not any(is_kind(value) for is_kind in kinds) and not is_counted(value):
             raise ConfigurationError(
                 f"operator {self.name!r}: column {self.by!r} is {value}; only numbers and times can be ranked"
             )
@@ -207,24 +208,15 @@ class _Changes:
             self.scores.append(None)
 
 
-def _is_counted(dtype: pa.DataType) -> bool:
-    """Dates and times: numbers underneath."""
-    return bool(pa.types.is_temporal(dtype)) and not pa.types.is_interval(dtype)
-
-
-def _numbers_of(dtype: pa.DataType) -> pa.DataType:
-    return pa.int32() if dtype.bit_width == 32 else pa.int64()
-
-
 def _as_python(array: pa.Array) -> list[Any]:
     """Values that compare and pickle as they should, without loss: dates and times as the numbers that they are."""
-    if _is_counted(array.type):
-        array = array.view(_numbers_of(array.type))
+    if is_counted(array.type):
+        array = array.view(numbers_of(array.type))
     values: list[Any] = array.to_pylist()
     return values
 
 
 def _as_arrow(values: list[Any], dtype: pa.DataType) -> pa.Array:
-    if _is_counted(dtype):
-        return pa.array(values, _numbers_of(dtype)).view(dtype)
+    if is_counted(dtype):
+        return pa.array(values, numbers_of(dtype)).view(dtype)
     return pa.array(values, dtype)

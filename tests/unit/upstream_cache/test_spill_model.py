@@ -180,7 +180,7 @@ class SpillAgainstLists(RuleBasedStateMachine):
         held = sum(size + MESSAGE_OVERHEAD_BYTES for log in self.logs for _, size, _ in log._messages.values())
         for log in self.logs:
             block = log._spilled._block if log._spilled is not None else None
-            held += block.size_bytes if block is not None else 0
+            held += len(block.data) if block is not None else 0
             assert block is None or log.sent < block.end
             assert log._spilled is None or log._spilled._reading is None or log.sent < log.kept
             if log is not self.logs[WITHOUT_LIMITS]:
