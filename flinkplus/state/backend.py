@@ -1,10 +1,9 @@
 """The keyed state of one subtask: named states over one RocksDB, snapshots of them, and restoring.
 
 Rules:
-- the subtask's thread alone uses states and calls ``number_state``, ``object_state``, ``freeze``, ``spill_if_needed``,
-  ``restore``; any one other thread calls ``persist`` meanwhile, and one more ``rebase``; ``checkpoint_complete``,
-  ``state_bytes`` and ``state_keys`` may come from any thread; ``close`` from any thread, once the subtask's thread has
-  stopped using the state;
+- threads: ``persist`` is called in any one thread at a time, ``rebase`` in one more; ``checkpoint_complete``,
+  ``state_bytes`` and ``state_keys`` in any; ``close`` in any, once the subtask's thread has stopped using the state;
+  everything else in the subtask's thread;
 - a snapshot that could not be persisted loses nothing: the next one carries its changes;
 - a handle is JSON and, with the storage, has all that a new process needs; restoring takes a local file when it exists
   and matches its checksum, otherwise the stored one.
@@ -129,10 +128,7 @@ class SubtaskState:
             state = NumberState(self._store, state_prefix(name), dtype, self._max_entries)
             self._adopt(name, state)
         if not isinstance(state, NumberState) or state.dtype != dtype:
-            raise ConfigurationError(
-                f"{self.subtask} asks for number state {name!r} of {dtype}, but has a {_describe(state)} of that name; "
-                "give the states of fused operators different names"
-            )
+            raise self._taken(f"number state {name!r} of {dtype}", state)
         return state
 
     def object_state(self, name: str) -> ObjectState:
@@ -142,11 +138,14 @@ class SubtaskState:
             state = ObjectState(self._store, state_prefix(name), self._max_entries)
             self._adopt(name, state)
         if not isinstance(state, ObjectState):
-            raise ConfigurationError(
-                f"{self.subtask} asks for object state {name!r}, but has a {_describe(state)} of that name; "
-                "give the states of fused operators different names"
-            )
+            raise self._taken(f"object state {name!r}", state)
         return state
+
+    def _taken(self, asked: str, state: State) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.subtask} asks for {asked}, but has a {_describe(state)} of that name; "
+            "give the states of fused operators different names"
+        )
 
     def _adopt(self, name: str, state: State) -> None:
         """Begin with what was restored under this name, if anything was."""
@@ -155,8 +154,7 @@ class SubtaskState:
             if replace(restored, keys=state.live_keys) != _part_of(state):
                 raise ConfigurationError(
                     f"{self.subtask} asks for state {name!r} as {_describe(state)}, but the checkpoint holds it as "
-                    f"{printable(restored.kind)} {printable(restored.dtype or '')}; "
-                    "give the changed state a new name"
+                    f"{printable(restored.kind)} {printable(restored.dtype or '')}; give the changed state a new name"
                 )
             state.rebind(self._store, restored.keys)
             del self._restored[name]
@@ -164,9 +162,8 @@ class SubtaskState:
 
     def state_keys(self) -> int:
         """Keys of all states."""
-        return sum(state.live_keys for state in list(self._states.values())) + sum(
-            restored.keys for restored in list(self._restored.values())
-        )
+        live = sum(state.live_keys for state in list(self._states.values()))
+        return live + sum(restored.keys for restored in list(self._restored.values()))
 
     def state_bytes(self) -> int:
         """Bytes of the files of the newest version (changes since then are in memory only)."""
@@ -248,8 +245,8 @@ class SubtaskState:
     def rebase(self) -> bool:
         """Replace the files of versions to come by one, if they have become many; true when that was done.
 
-        Takes as long as the state is large: beside everything, after a ``persist``. Raises ``StateError`` when it
-        fails, or the state is closed meanwhile; then versions continue as before.
+        Takes long for a large state. Raises ``StateError`` when it fails, or the state is closed meanwhile; then
+        versions continue as before.
         """
         return self._versions.rebase()
 

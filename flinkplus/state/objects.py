@@ -119,8 +119,7 @@ class ObjectState:
         self._old: dict[bytes, object] = {}
 
     def get_many(self, keys: Sequence[bytes]) -> list[Any]:
-        """The object of each key, or None. Objects that can be changed are fresh copies: put them back to change the
-        state."""
+        """The object of each key, or None; fresh copies where they can be changed, to be put back."""
         return [unpack(kept) for kept in self._find(keys)]
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[object]) -> None:

@@ -1,8 +1,7 @@
 """Removing files without blocking the disk for others.
 
-Freeing the blocks of a large file is work for the disk. With ``discard``, as on many virtual machines, it may take more
-than a millisecond per megabyte, and the disk does nothing else meanwhile: a thread that syncs another file waits until
-the whole file, say 250 MB, is gone.
+Freeing the blocks of a large file may take the disk more than a millisecond per megabyte (with ``discard``, as on many
+virtual machines). A thread that syncs another file waits for it.
 
 Rules:
 - a name is gone when the call returns; a separate thread frees the space, in pieces, with pauses longer than the work.
@@ -86,8 +85,7 @@ _remover = _Remover()
 
 
 def remove_file(path: str | Path, folder: int | None = None) -> None:
-    """Remove a file, if it is there. Raises ``OSError`` when that cannot be done. ``folder``: the open folder that
-    ``path`` is relative to."""
+    """Remove a file, if it exists. ``folder``: the open folder that ``path`` is relative to. Raises ``OSError``."""
     handle = _open_large(path, folder)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -110,7 +108,7 @@ def remove_folder(path: str | Path) -> None:
 
 
 def hurry() -> None:
-    """The job is over: what was removed gives back its room now, before there is another job to be kept waiting."""
+    """The job is over: free the space of all removed files at once, before another job has to wait for that."""
     _remover.hurry()
 
 

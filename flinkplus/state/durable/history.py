@@ -40,10 +40,6 @@ class Cuts:
                 self._cuts.insert(0, cut)
         del self._cuts[:-MAX_CUTS]
 
-    def with_cut(self, cut: Cut) -> Cuts:
-        """These and another one."""
-        return Cuts([*self._cuts, cut])
-
     def united(self, other: Cuts) -> Cuts:
         """These and those of ``other``."""
         return Cuts([*self._cuts, *other._cuts])

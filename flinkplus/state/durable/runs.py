@@ -74,7 +74,7 @@ class Runs:
         This includes a manifest that appears later. Call it before removing anything that such a manifest may need.
         """
         epoch = self.epoch + 1
-        cuts = self.cuts.with_cut(Cut(epoch, through))
+        cuts = self.cuts.united(Cuts([Cut(epoch, through)]))
         content = sealed(BLOB_MAGIC, json.dumps(cuts.to_json()).encode())
         try:
             self._files.write(f"{FOLDER}/{CUTS_BLOB}{self._number}", content, self.check)
