@@ -23,26 +23,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
-
-
-class SinkContext(Protocol):
-    """What a writer needs to know of its place in the job; ``OperatorContext`` is one."""
-
-    @property
-    def operator(self) -> str: ...
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def parallelism(self) -> int: ...
 
 
 class SinkWriter(ABC):
@@ -157,7 +144,7 @@ class Sink(ABC):
         return None
 
     @abstractmethod
-    def writer(self, context: SinkContext, generation: int) -> SinkWriter:
+    def writer(self, context: OperatorContext, generation: int) -> SinkWriter:
         """The writer of one subtask, in one deployment of it."""
 
     @abstractmethod

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.columns import plain
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import Sink, SinkCommitter, SinkContext, not_yet_committed
+from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
 from flinkplus.sinks.discard import MemoryWriter
 
 
@@ -25,7 +26,7 @@ class CollectSink(Sink):
 
     max_rows: int = 1_000_000
 
-    def writer(self, context: SinkContext, generation: int) -> CollectWriter:
+    def writer(self, context: OperatorContext, generation: int) -> CollectWriter:
         return CollectWriter(self, context, generation)
 
     def committer(self) -> CollectCommitter:
@@ -41,7 +42,7 @@ class CollectSink(Sink):
 class CollectWriter(MemoryWriter):
     """Keeps the rows of one subtask until their checkpoint is complete."""
 
-    def __init__(self, sink: CollectSink, context: SinkContext, generation: int) -> None:
+    def __init__(self, sink: CollectSink, context: OperatorContext, generation: int) -> None:
         super().__init__(context, generation)
         self._sink = sink
         self._batches: list[pa.RecordBatch] = []

@@ -82,17 +82,14 @@ class FileCommitter(SinkCommitter):
         As good as empty: what this very job began to prepare, and what a job left that ended before its first commit.
         """
         is_mine = self._read_owner() == self._owner
-        for entry in self._files.entries():
-            if entry.name == OWNER_FILE:
-                continue
-            if entry.name.startswith(f".{OWNER_FILE}.") and entry.name.endswith(TEMPORARY_SUFFIX):
-                continue
-            if entry.name == STAGING_DIRECTORY and is_mine:
-                continue
-            if entry.name == LOG_DIRECTORY and self._log.is_empty():
-                continue
-            return entry.name
-        return None
+
+        def is_in_the_way(name: str) -> bool:
+            if name == LOG_DIRECTORY:
+                return not self._log.is_empty()
+            unfinished = name.startswith(f".{OWNER_FILE}.") and name.endswith(TEMPORARY_SUFFIX)
+            return not (unfinished or name == OWNER_FILE or (name == STAGING_DIRECTORY and is_mine))
+
+        return next((entry.name for entry in self._files.entries() if is_in_the_way(entry.name)), None)
 
     def _read_owner(self) -> object:
         try:

@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from flinkplus.operators.base.columns import SMALL_ROWS, merge, plain
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import Sink, SinkContext, SinkWriter
+from flinkplus.sinks.base import Sink, SinkWriter
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import OpenName, PartName, staging_directory
 from flinkplus.sinks.files import OutputFiles
@@ -51,7 +52,7 @@ class FileSink(Sink):
     def encoder(self, stream: Any) -> Encoder:
         """Begins a file on ``stream``."""
 
-    def writer(self, context: SinkContext, generation: int) -> FileSinkWriter:
+    def writer(self, context: OperatorContext, generation: int) -> FileSinkWriter:
         return FileSinkWriter(self, context, generation)
 
     def committer(self) -> FileCommitter:
@@ -75,7 +76,7 @@ class _SetAside:
 class FileSinkWriter(SinkWriter):
     """Writes the files of one subtask in one generation."""
 
-    def __init__(self, sink: FileSink, context: SinkContext, generation: int) -> None:
+    def __init__(self, sink: FileSink, context: OperatorContext, generation: int) -> None:
         self._sink = sink
         self._files = OutputFiles(sink.path)
         self._staging = staging_directory(sink.job_id)

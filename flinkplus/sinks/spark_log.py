@@ -236,12 +236,10 @@ class SparkFileLog:
         try:
             version, *lines = self._files.read(name).decode().split("\n")
             entries = [parse_logged(line) for line in lines if line]
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._unreadable(name, printable(error)) from error
         except FileNotFoundError as error:
             raise self._unreadable(name, "it is missing") from error
-        except NoRegularFile as error:
-            raise self._unreadable(name, str(error)) from error
+        except (ValueError, TypeError, KeyError, NoRegularFile) as error:
+            raise self._unreadable(name, printable(error)) from error
         if version != _VERSION:
             raise self._unreadable(name, f"its version is {version!r:.100}, not {_VERSION!r}")
         return entries

@@ -34,22 +34,19 @@ def take_over(dead: Path, work_dir: Path) -> int:
     A file that cannot be moved stays where it is: its content is fetched instead.
     """
     taken = 0
-    for subtask in _folders(dead):
-        for folder in FOLDERS:
-            target = work_dir / subtask.name / LEFT_FOLDER
-            for file in _state_files(subtask / folder):
-                with contextlib.suppress(OSError):
-                    if not (target / file.name).exists():
-                        target.mkdir(parents=True, exist_ok=True)
-                        file.rename(target / file.name)
-                        taken += 1
+    for file in _state_files(dead):
+        target = work_dir / file.parent.parent.name / LEFT_FOLDER
+        with contextlib.suppress(OSError):
+            if not (target / file.name).exists():
+                target.mkdir(parents=True, exist_ok=True)
+                file.rename(target / file.name)
+                taken += 1
     return taken
 
 
 def has_state(work_dir: Path) -> bool:
     """Whether the next process of a slot could take state files over from ``work_dir``."""
-    folders = (subtask / folder for subtask in _folders(work_dir) for folder in FOLDERS)
-    return any(_state_files(folder) for folder in folders)
+    return any(True for _ in _state_files(work_dir))
 
 
 def newest_checkpoint(names: Iterable[str]) -> int:
@@ -58,15 +55,13 @@ def newest_checkpoint(names: Iterable[str]) -> int:
     return max((int(match["checkpoint"]) for match in matches if match), default=0)
 
 
-def _folders(path: Path) -> list[Path]:
-    return [Path(entry) for entry in _entries(path) if entry.is_dir(follow_symlinks=False)]
-
-
-def _state_files(folder: Path) -> list[Path]:
-    if folder.is_symlink():
-        return []
-    found = [Path(entry) for entry in _entries(folder) if FILE_NAME.match(entry.name)]
-    return [path for path in found if _is_ours(path)]
+def _state_files(work_dir: Path) -> Iterator[Path]:
+    """The state files below a work directory; no link is followed."""
+    subtasks = [Path(entry) for entry in _entries(work_dir) if entry.is_dir(follow_symlinks=False)]
+    for folder in (subtask / name for subtask in subtasks for name in FOLDERS):
+        for entry in () if folder.is_symlink() else _entries(folder):
+            if FILE_NAME.match(entry.name) and _is_ours(Path(entry)):
+                yield Path(entry)
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:

@@ -106,16 +106,11 @@ class Shelves:
             part.number: pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
             for part, data in zip(missing, found, strict=True)
         }
-        if read:
-            for part in missing:
-                self._keep(part, read[part.number])
+        for part in missing:
+            if self._kept + part.rows <= self._kept_rows:
+                part.batch = read[part.number]
+                self._kept += part.rows
         return [read[part.number] if part.batch is None else part.batch for part in parts]
-
-    def _keep(self, part: Part, batch: pa.RecordBatch) -> None:
-        """Keep the rows of ``part`` in memory, if there is room."""
-        if self._kept + part.rows <= self._kept_rows:
-            part.batch = batch
-            self._kept += part.rows
 
     def _forget(self, shelf: int, parts: list[Part]) -> None:
         for part in parts:
@@ -154,7 +149,7 @@ class Shelves:
         self._gone, self._waiting = [], 0
 
     def _let_go(self) -> None:
-        """Of the stored parts, keep in memory the smallest ones that fit."""
+        """Keep in memory only the smallest of the stored parts, as many as fit."""
         self._kept = 0
         for part in sorted((p for parts in self._shelves.values() for p in parts), key=lambda p: (p.rows, p.number)):
             if part.batch is not None and self._kept + part.rows <= self._kept_rows:

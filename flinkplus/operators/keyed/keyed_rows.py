@@ -150,14 +150,10 @@ class ValueState:
 
     def write_back(self) -> None:
         """Called at the end of each batch."""
-        changed = sorted(self._changed)
-        present = [code for code in changed if self._values[code] is not None]
-        absent = [code for code in changed if self._values[code] is None]
-        if present:
-            keys = [self._keys[code] for code in present]
-            self._state.put_many(keys, [unpack(self._values[code]) for code in present])
-        if absent:
-            self._state.delete_many([self._keys[code] for code in absent])
+        if self._changed:
+            changed = sorted(self._changed)
+            keys = [self._keys[code] for code in changed]
+            self._state.put_many(keys, [unpack(self._values[code]) for code in changed])
         self._changed = set()
         self._batch = None
 

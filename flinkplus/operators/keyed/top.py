@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from operator import neg
 from typing import Any
 
@@ -169,10 +170,8 @@ class _TopInstance(OperatorInstance):
         return Ranking(self._descriptor.k, list(kept[::2]), list(map(self._score, kept[1::2])))
 
     def _kept(self, ranking: Ranking) -> tuple[Any, ...] | None:
-        kept: list[Any] = [None] * (2 * len(ranking.items))
-        kept[::2] = ranking.items
-        kept[1::2] = map(self._score, ranking.scores)
-        return tuple(kept) or None
+        values = map(self._score, ranking.scores)
+        return tuple(chain.from_iterable(zip(ranking.items, values, strict=True))) or None
 
     def _batch(self, batch: pa.RecordBatch, output: _Changes) -> pa.RecordBatch:
         rows = pa.array(output.rows)
