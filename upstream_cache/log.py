@@ -4,14 +4,12 @@ Rules:
 
 - Messages are opaque; they are numbered ``seq`` = first, first + 1, ... without gaps, in the order of ``append``.
   Messages ``[trimmed, appended)`` are kept (``LogCursors``).
-- Bounded: ``append`` is refused (``LogFull``) while as many messages or bytes were never sent as the limits allow. One
-  message may overshoot the byte limit, so that a message larger than the limit can pass at all. What waits to be sent
-  *again* after ``rewind`` does not count: a replay to one slow consumer does not stop the producer at once. What is
-  sent but not yet acknowledged is bounded by the consumer's credit (``limit``), and what is acknowledged by the
-  caller of ``trim``.
+- Bounded: ``append`` is refused (``LogFull``) while as many messages or bytes were never sent as the limits allow; one
+  message may overshoot the byte limit. What waits to be sent *again* after ``rewind`` does not count, so that a replay
+  to one slow consumer does not stop the producer at once. The consumer's credit (``limit``) bounds what is sent and not
+  yet acknowledged.
 - A log whose limits were lifted (``lift_limits``) refuses nothing; what was never sent may be on disk then.
-- With a ``Retention`` the oldest messages may be on disk: ``[trimmed, kept)`` there, ``[kept, appended)`` in memory.
-  Read back for a replay, a message is dropped from memory again once sent.
+- With a ``Retention`` the oldest messages may be on disk: ``[trimmed, kept)``. They are read back one at a time.
 - An illegal call raises and changes nothing.
 - Not locked: producer and sender share one lock, or one thread.
 """
@@ -153,10 +151,9 @@ class OutputLog(LogCursors, Generic[M]):
         return seq
 
     def next_to_send(self, limit: int) -> tuple[int, M] | None:
-        """The next message, as ``(seq, message)``, now counted as sent; ``None`` when all are sent or ``seq`` reaches
-        ``limit``.
+        """The next message, as ``(seq, message)``, now counted as sent; ``None`` when all before ``limit`` are sent.
 
-        ``limit`` is the consumer's credit: the first ``seq`` that it will not take yet. Raises ``CorruptSegment``.
+        ``limit``: the consumer's credit, the first ``seq`` that it will not take yet. Raises ``CorruptSegment``.
         """
         seq = self.sent
         if seq >= self.appended or seq >= limit:
@@ -201,10 +198,7 @@ class OutputLog(LogCursors, Generic[M]):
             self.acknowledged, self.acknowledged_at = seq, self._position(seq)
 
     def trim(self, seq: int) -> None:
-        """Forget every message before ``seq``; less than what is trimmed already changes nothing.
-
-        Raises ``ValueError`` for a message that is not acknowledged.
-        """
+        """Forget every message before ``seq``. Raises ``ValueError`` for a message that is not acknowledged."""
         if seq > self.acknowledged:
             raise ValueError(f"output log of {self.channel}: cannot trim to {seq}, acknowledged is {self.acknowledged}")
         if seq <= self.trimmed:
@@ -226,8 +220,8 @@ class OutputLog(LogCursors, Generic[M]):
     def rewind(self, seq: int) -> None:
         """Send again from ``seq`` on: replay, to the same or another consumer, which has nothing from ``seq`` on.
 
-        ``acknowledged`` goes back with it where it was further; so does what counted as received before. Within that,
-        ``seq`` may be ahead of what is sent: messages before it, when they are appended, still count as sent.
+        ``acknowledged`` and ``received`` go back with it. ``seq`` may be ahead of what is sent, up to ``received``:
+        messages before it still count as sent when they are appended.
         Raises ``ValueError`` for a message that is trimmed, or was neither sent nor received before.
         """
         if not self.trimmed <= seq <= max(self.sent, self.received):

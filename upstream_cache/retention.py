@@ -8,8 +8,8 @@ Rules:
   Messages to be sent again, and unsent ones of a log without limits, are written only when no others are left.
 - When writing fails (the volume is full) nothing is lost: the messages stay in memory, ``blocked`` says why, and while
   the budget is exceeded no log has room. Writing is tried again after ``RETRY_S`` and after a trim.
-- The directory belongs to one ``Retention``: segments that an earlier process left in it are removed. It is made when
-  the first segment is written, so a stream that never spills never touches the disk.
+- The directory belongs to one ``Retention``, which removes segments that an earlier process left in it. It is made when
+  the first segment is written.
 - Files are removed a few at a time, by later calls, so that no call takes long. One thread calls everything.
 """
 

@@ -1,15 +1,14 @@
 """Segment files: a run of consecutive messages of one channel on disk.
 
-A segment is a header (magic, format version, first ``seq``, the channel's name, CRC-32 of all that) and records end to
-end, each a CRC-32, the length of the body, the ``seq`` and the body. The CRC covers everything behind it in the record.
-What lies where is known to the ``Segment`` in memory; the file repeats it so that a mix-up cannot pass for a message.
+A segment is a header (magic, format version, first ``seq``, the channel's name, CRC-32 of all that) and records, each a
+CRC-32 of the rest, the length of the body, the ``seq`` and the body. ``Segment`` knows what lies where; the file
+repeats it so that a mix-up is noticed.
 
 Rules:
 
-- A segment lives as long as its process: nothing is synchronised to disk, nothing is reopened by a later process.
-- A failed ``append`` changes nothing: what it may have written lies behind the last record and is overwritten by the
-  next.
-- Every record is checked when it is handed out; a record that does not match is a ``CorruptSegment``.
+- A segment lives as long as its process: nothing is synced to disk, nothing is reopened by a later process.
+- What a failed ``append`` has written is overwritten by the next one.
+- Every record is checked when it is read; a record that does not match is a ``CorruptSegment``.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ Buffers = Sequence[Any]
 
 
 class CorruptSegment(Exception):
-    """Messages on disk cannot be read back, so this channel cannot be replayed from its log: ``channel``, ``path`` and
-    ``why``. The same call raises it again; fall back to a checkpoint.
-    """
+    """Messages on disk cannot be read back: fall back to a checkpoint. The same call raises it again."""
 
     def __init__(self, channel: object, path: Path, why: str) -> None:
         super().__init__(f"output log of {channel}: segment {path} {why}; this channel cannot be replayed from its log")

@@ -2,8 +2,7 @@
 
 Rules:
 
-- The messages on disk are the oldest that the log keeps. They are added behind the newest on disk and removed from
-  the front, by whole segments: a segment goes when its last message is trimmed.
+- The messages on disk are the oldest that the log keeps. A segment goes when its last message is trimmed.
 - Reading is sequential with read-ahead: one block is in memory at a time, and is dropped with its last message.
 """
 

@@ -1,6 +1,5 @@
-"""Rows handed to the driver with the commits: for tests and for results that are small.
+"""Rows sent to the driver with the commits, inside the descriptions of what is staged: for tests and small results.
 
-The rows travel inside the descriptions of what is staged (Arrow IPC, base64), so they are exactly-once like any output.
 After a resume the committer holds the rows committed since then.
 """
 

@@ -1,11 +1,9 @@
 """The output directory of a job: every file operation of the file sinks, on a local path or a ``pyarrow.fs`` URI.
 
 Rules: names are relative to the directory. ``write`` is atomic (a hidden temporary file, then a move); ``move``
-replaces. Removing a missing file is no error, so that every operation can be repeated. With ``check`` nothing is
-renamed or removed without asking before, once everything else is done. Locally a path is made
-absolute but links are not followed, because Spark compares the logged paths with the one that the reader was given.
-
-Survives the death of any process. Whether a write survives a power failure is left to the file system.
+replaces. Removing a missing file is no error, so that every operation can be repeated. Locally a path is made absolute
+but links are not followed, because Spark compares the logged paths with the one that the reader was given. Whether a
+write survives a power failure is left to the file system.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from flinkplus.state.file_system import filesystem_of
 
 TEMPORARY_SUFFIX = ".tmp"
 ABSENT = (FileNotFoundError, NotADirectoryError)
-"""Errors for a missing name: it does not exist, or a file is in the place of a directory above it."""
+"""Errors for a missing name, or for a file in the place of a directory above it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,10 @@
 
 Rules:
 
-- A reader's splits are a pure function of the planned source, the subtask's index and the parallelism; they never
-  change.
+- A reader's splits are a pure function of the planned source, the subtask's index and the parallelism.
 - A split is read block by block; a block is a batch of rows, each with the *cursor* (a number within the split) at
   which reading continues after it. So a position can stand after any row: pass, split, cursor.
-- A source that loops (``repeat``) begins its splits again after the last one. A pass without a single row ends the
-  source, so that a loop over nothing ends.
+- A source with ``repeat`` begins its splits again after the last one; a pass without a row ends it.
 """
 
 from __future__ import annotations

@@ -4,18 +4,14 @@ Rules:
 
 - A line ends with LF or CR LF, which do not belong to it; the last one may end with the file. (A lone CR ends
   nothing.) A UTF-8 byte order mark at the beginning of a file is skipped, as Spark does.
-- A line belongs to the split in which its first byte lies, as with Hadoop's input splits. So with any splits the
-  readers together give every line once. The cursor of a split is the byte offset in the file at which the next line
-  begins.
-- Files are planned in the driver, with their sizes; a file that has another size later is an ``InputError``.
+- A line belongs to the split in which its first byte lies, as in Hadoop. So with any splits the readers together give
+  every line once. The cursor of a split is the byte offset in the file at which the next line begins.
+- Files are planned in the driver, with their sizes; a file that has another size later is an ``InputError``. Hidden
+  files (``.`` or ``_``) and subdirectories of a directory are not input, as in Spark.
 - Bytes that are not UTF-8 are replaced as ``bytes.decode("utf-8", "replace")`` does, line by line, and the lines
   counted in ``metrics["invalid_lines"]``; or, with ``errors="strict"``, they are an ``InputError`` that names file
   and byte.
-- Memory is bounded by ``chunk_bytes``, or by the longest line where that is longer. A line of 1 GB or more is an
-  ``InputError``.
-
-A hidden file (its name begins with ``.`` or ``_``) in a directory is not input, nor are subdirectories: the same as
-in Spark.
+- Memory is bounded by ``chunk_bytes``, or by the longest line, which must be shorter than 1 GB.
 """
 
 from __future__ import annotations
@@ -128,9 +124,7 @@ class TextFiles(Source):
 
 
 def find_files(source: str, path: str) -> tuple[InputFile, ...]:
-    """The files that ``path`` (file, directory or glob) means, sorted by name. Raises ``InputError`` when there are
-    none.
-    """
+    """The files that ``path`` (file, directory or glob) means, sorted by name. Raises ``InputError`` without any."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:

@@ -3,10 +3,10 @@
 Rules:
 - names are relative, with ``/`` between parts; a name is written whole or not at all as far as the file system
   allows it (local: temporary file, fsync, rename; object stores: a write is visible when it is closed);
-- a missing file is ``FileNotFoundError``, any other failure an ``OSError``: callers say what it means;
-- a listing is whole, or an ``OSError``: callers remove what it does not name. Only a missing folder lists as empty. A
-  symbolic link in the place of a local folder is an ``OSError``: callers remove what is listed, too;
-- no state is kept here, so any thread may call anything.
+- a missing file is ``FileNotFoundError``, any other failure an ``OSError``;
+- a listing is whole, or an ``OSError``, since callers remove files by it: only a missing folder lists as empty, and a
+  symbolic link in the place of a local folder is an ``OSError``;
+- any thread may call anything.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ def sync_path(path: Path) -> None:
 
 
 class SteadyFile:
-    """A new local file that reaches the disk as it grows, all but the last ``SYNC_BYTES``. So the final sync, or the
-    sync of another file, does not wait for all of it."""
+    """A new local file that reaches the disk as it grows, so that the final sync waits for ``SYNC_BYTES`` at most."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb", buffering=0)
@@ -110,8 +109,8 @@ class LocalDirectory:
             return source.read()
 
     def write(self, name: str, data: bytes, check: Callable[[], None] | None = None, private: bool = False) -> None:
-        """``check`` is called when all is written, before it has its name; if it raises, nothing was written.
-        ``private``: for this user only, where a file system has users.
+        """``check``: called before the file has its name; if it raises, nothing was written. ``private``: for this user
+        only, where a file system has users.
         """
         with self._published(name, check, 0o600 if private else 0o666) as target:
             target.write(data)

@@ -1,10 +1,9 @@
 """State files that a dead process of a slot has left on its host, for the slot's next process there.
 
 Rules:
-- files are moved, not linked, so that nothing is left in two places; only regular files of this user count, under the
-  whole name of a state file: what was still being written has another one;
-- such a file may be torn or altered. So it is used only after its size and its checksum were checked, which happens
-  after the move;
+- files are moved, not linked; only regular files of this user count, under the whole name of a state file: unfinished
+  ones have another name;
+- such a file may be torn or altered. So its size and its checksum are checked, after the move, before it is used;
 - a checksum that no thread waits for is calculated with pauses: at most ``SHARE`` of one processor.
 
 Layout: ``<work_dir>/<subtask>/left/<generation>-<checkpoint>-<n>.sst``.

@@ -1,14 +1,12 @@
 """Keyed state of any picklable objects, in memory over RocksDB.
 
 Rules (besides those of ``memtable``):
-- what the user's code holds is never what a snapshot holds: values of immutable types are kept as they are, others
-  as their pickle, made when they are put, so that changing an object without putting it changes nothing;
+- values of immutable types are kept as they are, others as their pickle, made when they are put: changing an object
+  without putting it changes nothing;
 - ``None`` means absent, so putting ``None`` deletes;
-- a stored value is one format byte and a pickle of protocol 5.
-
-The newest value of a key is the first found in: dirty, frozen parts (newest first), young cache, old cache, RocksDB.
-The two caches are generations: when the young one is full it becomes the old one, and what was in the old one is
-only in RocksDB.
+- a stored value is one format byte and a pickle of protocol 5;
+- the newest value of a key is the first found in: dirty, frozen parts (newest first), young cache, old cache, RocksDB.
+  When the young cache is full it becomes the old one, and the content of the old one is only in RocksDB.
 """
 
 from __future__ import annotations
@@ -181,8 +179,6 @@ class ObjectState:
         """Frozen parts that RocksDB has by now become clean."""
         while self._frozen and self._frozen[0].released:
             self._young.update(self._frozen.pop(0).kept)
-
-    # -- snapshots ------------------------------------------------------------------------------------------------
 
     @property
     def needs_spill(self) -> bool:

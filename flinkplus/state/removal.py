@@ -4,8 +4,8 @@ Freeing the blocks of a large file may take the disk more than a millisecond per
 virtual machines). A thread that syncs another file waits for it.
 
 Rules:
-- a name is gone when the call returns; a separate thread frees the space, in pieces, with pauses longer than the work.
-  So the disk has time for others, also when several processes do this. With a long queue it does not pause;
+- a name is gone when the call returns; a separate thread frees the space, in pieces, with pauses longer than the work
+  unless the queue is long;
 - only a file without another name, and not open elsewhere, is truncated piecewise: a file being read stays whole;
 - the thread exists as long as it has something to do, and no thread waits for it. When the job ends, the rest goes
   at once (``hurry``); when the process ends, the system does it.

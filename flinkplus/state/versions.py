@@ -8,16 +8,15 @@ Rules:
 - a version's file list is fixed when it is written: later spills and newer bases never change an older handle;
 - a file is listed once RocksDB has it, and uploaded at the latest by the first handle that names it;
 - a new base is what RocksDB holds right after an ingest; it replaces the files up to that one in versions to come, and
-  says so: a replica that has these needs no base to continue (a version waits only for its own changes to be sent);
-- bases are made beside everything else (``rebase``): no version waits for one;
+  names them: a replica that has these needs no base to continue. No version waits for a base (``rebase``);
 - file names carry generation and checkpoint, and are never used twice; a file that a later checkpoint is the first
   to name carries that number or one after it, so that garbage collection can rely on it;
 - local copies (hard links; RocksDB has its own) stay while the newest complete checkpoint, or anything newer, names
   them.
 
 Locks, taken in this order: ``_persist_lock`` (one persist at a time), ``_base_lock`` (a base is being written),
-``_write_lock`` (one write and ingest at a time; a write may last), ``_lock`` (the queue and the lists; never held
-for long, so it is the only one that the synchronous part of a snapshot takes).
+``_write_lock`` (one write and ingest at a time), ``_lock`` (the queue and the lists; never held for long: the only one
+that the synchronous part of a snapshot takes).
 """
 
 from __future__ import annotations
@@ -53,10 +52,11 @@ LOCAL_HANDLES = 2
 
 @dataclass(frozen=True, slots=True)
 class BasePolicy:
-    """When a new base is due: deltas outweigh the base ``ratio`` times (and ``min_bytes``), or are too many.
+    """When a new base, for which every standby opens a new RocksDB, is due: deltas outweigh the base ``ratio`` times
+    (and ``min_bytes``), or are too many.
 
     A delta that would hold most keys is written as a base once the deltas have half the size of the base and at least
-    ``full_bytes``, or are ``full_deltas`` files. For each base every standby opens a new RocksDB.
+    ``full_bytes``, or are ``full_deltas`` files.
     """
 
     ratio: float = 2.0

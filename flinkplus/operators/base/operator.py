@@ -7,11 +7,9 @@ Rules:
   makes the instance there. A descriptor never changes after the graph is built.
 - An instance belongs to one subtask and is called from one thread at a time. ``process``, ``on_watermark`` and ``end``
   return its output as an iterable of record batches, lazily where a batch can explode, so that the caller can wait for
-  room in its output logs between two batches. **The caller must exhaust the iterable** before the next input or
-  snapshot.
+  room in its output logs. **The caller must exhaust the iterable** before the next input or snapshot.
 - Schemas are *logical*: ``output_schema`` names plain types, but a string or binary column of a batch may travel
-  dictionary-encoded (``pa.DictionaryArray``). Built-in operators take both; ``flinkplus.operators.base.columns.plain``
-  decodes.
+  dictionary-encoded. Built-in operators take both; ``flinkplus.operators.base.columns.plain`` decodes.
 - Output batches are not empty, and have about ``MAX_OUTPUT_ROWS`` rows at most unless the input has more.
 - An instance is deterministic: the same state and input batches give the same output batches. Time of day and random
   numbers come from ``OperatorContext`` alone.
@@ -98,10 +96,9 @@ class OperatorContext:
     ``input_schema``: the logical schema of the input batches.
     ``state``: ``None`` for a subtask without keyed state.
     ``metrics``: running totals, read by the slot at any time and restored with the state.
-    ``now_ms``, ``rng``: time of day and random numbers of the step; a standby that repeats the step gets the same. An
-    operator uses no other clock and no other randomness.
+    ``now_ms``, ``rng``: time of day and random numbers of the step; a standby that repeats the step gets the same.
     ``note_row``: records the row that a user's function is about to get, so that an input that kills processes can be
-    named. Set after the loss of a process; otherwise ``None``.
+    named; ``None`` until a process was lost.
     """
 
     operator: str
@@ -131,9 +128,6 @@ class OperatorContext:
             raise InvariantViolation(f"operator {self.operator!r}, subtask {self.subtask}: created without keyed state")
         return self.state
 
-    def add(self, metric: str, amount: int) -> None:
-        self.metrics[metric] = self.metrics.get(metric, 0) + amount
-
 
 class OperatorInstance(ABC):
     """One operator in one subtask."""
@@ -148,10 +142,9 @@ class OperatorInstance(ABC):
         return 0
 
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        """As ``process``, for the root of a vertex with several inputs.
+        """As ``process``, for the root of a vertex with several inputs; no batch has rows of two inputs.
 
-        ``position``: number of the input, in the order in which they were drawn. An operator that overrides this gets
-        no batch with rows of two inputs.
+        ``position``: number of the input, in the order in which they were drawn.
         """
         return self.process(batch)
 

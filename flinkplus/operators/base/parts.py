@@ -1,10 +1,10 @@
 """Batches of rows under a number (such as a window's start), stored as keyed state and merged as their number grows.
 
-Each *shelf* holds parts, record batches of one schema, oldest first. A new part is merged with those before it that are
-at most twice as large, when there are enough of them. So a shelf has few parts, and each row is merged a few times only
-(O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree", 1996).
+A log-structured merge-tree (O'Neil et al., 1996). Each *shelf* holds parts, record batches of one schema, oldest first.
+A new part is merged with those before it that are at most twice as large, when there are enough of them. So a shelf has
+few parts, and each row is merged a few times only.
 
-Rules and invariants:
+Invariants:
 
 - the parts depend only on what was added, never on the times of snapshots or the content of memory;
 - new rows are written to the state at a snapshot, or when memory holds ``MAX_WAITING_ROWS`` of them; of the stored rows
@@ -72,9 +72,6 @@ class Shelves:
     def __iter__(self) -> Iterator[int]:
         """The numbers of all shelves, ascending."""
         return iter(sorted(self._shelves))
-
-    def __contains__(self, shelf: int) -> bool:
-        return shelf in self._shelves
 
     def add(self, shelf: int, batch: pa.RecordBatch) -> None:
         """Add a batch, which must not be empty."""

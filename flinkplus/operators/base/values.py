@@ -4,9 +4,8 @@ Rules:
 
 - A timestamp (an instant) becomes a ``datetime`` in the local time zone, with its UTC offset: it shows the hour that a
   PySpark function sees, and ``row.ts + timedelta(...)`` is exact over changes of the clock. One without a local time
-  (the years 1 and 9999) is in UTC.
-- A returned ``datetime`` without a zone, for a timestamp, is local time, as in PySpark; ``fold`` resolves the hour that
-  the clock repeats. The local time zone is that of the process: set the same one on all hosts.
+  (the years 1 and 9999) is in UTC. The local time zone is that of the process: set the same one on all hosts.
+- A returned ``datetime`` without a zone, for a timestamp, is local time; ``fold`` resolves the hour that is repeated.
 - A timestamp_ntz becomes a ``datetime`` without a zone; a zone in a returned ``datetime`` is dropped.
 - A map becomes a dict; a dict or a list of pairs may be returned. A struct becomes a dict; a dict, or a tuple with all
   fields in order, may be returned. A name that the struct lacks is an error; a missing name is null, as in rows.

@@ -7,11 +7,10 @@ Rules and invariants:
 
 - pairs come out in the order of the rows that complete them, and for one row by the time of the other, then in the
   order in which these came; so the result depends on the order of the input alone, not on how it is cut into batches;
-- a row before the watermark is late: it is dropped, and counted in the metric ``late_rows``; one without a time is, in
-  ``rows_without_time``;
+- rows before the watermark and rows without a time are dropped and counted (``TimeMetrics``);
 - a side is kept in shelves by time (``parts``), each part sorted by the hash of the key and by time, so that a batch is
-  looked up in it as a whole; a shelf goes when the watermark says that nothing can match it any more;
-- a pair may be older than the watermark, by as much as its rows may be apart: so much the operator's own stays behind.
+  looked up in it as a whole; a shelf is dropped when no row before the watermark can match it;
+- a pair may be older than the watermark by as much as its rows may be apart (``behind_ms``).
 """
 
 from __future__ import annotations

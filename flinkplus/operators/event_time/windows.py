@@ -4,10 +4,8 @@ Rules:
 
 - windows are ``size_ms`` long, and begin at multiples of that since 1970 (UTC);
 - rows are emitted by window, then by the bytes of the key; a key without rows in a window has none in the output;
-- a row whose window was already emitted is late: it is dropped, and counted in the metric ``late_rows``. A row without
-  a time is dropped, too, and counted in ``rows_without_time`` (``TimeMetrics``);
-- ``window_start`` is before the watermark at which a row is emitted, so the operator's own watermark stays behind by
-  the size of a window;
+- rows whose window was emitted already and rows without a time are dropped and counted (``TimeMetrics``);
+- ``window_start`` is before the watermark at which a row is emitted, by up to the size of a window (``behind_ms``);
 - each batch is reduced to a row for each key and window; these are merged when they become many (``parts``). So
   nothing is looked up by key, and the state of a window is dropped at once.
 """

@@ -1,13 +1,12 @@
 """Aggregates of groups of rows, in parts that can be made separately and merged: columnar.
 
-A *partial* of an aggregate is one or two columns with a value for each group: of rows (``first``), of such partials
-(``merge``); ``result`` makes the column of the output of it.
+A *partial* of an aggregate is one or two columns with a value for each group: of rows (``first``), or of several
+partials (``merge``); ``result`` makes the output column of it.
 
 Rules:
 
-- the result depends on the order of the values in each group alone: nothing here adds numbers in an order that differs
-  from machine to machine;
-- a null counts for nothing; the sum, least, greatest and mean of nothing are null, as in SQL;
+- the result depends on the order of the values in each group alone, on every machine;
+- a null counts for nothing; the sum, minimum, maximum and mean of nothing are null, as in SQL;
 - decimals are exact; the types of their sums and means are those of Spark SQL (``decimals``);
 - an integer sum beyond 64 bits, or a decimal one beyond the digits of its type, is an ``OverflowError``.
 """

@@ -6,8 +6,8 @@ Rules:
 - State is read once for each distinct key of a batch, and written back once, at the end of the batch: a function that
   raises has written nothing of its batch.
 - Event-time timers (``timers``) belong to a key, as its state does; they call a function when the watermark is there.
-- A value got from state is the caller's own: changing it without putting it back changes nothing, and changing it after
-  having put it changes nothing either. (So results do not depend on where batches are cut.)
+- Changing a value got from state, or put into it, does not change the state: so results do not depend on where batches
+  are cut.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class ProcessContext:
 
     def event_timer(self, at: int | datetime.datetime) -> None:
         """Have ``on_timer`` called for the current key when the watermark reaches ``at`` (milliseconds since 1970, or a
-        datetime; without a zone it is local time). No effect when that is set already. A time that has passed: when the
-        watermark rises next, and counted in the metric ``late_timers``.
+        datetime; without a zone it is local time). For a time that has passed: when the watermark rises next, and
+        counted in the metric ``late_timers``.
         """
         timers, at_ms = self._timers_in_use(), _milliseconds(at)
         timers.set(at_ms, self._key_bytes(), self.key)
@@ -231,7 +231,7 @@ class ProcessContext:
         return self._rng().random()
 
     def write_back(self) -> None:
-        """Hand what the batch changed to the state."""
+        """Write what the batch changed to the state."""
         for value in self._values.values():
             value.write_back()
         if self._timers is not None:

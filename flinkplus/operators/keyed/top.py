@@ -5,12 +5,11 @@ Rules:
 - Every row sets the value of an item; the last row of an item counts. A null or NaN value removes it.
 - The better value ranks first; among equal values, the item that has had its value for longer.
 - Each row emits the ranks of its key that it changes, best first: the key columns, ``rank`` (1, 2, ...), the item and
-  its value. A rank without an item is emitted with nulls. So a reader that keeps the last row for each key and
-  rank has the ranking; a row that changes nothing emits nothing.
-- Only ranked items are kept, k per key. An item that was never good enough, or was displaced, is known again with its
-  next row. So the ranking is exact as long as values never get worse: counts, sums of non-negative values, maxima. When
-  a ranked item's value gets worse it keeps a rank, even if an item that is not kept would be better by now. A rank that
-  a null has freed stays free until a row takes it.
+  its value, or nulls for a rank without an item. So a reader that keeps the last row for each key and rank has the
+  ranking.
+- Only ranked items are kept, k per key. So the ranking is exact as long as values never get worse: counts, sums of
+  non-negative values, maxima. When a ranked item's value gets worse it keeps a rank, even if an item that is not kept
+  would be better. A rank that a null has freed stays free until a row takes it.
 - The result depends on the order of the rows alone, not on how they are cut into batches.
 """
 

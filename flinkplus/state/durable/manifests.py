@@ -4,8 +4,8 @@ Rules:
 - a checkpoint exists when its manifest exists and no cut voids it. The manifest is written after every file it names;
 - a manifest that is short, altered or of another format is ``CorruptCheckpoint``. One that is not signed with the
   given key is ``UntrustedCheckpoint``: an older one never replaces it silently;
-- a manifest has the checksum of each state file, which the restoring process compares before RocksDB opens the file.
-  So the signature covers everything that a resumed job reads, except for staged input.
+- a manifest has the checksum of each state file, so the signature covers all that a resumed job reads, except for
+  staged input.
 """
 
 from __future__ import annotations
@@ -174,8 +174,7 @@ class Manifests:
             self._files.delete(name)
 
     def sign_again(self) -> None:
-        """Sign the trusted manifests with our own key. Each is stored under the name of this run's epoch before the
-        old file goes, so that one exists at any time."""
+        """Sign the trusted manifests with our own key, each under this run's epoch, before the old file goes."""
         for number, name in self.listed().items():
             renewed = _name(number, self._runs.epoch)
             with suppress(CorruptCheckpoint):  # every later read reports it
