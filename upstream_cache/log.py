@@ -90,11 +90,6 @@ class OutputLog(LogCursors, Generic[M]):
         self.max_unsent_messages = self.max_unsent_bytes = ENDLESS
 
     @property
-    def spilled_bytes(self) -> int:
-        """Bytes of this log's segments on disk."""
-        return self._spilled.file_bytes if self._spilled is not None else 0
-
-    @property
     def accepts(self) -> bool:
         """Whether ``append`` would accept a message: what was never sent is below the limits."""
         return (

@@ -83,10 +83,6 @@ class Retention(Generic[M]):
         self.segment_bytes = segment_bytes
         self.memory_bytes = 0
         """Bytes of all messages in memory; the logs count here."""
-        self.spilled_bytes = 0
-        """Bytes of all segments that hold a message that is kept."""
-        self.segments = 0
-        """Segments that hold a message that is kept."""
         self.blocked: str | None = None
         """Why nothing can be written to disk, when that is so."""
         self._clock = clock
@@ -157,14 +153,11 @@ class Retention(Generic[M]):
         path = self.directory / f"{self._next_file:08d}{SUFFIX}"
         segment = Segment(channel, path, first, position, self.volume)
         self._next_file += 1
-        self.segments += 1
         return segment
 
     def remove_segment(self, segment: Segment) -> None:
         """A segment is not needed any more; its file goes now or with one of the next calls."""
         segment.finish()
-        self.segments -= 1
-        self.spilled_bytes -= segment.file_bytes
         self._to_remove.append(segment.path)
 
     def _remove_some(self) -> None:

@@ -165,12 +165,9 @@ class Segment:
 
     def _bytes_at(self, handle: int, offset: int, size: int) -> bytes:
         """``size`` bytes at ``offset``, or as many as there are."""
+        data = b""
         try:
-            data = self._volume.read(handle, size, offset)
-            while len(data) < size:
-                more = self._volume.read(handle, size - len(data), offset + len(data))
-                if not more:
-                    break
+            while len(data) < size and (more := self._volume.read(handle, size - len(data), offset + len(data))):
                 data += more
         except OSError as error:
             raise CorruptSegment(self.channel, self.path, f"cannot be read ({error.strerror})") from error

@@ -33,11 +33,6 @@ class SpilledMessages(Generic[M]):
         self._reading: Segment | None = None
         self._handle = -1
 
-    @property
-    def file_bytes(self) -> int:
-        """Bytes on disk."""
-        return sum(segment.file_bytes for segment in self._segments)
-
     def write(self, first: int, position: int, records: Sequence[tuple[int, Buffers]]) -> None:
         """Add messages from ``first`` on, which follows the newest on disk; ``position``: bytes of the log before it.
 
@@ -48,7 +43,6 @@ class SpilledMessages(Generic[M]):
             newest.finish()
             newest = None
         segment = newest or self._retention.new_segment(self._channel, first, position)
-        before = segment.file_bytes
         try:
             segment.append(records)
         except BaseException:
@@ -57,7 +51,6 @@ class SpilledMessages(Generic[M]):
             raise
         if newest is None:
             self._segments.append(segment)
-        self._retention.spilled_bytes += segment.file_bytes - before
 
     def position(self, seq: int) -> int:
         """Bytes of the log before ``seq``, which is on disk."""

@@ -35,7 +35,6 @@ class FileEntry:
     """One entry of a directory; ``size`` in bytes, ``modified_ms`` since 1970."""
 
     name: str
-    is_dir: bool
     size: int
     modified_ms: int
 
@@ -155,10 +154,8 @@ class OutputFiles:
 
 
 def _local_entry(name: str, found: os.stat_result) -> FileEntry:
-    is_dir = stat.S_ISDIR(found.st_mode)
-    return FileEntry(name, is_dir, 0 if is_dir else found.st_size, found.st_mtime_ns // 1_000_000)
+    return FileEntry(name, 0 if stat.S_ISDIR(found.st_mode) else found.st_size, found.st_mtime_ns // 1_000_000)
 
 
 def _entry(info: Any) -> FileEntry:
-    is_dir = info.type == fs.FileType.Directory
-    return FileEntry(info.base_name, is_dir, info.size or 0, (info.mtime_ns or 0) // 1_000_000)
+    return FileEntry(info.base_name, info.size or 0, (info.mtime_ns or 0) // 1_000_000)

@@ -97,9 +97,8 @@ class SplitReader(SourceReader, Generic[S]):
             raise InputError(f"source {self._source!r}: not a position of this version: {position!r:.200}")
         numbers: dict[str, int | None] = {}
         for name in ("round", "split", "cursor", "block", *self.metrics):
-            value = position.get(name)
-            if name == "block" and name not in position:  # of a version that did not note it
-                value = position.get("cursor")
+            # A version that did not note the block continues at the cursor.
+            value = position.get(name, position.get("cursor") if name == "block" else None)
             if not (isinstance(value, int) and value >= 0) and not (name in ("cursor", "block") and value is None):
                 raise InputError(f"source {self._source!r}: not a position: {position!r:.200}")
             numbers[name] = value

@@ -131,14 +131,10 @@ def find_files(source: str, path: str) -> tuple[InputFile, ...]:
         raise InputError(
             f"source {source!r}: {path!r} is not a local path; read it with from_spark(spark.read.text(...))"
         )
-    if os.path.isdir(path):
-        found = _visible_files(path)
-    elif os.path.exists(path):
-        found = [path]
-    else:
-        matches = sorted(glob.glob(path, recursive=True))
-        found = [f for match in matches for f in (_visible_files(match) if os.path.isdir(match) else [match])]
-        found = [file for file in found if not _is_hidden(file)]
+    exists = os.path.exists(path)
+    matches = [path] if exists else glob.glob(path, recursive=True)
+    found = [f for match in matches for f in (_visible_files(match) if os.path.isdir(match) else [match])]
+    found = [file for file in found if exists or not _is_hidden(file)]
     if not found:
         problem = "no files in the directory" if os.path.isdir(path) else "no such file, and no file matches it"
         raise InputError(f"source {source!r}: {problem}: {path!r}")
@@ -187,8 +183,7 @@ class _TextReader(SplitReader[TextSplit]):
                     raise InputError(
                         f"position {cursor} does not lie in the split {split.start} to {split.end} of {path!r}"
                     )
-                lines = _LineBlocks(file, split, self._chunk_bytes)
-                lines.seek(cursor)
+                lines = _LineBlocks(file, split, self._chunk_bytes, cursor)
                 while (data := lines.next_lines()) is not None:
                     offset = lines.offset - len(data)
                     if offset == 0 and data.startswith(_BYTE_ORDER_MARK):
@@ -235,17 +230,13 @@ class _TextReader(SplitReader[TextSplit]):
 class _LineBlocks:
     """Cuts the part of a file that belongs to a split into blocks of whole lines."""
 
-    def __init__(self, file: BinaryIO, split: TextSplit, chunk_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, split: TextSplit, chunk_bytes: int, cursor: int | None) -> None:
+        """Begins at ``cursor``, or, when it is ``None``, at the first line that begins in the split."""
         self._fd = file.fileno()
         self._split = split
         self._chunk_bytes = chunk_bytes
-        self.offset = split.start
-
-    def seek(self, cursor: int | None) -> None:
-        """To ``cursor``, or, when it is ``None``, to the first line that begins in the split."""
-        if cursor is not None:
-            self.offset = cursor
-        elif self._split.start > 0:
+        self.offset = split.start if cursor is None else cursor
+        if cursor is None and split.start > 0:
             self.offset = self._split.start - 1
             while self.offset < self._split.end:
                 chunk = self._read(self.offset, min(self._chunk_bytes, self._split.end - self.offset))
@@ -286,7 +277,7 @@ class _LineBlocks:
     def _read(self, offset: int, count: int) -> bytes:
         """``count`` bytes, or up to the planned end of the file."""
         count = min(count, self._split.file.size - offset)
-        data = os.pread(self._fd, count, offset)
+        data = b""
         while len(data) < count:
             more = os.pread(self._fd, count - len(data), offset + len(data))
             if not more:

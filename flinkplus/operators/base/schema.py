@@ -153,14 +153,6 @@ class _Parser:
             raise self._error(f"a struct cannot have the field {twice!r} twice")
         return pa.struct(fields)
 
-    def _map(self) -> pa.DataType:
-        self._take("<")
-        key = self._type()
-        self._take(",")
-        value = self._type()
-        self._take(">")
-        return pa.map_(key, value)
-
     def _field(self) -> pa.Field:
         name = self._take("name", "word")
         self._skip(":")
@@ -180,7 +172,12 @@ class _Parser:
             self._take(">")
             return pa.list_(inner)
         if word == "map":
-            return self._map()
+            self._take("<")
+            key = self._type()
+            self._take(",")
+            value = self._type()
+            self._take(">")
+            return pa.map_(key, value)
         if word == "struct":
             return self._struct()
         if word in ("decimal", "numeric") and self._skip("("):

@@ -79,25 +79,17 @@ class TimeMetrics:
         for metric in (LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME):
             self._metrics.setdefault(metric, 0)
 
-    def late(self, times_ms: npt.NDArray[np.int64], watermark_ms: int) -> None:
-        """Rows at these times came after the watermark had reached ``watermark_ms``."""
-        if len(times_ms):
-            self._metrics[LATE_ROWS] += len(times_ms)
-            self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times_ms.min()))
-
-    def without_time(self, rows: int) -> None:
-        """Count ``rows`` whose time is null."""
-        self._metrics[WITHOUT_TIME] += rows
-
     def in_time(
         self, times: EventTimes, ends_ms: npt.NDArray[np.int64], watermark_ms: int | None
     ) -> npt.NDArray[np.bool_]:
         """Which rows have a time, and an end that the watermark has not reached; counts the others."""
-        self.without_time(times.missing)
+        self._metrics[WITHOUT_TIME] += times.missing
         if watermark_ms is None:
             return times.known
         late = times.known & (ends_ms <= watermark_ms)
-        self.late(times.ms[late], watermark_ms)
+        if late.any():
+            self._metrics[LATE_ROWS] += int(np.count_nonzero(late))
+            self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times.ms[late].min()))
         return times.known & ~late
 
 
