@@ -24,7 +24,6 @@ class LogCursors:
     resend_end: int
     appended: int
     received: int
-    trimmed_at: int = 0
     kept_at: int = 0
     acknowledged_at: int = 0
     sent_at: int = 0

@@ -82,7 +82,7 @@ class OutputLog(LogCursors, Generic[M]):
         self._spilled: SpilledMessages[M] | None = None
         if retention is not None:
             self._spilled = SpilledMessages(channel, retention)
-            retention.add(self)
+            retention.logs.append(self)
 
     def lift_limits(self) -> None:
         """Never refuse a message from now on. With a ``Retention``, what was never sent goes to disk last."""
@@ -104,13 +104,8 @@ class OutputLog(LogCursors, Generic[M]):
         A caller that has found room in several logs may append one message to each. A checkpoint barrier, which lets
         trimming continue and so may free a blocked spill volume, needs ``accepts`` only.
         """
-        return (
-            (
-                self.appended - self.sent < self.max_unsent_messages
-                and self.appended_at - self.sent_at < self.max_unsent_bytes
-            )
-            or self._accepts_beside_replay()
-        ) and (self._retention is None or self._retention.blocked is None or self._retention.relieve())
+        retention = self._retention
+        return self.accepts and (retention is None or retention.blocked is None or retention.relieve())
 
     def _accepts_beside_replay(self) -> bool:
         """``accepts`` when what waits to be sent again is not counted; apart, since it is seldom asked."""
@@ -202,7 +197,7 @@ class OutputLog(LogCursors, Generic[M]):
         for old in range(self.kept, seq):
             del self._messages[old]
         some_on_disk = self.trimmed < self.kept
-        self.trimmed, self.trimmed_at = seq, at
+        self.trimmed = seq
         freed = 0
         if seq > self.kept:
             freed = self._memory_bytes(self.kept, self.kept_at, seq, at)
@@ -240,12 +235,12 @@ class OutputLog(LogCursors, Generic[M]):
         if self._spilled is not None and self._retention is not None:
             freed = self._memory_bytes(self.kept, self.kept_at, self.appended, self.appended_at)
             self._spilled.close()
-            self._retention.drop(self)
+            self._retention.logs.remove(self)
             self._retention.trimmed(freed)
             self._retention = self._spilled = None
         self._messages.clear()
         self.trimmed = self.kept = self.acknowledged = self.sent = self.appended
-        self.trimmed_at = self.kept_at = self.acknowledged_at = self.sent_at = self.appended_at
+        self.kept_at = self.acknowledged_at = self.sent_at = self.appended_at
         self.max_unsent_messages = 0
 
     def spillable_bytes(self, again: bool) -> int:

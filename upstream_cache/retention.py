@@ -88,19 +88,12 @@ class Retention(Generic[M]):
         self._clock = clock
         self.volume = volume
         self._retry_at = 0.0
-        self._logs: list[Spillable] = []
+        self.logs: list[Spillable] = []
+        """Those that count here; logs add and remove themselves."""
         self._next_file = 0
         self._to_remove: deque[Path] = deque()
         self._made_directory = False
         self._remove_leftovers()
-
-    def add(self, log: Spillable) -> None:
-        """A log counts here from now on; logs call this themselves."""
-        self._logs.append(log)
-
-    def drop(self, log: Spillable) -> None:
-        """A log is closed; logs call this themselves."""
-        self._logs.remove(log)
 
     def make_room(self, added_bytes: int) -> None:
         """A message was added and the budget is exceeded: write a piece, not less than was added."""
@@ -143,7 +136,7 @@ class Retention(Generic[M]):
             self.blocked = None
 
     def _largest(self, again: bool) -> tuple[Spillable, bool] | None:
-        log = max(self._logs, key=lambda log: log.spillable_bytes(again), default=None)
+        log = max(self.logs, key=lambda log: log.spillable_bytes(again), default=None)
         return None if log is None or log.spillable_bytes(again) <= 0 else (log, again)
 
     def new_segment(self, channel: object, first: int, position: int) -> Segment:
@@ -174,7 +167,7 @@ class Retention(Generic[M]):
 
     def close(self) -> None:
         """Close all logs, remove all files, and the directory if it was made here and nothing else is in it."""
-        for log in list(self._logs):
+        for log in list(self.logs):
             log.close()
         self._to_remove.clear()
         self._remove_leftovers()

@@ -127,12 +127,11 @@ class SparkFileLog:
         for entry in entries:
             if entry.name.endswith(TEMPORARY_SUFFIX):
                 self._files.delete(f"{LOG_DIRECTORY}/{entry.name}")
-            number = _batch_number(entry)
-            if number is not None and number < layout.first_batch and number not in layout.empty_compactions:
-                raise self._unreadable(
-                    f"{LOG_DIRECTORY}/{printable(entry.name)}", "an older version of FlinkPlus wrote it"
-                )
-            self.latest = max(self.latest, -1 if number is None else number)
+            elif (text := entry.name.removesuffix(_COMPACT_SUFFIX)).isdecimal():
+                number, name = int(text), f"{LOG_DIRECTORY}/{printable(entry.name)}"
+                if number < layout.first_batch and number not in layout.empty_compactions:
+                    raise self._unreadable(name, "an older version of FlinkPlus wrote it")
+                self.latest = max(self.latest, number)
 
     def _layout_of(self, entries: Iterable[FileEntry]) -> Layout:
         """The layout that the log was made with, by the empty compactions that it begins with. Those of the larger
@@ -251,11 +250,6 @@ class SparkFileLog:
 def _encoded(entries: Iterable[LoggedFile]) -> bytes:
     lines = (json.dumps(asdict(entry), separators=(",", ":")) for entry in entries)
     return "\n".join([_VERSION, *lines]).encode()
-
-
-def _batch_number(entry: FileEntry) -> int | None:
-    number = entry.name.removesuffix(_COMPACT_SUFFIX)
-    return int(number) if number.isdecimal() else None
 
 
 def parse_logged(line: str) -> LoggedFile:

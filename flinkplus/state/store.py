@@ -173,7 +173,10 @@ class SubtaskStore:
     def _take(self, paths: Sequence[Path], names: Path | None, swift: bool) -> list[Path]:
         """Where RocksDB finds the files, and finds them synced, or in memory."""
         try:
-            if names is not None and self._reserve(sum(path.stat().st_size for path in paths), swift):
+            size, share = sum(path.stat().st_size for path in paths), 1.0 if swift else SHARE_OF_OTHERS
+            fits = self._in_memory + size <= share * SWIFT_BYTES
+            if names is not None and fits and volatile.reserve(size, share):
+                self._in_memory += size
                 return [self._copy(path, names) for path in paths]
             for path in paths:
                 sync_path(path)
@@ -197,13 +200,6 @@ class SubtaskStore:
         path.replace(target)
         link.symlink_to(target)
         return link
-
-    def _reserve(self, size: int, swift: bool) -> bool:
-        share = 1.0 if swift else SHARE_OF_OTHERS
-        if self._in_memory + size > share * SWIFT_BYTES or not volatile.reserve(size, share):
-            return False
-        self._in_memory += size
-        return True
 
     def _tidy(self, names: Path, sources: Sequence[Path]) -> None:
         """Remove names that RocksDB did not take; every few files, also files whose names it has removed."""

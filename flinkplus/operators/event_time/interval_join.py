@@ -29,7 +29,7 @@ from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base.columns import cut, plain, plain_array
 from flinkplus.operators.base.keys import check_key_columns, encode_keys, hash_keys
 from flinkplus.operators.base.operator import JsonValue, KeyedOperator, OperatorContext, OperatorInstance
-from flinkplus.operators.base.parts import Part, Shelves
+from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
 
@@ -178,7 +178,10 @@ class _Side:
         first, last = int(earliest.min()) // self._shelf_ms, int(latest.max()) // self._shelf_ms
         for number in [shelf for shelf in self.shelves if first <= shelf <= last]:
             for part, batch in self.shelves.parts(number):
-                start, end = _index_of(part, batch).find(hashes, earliest, latest)
+                index: _Index = part.derived or _Index.of(batch)
+                if part.batch is not None:  # kept as long as the rows are
+                    part.derived = index
+                start, end = index.find(hashes, earliest, latest)
                 if (end > start).any():
                     yield batch, start, end
 
@@ -187,13 +190,6 @@ class _Side:
             if (number + 1) * self._shelf_ms - 1 + self.reach_ms >= watermark_ms:
                 return
             self.shelves.drop(number)
-
-
-def _index_of(part: Part, batch: pa.RecordBatch) -> _Index:
-    index = part.derived if part.derived is not None else _Index.of(batch)
-    if part.batch is not None:  # kept as long as the rows are
-        part.derived = index
-    return index
 
 
 def _sorted(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -75,7 +75,7 @@ def spilled_log(
 
 def on_disk(retention: Retention[bytes]) -> list[Segment]:
     """All segments that hold a message that is kept."""
-    logs: list[Any] = list(retention._logs)
+    logs: list[Any] = list(retention.logs)
     return [segment for log in logs for segment in log._spilled._segments]
 
 

@@ -135,7 +135,11 @@ def test_a_replayed_message_is_dropped_from_memory_once_sent(tmp_path: Path) -> 
 def test_sizes_are_known_of_what_is_on_disk(tmp_path: Path) -> None:
     retention, log = spilled_log(tmp_path, 50)
     log.rewind(10)
-    assert (log.unsent_bytes, log.appended_at - log.trimmed_at, log.retained_messages) == (40_000, 50_000, 50)
+    assert (log.unsent_bytes, log.appended_at - log._position(log.trimmed), log.retained_messages) == (
+        40_000,
+        50_000,
+        50,
+    )
     assert [seq for seq, _ in log.take_to_send(50, 100, 3500)] == [10, 11, 12]
     assert [seq for seq, _ in log.take_to_send(50, 100, 10)] == [13]
     retention.close()
