@@ -157,10 +157,7 @@ class OutputLog(LogCursors, Generic[M]):
         return seq, message
 
     def take_to_send(self, limit: int, max_messages: int, max_bytes: int) -> list[tuple[int, M]]:
-        """Several next messages, as ``next_to_send``: up to ``max_messages``, and to ``max_bytes`` behind the first.
-
-        Raises ``CorruptSegment`` when the first one cannot be read.
-        """
+        """Several next messages: up to ``max_messages``, and to ``max_bytes`` after the first. See ``next_to_send``."""
         taken: list[tuple[int, M]] = []
         end_at = self.sent_at + max_bytes
         while len(taken) < max_messages and self.sent < min(limit, self.appended):

@@ -52,10 +52,7 @@ class Spillable(Protocol):
         """What ``spill`` could free: of what is sent, or, with ``again``, also of what is still to be sent."""
 
     def spill(self, target_bytes: int, again: bool) -> int:
-        """Write the oldest messages to disk, about ``target_bytes`` of memory; all or none. Raises ``OSError``.
-
-        Returns the bytes of memory that were freed.
-        """
+        """Write the oldest messages, about ``target_bytes`` or none, to disk; the bytes freed. Raises ``OSError``."""
 
     def close(self) -> None: ...
 

@@ -71,10 +71,7 @@ def _behind(buffers: list[Any], done_bytes: int) -> list[Any]:
 
 
 class Segment:
-    """One segment file. ``first <= seq < end`` are in it; positions count the bytes that the log was given.
-
-    Raises ``OSError`` when the file cannot be created.
-    """
+    """One segment file, of ``first <= seq < end``; positions count the bytes given to the log. Raises ``OSError``."""
 
     __slots__ = ("_handle", "_header", "_offsets", "_positions", "_volume", "channel", "first", "path")
 

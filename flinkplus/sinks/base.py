@@ -98,9 +98,7 @@ class SinkCommitter(ABC):
         return None
 
     def discard(self) -> None:
-        """The job ended otherwise, and every complete checkpoint is committed: remove what is staged; the job can be
-        resumed.
-        """
+        """The job ended otherwise, all complete checkpoints are committed: remove what is staged. It may be resumed."""
         return None
 
 

@@ -77,9 +77,7 @@ class FileCommitter(SinkCommitter):
             )
 
     def _what_is_in_the_way(self) -> str | None:
-        """The name of an entry that a new job must not mix with. What this job began to prepare, and what a job left
-        that ended before its first commit, is not in the way.
-        """
+        """The name of an entry that belongs neither to this job nor to one that ended before its first commit."""
         is_mine = self._read_owner() == self._owner
 
         def is_in_the_way(name: str) -> bool:

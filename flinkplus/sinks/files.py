@@ -92,12 +92,9 @@ class OutputFiles:
 
     def read(self, name: str) -> bytes:
         """The whole content. Raises ``FileNotFoundError``."""
-        if self._local is not None:
-            with self._local.open(name) as file:
-                return file.read()
-        with self._fs.open_input_stream(self._path(name)) as stream:
-            content: bytes = stream.read()
-        return content
+        local = self._local
+        with self._fs.open_input_stream(self._path(name)) if local is None else local.open(name) as stream:
+            return bytes(stream.read())
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, whole or not at all; an existing one is replaced."""

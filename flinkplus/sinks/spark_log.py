@@ -134,9 +134,7 @@ class SparkFileLog:
                 self.latest = max(self.latest, number)
 
     def _layout_of(self, entries: Iterable[FileEntry]) -> Layout:
-        """The layout that the log was made with, by the empty compactions that it begins with. Those of the larger
-        interval are also compactions of the smaller one.
-        """
+        """The layout by the empty compactions; those of the larger interval are also compactions of the smaller one."""
         names = {entry.name for entry in entries}
         known = map(Layout, sorted((COMPACT_INTERVAL, COMMITS_INTERVAL)))
         made = [layout for layout in known if all(f"{b}{_COMPACT_SUFFIX}" in names for b in layout.empty_compactions)]

@@ -65,8 +65,7 @@ class TextSplit:
 class TextFiles(Source):
     """The lines of a file, of the files in a directory, or of all files that match a glob; one string column ``value``.
 
-    ``repeat``: how many times to read everything; ``split_bytes``: the largest split. ``files`` is filled in
-    by ``planned``.
+    ``repeat``: how many times to read everything; ``split_bytes``: the largest split; ``files``: set by ``planned``.
     """
 
     name: str

@@ -71,9 +71,9 @@ class Prepared:
 class SubtaskState:
     """All keyed state of one subtask in one generation.
 
-    ``work_dir``: a scratch directory of the slot, shared by its subtasks. ``max_entries``: bound of each state in
-    memory. ``prepared``: a promoted standby's store, which is this state's from now on; ``restore`` of the handle that
-    it was prepared for then takes no time.
+    ``work_dir``: a scratch directory of the slot, shared by its subtasks.
+    ``max_entries``: bound of each state in memory.
+    ``prepared``: a promoted standby's store, owned from now on; ``restore`` of its handle then takes no time.
     """
 
     def __init__(
@@ -213,8 +213,7 @@ class SubtaskState:
     def spill_if_needed(self) -> bool:
         """Write changed entries to RocksDB when memory holds too many of them; True when that was done.
 
-        Synchronous: some 50 ms for 100,000 entries. Raises ``StateError`` when the local disk fails; nothing is lost
-        then.
+        Synchronous: some 50 ms for 100,000 entries. Raises ``StateError`` when the local disk fails, losing nothing.
         """
         if not any(state.needs_spill for state in self._states.values()):
             return False
@@ -245,8 +244,7 @@ class SubtaskState:
     def rebase(self) -> bool:
         """Replace the files of versions to come by one, if they have become many; true when that was done.
 
-        Takes long for a large state. Raises ``StateError`` when it fails, or the state is closed meanwhile; then
-        versions continue as before.
+        Takes long for a large state. Raises ``StateError`` when it fails, or the state is closed; nothing changes then.
         """
         return self._versions.rebase()
 
@@ -278,14 +276,7 @@ class SubtaskState:
         self._versions.close()
         self._store.destroy()
         self._store = self._open_store()
-        links = [path.with_suffix(".ingest") for path in paths]
-        try:
-            for path, link in zip(paths, links, strict=True):
-                link_or_copy(path, link)
-            self._store.ingest(links)
-        finally:
-            for link in links:
-                link.unlink(missing_ok=True)
+        self._store.ingest_copies(paths)
         self._store.check_format()
         self._versions = self._open_versions(files)
         remove_folder(self._folder / LEFT_FOLDER)  # what this version has not used, no later one will

@@ -196,10 +196,7 @@ class ObjectState:
         return not self._dirty_has_absent and len(self._dirty) == self.live_keys
 
     def freeze(self, full: bool = False) -> ObjectPart | None:
-        """A part of all dirty entries, which are clean from now on; None when there are none.
-
-        ``full`` is allowed only when ``covers_all``, and then changes nothing.
-        """
+        """A part of all dirty entries, clean from now on; None without any. ``full``: only if ``covers_all``."""
         if not self._dirty:
             return None
         self._parts += 1

@@ -48,7 +48,7 @@ class _Remover:
                 self._thread.start()
 
     def hurry(self) -> None:
-        """What waits now, and until nothing waits any more, goes at once."""
+        """The job is over: free the space of all removed files at once, before another job has to wait for that."""
         with self._guard:
             self._hurried = self._thread is not None and self._thread.is_alive()
 
@@ -82,6 +82,7 @@ class _Remover:
 
 
 _remover = _Remover()
+hurry = _remover.hurry
 
 
 def remove_file(path: str | Path, folder: int | None = None) -> None:
@@ -105,11 +106,6 @@ def remove_folder(path: str | Path) -> None:
             with contextlib.suppress(OSError):
                 remove_file(os.path.join(folder, name))
     shutil.rmtree(path, ignore_errors=True)
-
-
-def hurry() -> None:
-    """The job is over: free the space of all removed files at once, before another job has to wait for that."""
-    _remover.hurry()
 
 
 def _open_large(path: str | Path, folder: int | None) -> int | None:

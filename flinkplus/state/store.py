@@ -39,7 +39,7 @@ from rocksdict import (
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.state import volatile
-from flinkplus.state.file_system import sync_path
+from flinkplus.state.file_system import link_or_copy, sync_path
 from flinkplus.state.removal import remove_file, remove_folder
 
 Aside: TypeAlias = Callable[[Callable[[], None]], object]
@@ -169,6 +169,17 @@ class SubtaskStore:
             if self._names is not None:
                 self._tidy(self._names, sources)
         self.empty = False
+
+    def ingest_copies(self, paths: Sequence[Path], swift: bool = False) -> None:
+        """As ``ingest``; the files stay."""
+        links = [path.with_suffix(".ingest") for path in paths]
+        try:
+            for path, link in zip(paths, links, strict=True):
+                link_or_copy(path, link)
+            self.ingest(links, swift)
+        finally:
+            for link in links:
+                link.unlink(missing_ok=True)
 
     def _take(self, paths: Sequence[Path], names: Path | None, swift: bool) -> list[Path]:
         """Where RocksDB finds the files, and finds them synced, or in memory."""

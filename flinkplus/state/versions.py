@@ -33,7 +33,6 @@ from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.file_system import link_or_copy
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
 from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
@@ -253,7 +252,12 @@ class StateVersions:
         if pending.parts:
             kind: FileKind = "base" if pending.full or not self._files else "delta"
             file = self._describe(*self._write_file(self._part_chunks(pending.parts), pending.checkpoint), kind)
-            self._ingest(self.local(file.name))
+            try:
+                self._store.be_active()  # not before: right after a promotion there is better use for the processors
+                self._store.ingest_copies([self.local(file.name)])
+            except BaseException:
+                self.local(file.name).unlink(missing_ok=True)
+                raise
             for part in pending.parts:
                 part.release()
         with self._lock:
@@ -264,18 +268,6 @@ class StateVersions:
             pending.files = self._files
             pending.parts = []
             pending.written = True
-
-    def _ingest(self, path: Path) -> None:
-        link = path.with_suffix(".ingest")
-        try:
-            link_or_copy(path, link)
-            self._store.be_active()  # not before: right after a promotion there is better use for the processors
-            self._store.ingest([link])
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            link.unlink(missing_ok=True)
 
     def _describe(self, name: str, entries: int, kind: FileKind, replaces: tuple[StateFile, ...] = ()) -> StateFile:
         path = self.local(name)

@@ -39,10 +39,7 @@ def make_folder() -> Path | None:
 
 
 def reserve(size: int, share: float = 1.0) -> bool:
-    """Whether ``size`` bytes more may be written to folders of this process, until ``release``.
-
-    ``share``: maximum share of ``MAX_BYTES``.
-    """
+    """Whether this process may write ``size`` bytes more, up to ``share`` of ``MAX_BYTES``, until ``release``."""
     with _guard, contextlib.suppress(OSError):
         if _reserved["bytes"] + size <= share * MAX_BYTES and _is_room(size):
             _reserved["bytes"] += size

@@ -30,10 +30,7 @@ _NAME = struct.Struct(">qQ")
 
 @dataclass(slots=True)
 class Part:
-    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them.
-
-    ``derived``: a value computed from the rows, kept as long as ``batch``.
-    """
+    """``rows`` rows; ``batch``: ``None`` when only the state has them; ``derived``: computed from it, kept with it."""
 
     number: int
     rows: int

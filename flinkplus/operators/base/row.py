@@ -99,10 +99,7 @@ def make_row(kind: type[Row], values: Iterable[Any]) -> Row:
 
 
 def rows_of(batch: pa.RecordBatch, ctx: OperatorContext) -> list[Row]:
-    """The rows of a batch, its columns decoded to the plain types of the operator's input.
-
-    Raises ``UserFunctionError`` for a value that Python cannot represent, such as a time after the year 9999.
-    """
+    """The rows of a batch. Raises ``UserFunctionError`` for what Python cannot represent, such as the year 10000."""
     kind = row_type(tuple(ctx.input_schema.names))
     new = tuple.__new__
     batch = plain(batch, ctx.input_schema)

@@ -49,10 +49,7 @@ def parse_schema(schema: str | pa.Schema) -> pa.Schema:
 
 
 def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema of rows of all of ``schemas``; a column that is nullable in one of them is nullable.
-
-    Raises ``ConfigurationError`` with the difference when names or types differ.
-    """
+    """The schema of rows of all ``schemas``. Raises ``ConfigurationError`` with the difference of names or types."""
     first = schemas[0]
     for other in schemas[1:]:
         if (first.names, first.types) != (other.names, other.types):

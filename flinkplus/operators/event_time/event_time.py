@@ -80,16 +80,17 @@ class TimeMetrics:
             self._metrics.setdefault(metric, 0)
 
     def in_time(
-        self, times: EventTimes, ends_ms: npt.NDArray[np.int64], watermark_ms: int | None
+        self, times: EventTimes, starts_ms: npt.NDArray[np.int64], length_ms: int, watermark_ms: int | None
     ) -> npt.NDArray[np.bool_]:
-        """Which rows have a time, and an end that the watermark has not reached; counts the others."""
+        """Which rows have a time and end (``length_ms`` after the start) behind the watermark; counts the others."""
         self._metrics[WITHOUT_TIME] += times.missing
         if watermark_ms is None:
             return times.known
-        late = times.known & (ends_ms <= watermark_ms)
-        if late.any():
-            self._metrics[LATE_ROWS] += int(np.count_nonzero(late))
-            self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times.ms[late].min()))
+        late = times.known & (starts_ms <= watermark_ms - length_ms)
+        if not late.any():
+            return times.known
+        self._metrics[LATE_ROWS] += int(np.count_nonzero(late))
+        self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times.ms[late].min()))
         return times.known & ~late
 
 
@@ -138,7 +139,7 @@ class _WithWatermarkInstance(WatermarkMaker):
         if not batch.num_rows:
             return ()
         times = event_times(batch, self._column)
-        self._metrics.in_time(times, times.ms + 1, self.watermark_ms)
+        self._metrics.in_time(times, times.ms, 1, self.watermark_ms)
         ms = times.ms[times.known] if times.missing else times.ms
         if len(ms):
             latest = int(ms.max())

@@ -98,7 +98,7 @@ class _TumblingWindowInstance(OperatorInstance):
     def _add(self, batch: pa.RecordBatch) -> None:
         times = event_times(batch, self._column)
         starts = times.ms - times.ms % self._size_ms
-        wanted = self._metrics.in_time(times, starts + self._size_ms, self._watermark_ms)
+        wanted = self._metrics.in_time(times, starts, self._size_ms, self._watermark_ms)
         if not wanted.all():
             batch, starts = batch.filter(pa.array(wanted)), starts[wanted]
         if batch.num_rows:

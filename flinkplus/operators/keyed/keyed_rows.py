@@ -55,8 +55,7 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class Reduce(KeyedOperator):
-    """Combines the rows of each key: gives, for every row, ``fn(so far, row)``, and for a key's first row that row
-    itself.
+    """Gives, for every row, ``fn(so far, row)`` of its key, and for a key's first row that row itself.
 
     Both arguments and the result are rows of the input's schema; the result's key columns are the function's business.
     """
@@ -159,11 +158,7 @@ class ValueState:
 
 
 class ProcessContext:
-    """What a ``Process`` function may use: ``key``, ``state(name)``, ``now()``, ``random()``, timers, event time, and
-    where it runs (``operator``, ``subtask``).
-
-    ``batch`` and ``code`` say which key is the current one; they are the operator's, as is ``timers``.
-    """
+    """What a ``Process`` function may use. ``batch``, ``code``, ``timers`` and ``write_back`` are the operator's."""
 
     def __init__(self, ctx: OperatorContext, timers: EventTimers | None = None) -> None:
         self.operator = ctx.operator
@@ -242,11 +237,10 @@ class ProcessContext:
 
 @dataclass(frozen=True)
 class Process(KeyedOperator):
-    """``fn(key, row, ctx)`` for every row, with keyed state from ``ctx``; gives an iterable of rows of ``schema``, or
-    ``None``.
+    """``fn(key, row, ctx)`` for every row gives an iterable of rows of ``schema``, or ``None``; ``on_timer(key, at_ms,
+    ctx)`` does the same for each timer of ``ctx.event_timer``.
 
-    ``key`` is the value of the key column, or the tuple of values when there are several. ``on_timer(key, at_ms, ctx)``
-    does the same for each timer of ``ctx.event_timer``.
+    ``key`` is the value of the key column, or the tuple of values when there are several.
     """
 
     fn: Callable[[Any, Row, ProcessContext], Any]

@@ -138,10 +138,9 @@ class EventTimers:
         added: dict[bytes, Timer] = {}
         removed: list[bytes] = []
         for name, timer, known in zip(names, changes.values(), self._flags.get_many(names), strict=True):
-            if timer is None:
-                if known is not None:
-                    removed.append(name)
-            elif known is None:
+            if timer is None and known is not None:
+                removed.append(name)
+            elif timer is not None and known is None:
                 added[name] = timer
         if removed:
             self._flags.delete_many(removed)

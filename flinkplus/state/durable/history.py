@@ -82,10 +82,7 @@ class UnusedFiles:
     _seen: dict[str, int] = field(default_factory=dict)  # the newest checkpoint that was triggered when it was seen
 
     def find(self, stored: dict[str, int], named: Collection[str], complete: int, triggered: int) -> list[str]:
-        """The unused ones of ``stored`` (name -> number in it).
-
-        ``named``: what the manifests name. ``complete``, ``triggered``: the newest such checkpoint.
-        """
+        """The unused ones of ``stored`` (name -> number); ``complete``, ``triggered``: the newest such checkpoint."""
         unnamed = [name for name in stored if name not in named]
         self._seen = {name: self._seen.get(name, triggered) for name in unnamed}
         return [name for name in unnamed if self._seen[name] < complete and stored[name] <= complete]

@@ -58,8 +58,7 @@ class Manifests:
     def read(self, checkpoint: int) -> Manifest:
         """The manifest as it was written.
 
-        Raises ``CorruptCheckpoint`` when it is missing, short, altered or of another format, ``UntrustedCheckpoint``
-        when it is not signed as it must be.
+        Raises ``CorruptCheckpoint`` when it is missing, short, altered or of another format; ``UntrustedCheckpoint``.
         """
         name = self.listed(lambda number, _: number == checkpoint).get(checkpoint, _name(checkpoint, 0))
         where = self._files.describe(name)
@@ -105,10 +104,10 @@ class Manifests:
         return found
 
     def latest_valid(self) -> tuple[int, Manifest, list[str]] | None:
-        """The newest checkpoint that can be restored: (checkpoint, manifest, why newer ones were skipped).
+        """The newest checkpoint that can be restored, and why newer ones were skipped; ``None`` without any checkpoint.
 
-        Reads and checks every state file. Returns ``None`` without any checkpoint. Raises ``CorruptCheckpoint`` when
-        all checkpoints are damaged, ``UntrustedCheckpoint`` when the newest undamaged one is not signed as it must be.
+        Reads and checks every state file. Raises ``CorruptCheckpoint`` when all checkpoints are damaged,
+        ``UntrustedCheckpoint`` when the newest undamaged one is not signed as it must be.
         """
         skipped: list[str] = []
         for checkpoint in reversed(self.checkpoints()):
@@ -135,8 +134,7 @@ class Manifests:
     def all_named(self) -> frozenset[str]:
         """The state files that any checkpoint names.
 
-        When that is not known, raises ``CorruptCheckpoint``, ``UntrustedCheckpoint``, ``CorruptState`` or
-        ``StateError``, so that nothing is removed.
+        Raises ``CorruptCheckpoint``, ``UntrustedCheckpoint``, ``CorruptState`` or ``StateError`` if that is not known.
         """
         with self._lock:
             known = set(self._named)
