@@ -49,7 +49,7 @@ def parse_schema(schema: str | pa.Schema) -> pa.Schema:
 
 
 def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema of rows of all ``schemas``. Raises ``ConfigurationError`` with the difference of names or types."""
+    """The schema of rows of all ``schemas``, nullable where one is. Raises ``ConfigurationError`` if others differ."""
     first = schemas[0]
     for other in schemas[1:]:
         if (first.names, first.types) != (other.names, other.types):

@@ -82,7 +82,7 @@ class TimeMetrics:
     def in_time(
         self, times: EventTimes, starts_ms: npt.NDArray[np.int64], length_ms: int, watermark_ms: int | None
     ) -> npt.NDArray[np.bool_]:
-        """Which rows have a time and end (``length_ms`` after the start) behind the watermark; counts the others."""
+        """Which rows have a time, and end after the watermark, ``length_ms`` after their start; counts the others."""
         self._metrics[WITHOUT_TIME] += times.missing
         if watermark_ms is None:
             return times.known

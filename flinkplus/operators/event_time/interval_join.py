@@ -9,7 +9,7 @@ Rules and invariants:
   order in which these came; so the result depends on the order of the input alone, not on how it is cut into batches;
 - rows before the watermark and rows without a time are dropped and counted (``TimeMetrics``);
 - a side is kept in shelves by time (``parts``), each part sorted by the hash of the key and by time, so that a batch is
-  looked up in it as a whole; a shelf is dropped when no row before the watermark can match it;
+  looked up in it as a whole; a shelf is dropped when no row to come can match it;
 - a pair may be older than the watermark by as much as its rows may be apart (``behind_ms``).
 """
 
