@@ -23,7 +23,7 @@ LEAST_WIDTH = 120
 LEAST_TEXT = 24
 """The least width of a column of text, which is folded at words."""
 BORDERS = 3
-"""Characters of border for each column; the table has one more."""
+"""Of each column, in characters; and one more of the table."""
 
 
 def console(stderr: bool = False) -> Console:
