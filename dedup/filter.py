@@ -7,18 +7,20 @@ The digest of a duplicate says whether its content is the same; if it is not, tw
 Rules:
 
 - IDs are grouped by epoch. A group (Bloom filter and digests) is dropped when no recovery goes back before its end;
-- the Bloom filter is asked first. An ID that it does not know is new, and nothing else is looked at. "Maybe" is never
-  an answer: the chunk of digests that the ID would be in decides. It is in memory, or it is read from the store;
+- a chunk holds the digests of ``CHUNK`` numbers of one channel and epoch. The newest chunk of each channel is in
+  memory, and decides about its own numbers. Before another chunk is needed, the Bloom filter is asked for it: if the
+  filter does not know the chunk, none of its numbers was received, and the disk is not touched. "Maybe" is never an
+  answer: the store decides;
 - each channel has a *floor*. IDs below it are old by their number alone, and their digests are forgotten. The floor is
   the first number that the consumer asks for (``begin``), and rises to the end of each group that is dropped. So the
   filter of a consumer that starts from a version agrees with that version: what the version holds lies below the floor;
-- digests need no keys of their own: a chunk holds ``CHUNK`` numbers of one channel and epoch, and says which of them
-  are present. Numbers may have gaps and come in any order; only the floor relies on the order of a channel.
+- digests need no keys of their own: a chunk says which of its numbers are present. Numbers may have gaps and come in
+  any order; only the floor relies on the order of a channel.
 
 Invariant, on a channel that delivers in order without gaps: the filter knows just the numbers from the floor up to the
 next one that is expected.
 
-Memory: for each channel one chunk (512 bytes), the newest; for each message since the last complete checkpoint two to
+Memory: for each channel one chunk (512 bytes); for each ``CHUNK`` messages since the last complete checkpoint two to
 six bytes of Bloom filters at the default error rate. All other digests are in the store.
 
 One thread.
@@ -120,21 +122,30 @@ class _Known:
 
 @dataclass(slots=True)
 class FilterCounts:
-    """``asked``: IDs that were looked up; ``maybe``: those that the Bloom filter did not rule out; ``known``: those
-    that were there indeed. ``stored``: chunks of digests that were written to the store; ``fetched``: how often one was
-    asked for there."""
+    """Of all look-ups so far.
+
+    ``asked``: IDs that were looked up.
+    ``known``: IDs of them that were there: duplicates.
+    ``chunks``: chunks that were needed and not in memory, for which the Bloom filter was asked.
+    ``maybe``: chunks of them that it did not rule out, so the store was asked.
+    ``held``: chunks of them that the store had.
+    ``stored``: chunks that were written to the store.
+    ``fetched``: reads of a chunk from the store, for any reason.
+    """
 
     asked: int = 0
-    maybe: int = 0
     known: int = 0
+    chunks: int = 0
+    maybe: int = 0
+    held: int = 0
     stored: int = 0
     fetched: int = 0
 
     @property
     def false_positive_rate(self) -> float:
-        """Share of the new IDs that the Bloom filter did not rule out."""
-        new = self.asked - self.known
-        return (self.maybe - self.known) / new if new else 0.0
+        """Share of the new chunks that the Bloom filter did not rule out."""
+        new = self.chunks - self.held
+        return (self.maybe - self.held) / new if new else 0.0
 
 
 class MessageFilter:
@@ -177,17 +188,13 @@ class MessageFilter:
         if seq < known.floor:
             return FORGOTTEN
         ids = known.epochs.get(epoch) or self._open_epoch(known, epoch)
-        counts = self._counts
-        counts.asked += 1
-        if ids.bloom.add(known.base | seq):
-            counts.maybe += 1
-            had = self._confirm(known, ids, seq)
-            if had is not None:
-                counts.known += 1
-                return had
         chunk, at = seq >> CHUNK_BITS, seq & CHUNK - 1
+        self._counts.asked += 1
         if chunk != ids.chunk:
             self._turn_to(known, ids, chunk)
+        if ids.present >> at & 1:
+            self._counts.known += 1
+            return ids.digests[at]
         ids.digests[at] = digest
         ids.present |= 1 << at
         if seq >= ids.end:
@@ -219,19 +226,17 @@ class MessageFilter:
         ids.chunk, ids.present, ids.digests = _NONE, 0, array("Q", _EMPTY)
 
     def _turn_to(self, known: _Known, ids: _EpochIds, chunk: int) -> None:
+        """Have ``chunk`` in memory in place of the present one."""
+        counts = self._counts
         self._put_away(known, ids)
-        found = self._fetch(known, ids, chunk) if chunk in ids.stored else None
-        if found is not None:
-            ids.present, ids.digests = found
+        counts.chunks += 1
+        if ids.bloom.add(known.base | chunk):
+            counts.maybe += 1
+            found = self._fetch(known, ids, chunk)
+            if found is not None:
+                counts.held += 1
+                ids.present, ids.digests = found
         ids.chunk = chunk
-
-    def _confirm(self, known: _Known, ids: _EpochIds, seq: int) -> int | None:
-        """The digest of a message that may have come in; ``None`` when it has not."""
-        chunk, at = seq >> CHUNK_BITS, seq & CHUNK - 1
-        if chunk == ids.chunk:
-            return ids.digests[at] if ids.present >> at & 1 else None
-        found = self._fetch(known, ids, chunk)
-        return found[1][at] if found is not None and found[0] >> at & 1 else None
 
     def _fetch(self, known: _Known, ids: _EpochIds, chunk: int) -> tuple[int, Digests] | None:
         """A chunk from the store: which numbers are present, and their digests."""

@@ -8,6 +8,7 @@ each in this one run:
 - *checkpoint cost*: the same for 15 s with and without checkpoints, in turn, three pairs; the median of the ratios;
 - *scaling with input*: time per word for an input and for ten times that input, both bounded, with exact output rows;
 - *snapshot*: the synchronous part at 100,000 dirty keys (``experiments.bench_state``);
+- *steps*: the fixed cost of a step and of a message, and that of a row, by operator (``experiments.bench_steps``);
 - *memory* (with ``--soak-minutes``): resident memory of the slots, first minute against last.
 
 Figures are from this machine and this run; compare the ratios. Output is printed and, with ``--json``, written.
@@ -28,6 +29,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 from experiments.bench_state import measure_sync_part
+from experiments.bench_steps import measure as measure_steps
 from experiments.harness.arguments import option, script
 from experiments.harness.document import environment
 from experiments.harness.running import ENDLESS, VOCABULARY, WORDS, one_session
@@ -40,7 +42,7 @@ SEED = 1
 PARALLELISM = 2
 ALONE: dict[str, Any] = {"recovery": "rollback"}
 MEMORY_PERIOD_S = 1.0
-STEPS = ("throughput", "checkpoint_cost", "scaling", "snapshot", "memory")
+STEPS = ("throughput", "checkpoint_cost", "scaling", "snapshot", "steps", "memory")
 
 
 def throughput(spark: SparkSession, path: str, seconds: float, interval: float | None) -> dict[str, Any]:
@@ -150,6 +152,7 @@ def run(settings: Namespace) -> dict[str, Any]:
                 ("checkpoint_cost", lambda: checkpoint_cost(spark, path, pair_seconds, pairs)),
                 ("scaling", lambda: scaling(spark, path, 2 if settings.quick else 8)),
                 ("snapshot", measure_sync_part),
+                ("steps", lambda: measure_steps(waves=20 if settings.quick else 100)),
             ]
             if settings.soak_minutes:
                 steps.append(("memory", lambda: memory(spark, path, settings.soak_minutes)))

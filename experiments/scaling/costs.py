@@ -15,26 +15,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from experiments.harness.one_process import OneProcess
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
-from flinkplus.protocol.channels.inputs import InputChannel
-from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
-from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
-from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
-from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
-from flinkplus.runtime.transport.wire.message_format import Message, MessageKind, decode_frame, decode_records
-from flinkplus.state.backend import SubtaskState
-from flinkplus.state.durable.storage import CheckpointStorage
+from flinkplus.runtime.transport.wire.message_format import MessageKind, decode_frame, decode_records
 
 ROUND_TRIPS = 400
 FRAME_BYTES = (64, 16_384)
@@ -82,92 +75,15 @@ class _Step:
     seconds: float
 
 
-class Bench:
-    """All subtasks of a job at one parallelism, index ``i`` on slot ``i``."""
+class Bench(OneProcess):
+    """Runs a job step by step, and times each step."""
 
     def __init__(self, graph: JobGraph, options: Options, directory: Path) -> None:
-        self.graph, self.options, self.directory = graph, options, directory
+        super().__init__(graph, options, directory, standbys=False)
         self.steps: list[_Step] = []
-        self.snapshots: list[SnapshotHandle] = []
         self.frames = self.sampled_bytes = self.sampled_rows = 0
         self.decode_s = 0.0
         self._checkpoints = 0
-        self._storage = CheckpointStorage(str(directory / "checkpoints"))
-        self._storage.ownership.prepare({"name": "costs", "fingerprint": ""}, False)
-        self._arriving: deque[tuple[int, bytes]] = deque()
-        names = [SubtaskId(v.name, index) for v in graph.vertices for index in range(options.parallelism)]
-        edges = [(vertex, edge) for vertex in graph.vertices for edge in vertex.outputs]
-        self._consumers = {edge: graph.consumer_vertex(edge).name for _, edge in edges}
-        self._producers = {edge: vertex.name for vertex, edge in edges}
-        lineage = Lineage(
-            [vertex.name for vertex in graph.vertices],
-            [(vertex.name, self._consumers[edge]) for vertex, edge in edges],
-            options.sharing_depth,
-        )
-        self.subtasks = {name: self._make(name, names, lineage) for name in names}
-        for subtask in self.subtasks.values():
-            subtask.begin(1, 0.0)
-
-    def _make(self, name: SubtaskId, names: list[SubtaskId], lineage: Lineage) -> Subtask:
-        generation = Generation(1)
-        plan = SubtaskPlan(
-            graph=self.graph,
-            vertex=self.graph.vertex_of(name.vertex),
-            subtask=name,
-            generation=generation,
-            options=self.options,
-            slots={other: other.index for other in names},
-            generations=dict.fromkeys(names, generation),
-            lineage=lineage,
-            slot=name.index,
-            handle=START,
-            checkpoint=CheckpointId(0),
-            mark=None,
-            salt="costs",
-            guarantee=self.options.promises,
-        )
-
-        def state(plan: SubtaskPlan) -> SubtaskState:
-            work = self.directory / "scratch"
-            return SubtaskState(
-                work, self._storage.state_files, str(name), 1, max_entries=self.options.memtable_entries
-            )
-
-        ports = SubtaskPorts(
-            report=lambda message: None,
-            send=self._send,
-            hand_over=self._hand_over,
-            grant=self._grant,
-            reach=lambda point, subtask: None,
-            persist=self._persist,
-            tend=lambda state: None,
-            beside=lambda work: None,
-            state=state,
-            retention=None,
-            snapshotted=lambda subtask, generation, handle: self.snapshots.append(handle),
-            seen=lambda: None,
-            load=SlotLoad(lambda: 0.0),
-        )
-        return Subtask(plan, ports)
-
-    def _persist(self, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], SnapshotHandle]) -> None:
-        self.subtasks[name].persisted(checkpoint, work(), "")
-
-    def _send(self, slot: int, buffers: list[Any]) -> None:
-        self._arriving.append((slot, b"".join(buffers)))
-
-    def _hand_over(self, message: Message, payload: Any) -> None:
-        self.subtasks[self._consumer(message.channel)].steps.receive(message, payload)
-
-    def _consumer(self, channel: ChannelId) -> SubtaskId:
-        return SubtaskId(self._consumers[channel.edge], channel.consumer)
-
-    def _grant(self, generation: Generation, end: InputChannel, consumed: int) -> None:
-        producer = SubtaskId(self._producers[end.channel.edge], end.channel.producer)
-        outputs = self.subtasks[producer].outputs
-        channel = outputs.channels[end.channel]
-        channel.credit(generation, consumed, end.peer)
-        outputs.pump(channel)
 
     def run(self, seconds: float, stop: threading.Event) -> None:
         """Step by step, consumers first, with a few checkpoints on the way."""
@@ -201,12 +117,12 @@ class Bench:
         return True
 
     def _deliver(self) -> None:
-        while self._arriving:
-            _, frame = self._arriving.popleft()
+        while self.arriving:
+            frame = self.arriving.popleft()
             begun = time.perf_counter()
             arrived = list(decode_frame(frame))
             for message, payload in arrived:
-                self.subtasks[self._consumer(message.channel)].steps.receive(message, payload)
+                self.receive(message, payload)
             self.decode_s += time.perf_counter() - begun
             for message, payload in arrived:
                 if message.kind is MessageKind.RECORDS:
@@ -214,10 +130,6 @@ class Bench:
                     if self.frames % SAMPLED == 0:
                         self.sampled_bytes += len(frame)
                         self.sampled_rows += decode_records(payload).num_rows
-
-    def close(self) -> None:
-        for subtask in self.subtasks.values():
-            subtask.close()
 
 
 def _progress(subtask: Subtask) -> tuple[int, int]:

@@ -138,9 +138,11 @@ class JobHandle:
 
         ``message_ids``, the filters of message IDs at the inputs:
 
-        - ``asked``: lookups; ``maybe``: positives of the Bloom filter; ``known``: true positives.
-        - ``false_positive_rate``: error rate of the Bloom filters.
-        - ``stored``, ``fetched``: chunks of digests written to RocksDB, and read from it.
+        - ``asked``: lookups; ``known``: duplicates among them.
+        - ``chunks``: chunks of digests that were needed and not in memory; ``maybe``: positives of the Bloom filter
+          among them; ``held``: true positives.
+        - ``false_positive_rate``: share of the new chunks that the Bloom filter took for known.
+        - ``stored``, ``fetched``: chunks written to RocksDB, and read from it.
         - ``conflicts``: disagreements of filter and cursor, each of which rolled the job back.
 
         Refused and dropped messages:

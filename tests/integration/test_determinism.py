@@ -64,7 +64,7 @@ def test_the_clock_and_the_random_numbers_of_a_step_fail_over(spark: SparkSessio
     chances = table.column("chance").to_pylist()
     assert len(set(chances)) == len(chances) and 0.45 < sum(chances) / len(chances) < 0.55
     ids = metrics["message_ids"]
-    assert ids["maybe"] > 0.9 * ids["asked"] > 0, "the Bloom filter was to rule nothing out"
+    assert ids["maybe"] > 0.5 * ids["chunks"] > 0, "the Bloom filter was to rule nothing out"
     assert ids["stored"] > 0 and ids["fetched"] > 0 and ids["conflicts"] == 0, "RocksDB decides in its place"
 
 

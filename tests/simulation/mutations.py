@@ -490,6 +490,31 @@ def ancestors_passed_on_before_their_turn(original: Any) -> Any:
     return learn
 
 
+@mutation(StepHistory, "_hear")
+def ancestors_passed_on_once_are_taken_for_passed_on_everywhere(original: Any) -> Any:
+    """What arrives is noted as passed on although no step has taken it."""
+
+    def hear(self: Any, data: bytes) -> Any:
+        found = original(self, data)
+        found.passed_on = True
+        return found
+
+    return hear
+
+
+@mutation(StepHistory, "_hear")
+def ancestors_of_another_message_are_heard(original: Any) -> Any:
+    """Determinants of the same size are taken for the same."""
+
+    def hear(self: Any, data: bytes) -> Any:
+        known = self.__dict__.setdefault("heard_by_size", {})
+        if len(data) not in known:
+            known[len(data)] = original(self, data)
+        return known[len(data)]
+
+    return hear
+
+
 @mutation(KnownSteps, "barrier")
 def let_go_one_checkpoint_too_early(original: Any) -> Any:
     """Receivers forget determinants at the barrier of a checkpoint, not when it is complete."""

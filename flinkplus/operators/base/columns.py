@@ -108,6 +108,8 @@ def merge(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         return batches[0]
     schema = batches[0].schema
     same = all(batch.schema.equals(schema) for batch in batches[1:])
+    if same and not _has_dictionaries(schema):
+        return pa.concat_batches(batches)
     columns = []
     for position, field in enumerate(schema):
         arrays = [batch.column(position) for batch in batches]

@@ -42,8 +42,10 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FINALISER = np.uint64(0xFF51AFD7ED558CCD)
 _SHIFT = np.uint64(33)
 _ONE = np.uint64(1)
+_BYTE, _HALF = np.uint64(255), np.uint64(32)
+_BYTE_SHIFTS = (np.uint64(24), np.uint64(16), np.uint64(8))
 _LONG_KEY = 4096
-_POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER, dtype=np.uint64))
+_POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER), dtype=np.uint64)
 _MAX_TARGETS = 1 << 16
 _BINARY = pa.binary()
 _PLAIN_NUMBERS: dict[pa.DataType, type[np.signedinteger]] = {
@@ -96,6 +98,38 @@ class KeyCodes:
     def first_rows(self) -> npt.NDArray[np.int64]:
         """The first row of each code."""
         return _first_positions(self.codes, len(self.encoded))
+
+
+class NumberCodes:
+    """As ``KeyCodes``, for a column of plain numbers; makes the bytes of the keys only when they are asked for.
+
+    ``codes``: int per row. ``numbers``: the number of each code. ``first``: the first row of each code.
+    """
+
+    column: None = None
+    is_text = False
+    distinct = True
+
+    def __init__(
+        self, codes: npt.NDArray[np.signedinteger], numbers: npt.NDArray[np.int64], first: npt.NDArray[np.int64]
+    ) -> None:
+        self.codes = codes
+        self._numbers = numbers
+        self._first = first
+
+    @property
+    def encoded(self) -> pa.BinaryArray:
+        """The bytes of each code's key."""
+        return number_keys(self._numbers)
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The same, as a list."""
+        return keys_of(self._numbers)
+
+    def first_rows(self) -> npt.NDArray[np.int64]:
+        """The first row of each code."""
+        return self._first
 
 
 def _first_positions(codes: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int64]:
@@ -200,6 +234,28 @@ def _encode_column(array: pa.Array) -> KeyCodes:
     return KeyCodes(array.indices.to_numpy(), encode_values(array.dictionary), array, distinct)
 
 
+def plain_numbers(values: pa.Array) -> npt.NDArray[np.int64] | None:
+    """The values of a column of whole numbers, dates or times without nulls; ``None`` for any other column."""
+    plain = None if values.null_count else _PLAIN_NUMBERS.get(values.type)
+    if plain is None:
+        return None
+    at = values.offset
+    return np.frombuffer(values.buffers()[1], plain, at + len(values))[at:].astype(np.int64, copy=False)
+
+
+def number_keys(numbers: npt.NDArray[np.int64]) -> pa.BinaryArray:
+    """``encode_values`` of ``plain_numbers``."""
+    data = pa.py_buffer((numbers.view(np.uint64) ^ _SIGN).astype(">u8"))
+    offsets = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(8)
+    return pa.Array.from_buffers(_BINARY, len(numbers), [None, pa.py_buffer(offsets), data])
+
+
+def keys_of(numbers: npt.NDArray[np.int64]) -> list[bytes]:
+    """``number_keys`` as a list."""
+    keys: list[bytes] = number_keys(numbers).to_numpy(zero_copy_only=False).tolist()
+    return keys
+
+
 def encode_values(values: pa.Array) -> pa.BinaryArray:
     """The bytes of single-column keys, one for each value; see the module's rules."""
     dtype = values.type
@@ -207,13 +263,9 @@ def encode_values(values: pa.Array) -> pa.BinaryArray:
         return _encode_text(values)
     if not _is_fixed(dtype):
         raise ConfigurationError(f"a column of type {dtype} cannot be a key")
-    plain = None if values.null_count else _PLAIN_NUMBERS.get(dtype)
-    if plain is not None:
-        at, rows = values.offset, len(values)
-        numbers = np.frombuffer(values.buffers()[1], plain, at + rows)[at:].astype(np.int64)
-        data = pa.py_buffer((numbers.view(np.uint64) ^ _SIGN).astype(">u8"))
-        offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(8)
-        return pa.Array.from_buffers(_BINARY, rows, [None, pa.py_buffer(offsets), data])
+    numbers = plain_numbers(values)
+    if numbers is not None:
+        return number_keys(numbers)
     nulls = values.is_null().to_numpy(zero_copy_only=False)
     is_decimal = decimals.is_decimal(dtype)
     ordered = decimals.ordered_bytes(values) if is_decimal else _ordered_numbers(values).astype(">u8")
@@ -283,6 +335,28 @@ def hash_keys(encoded: pa.BinaryArray) -> npt.NDArray[np.uint64]:
         sums = np.zeros(len(data) + 1, dtype=np.uint64)
         ((data.astype(np.uint64) + _ONE) * _POWERS[position]).cumsum(out=sums[1:])
         hashes = sums[offsets[1:]] - sums[offsets[:-1]]
+    return _mixed(hashes)
+
+
+def hash_numbers(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """``hash_keys(number_keys(numbers))``, without making the bytes."""
+    ordered = numbers.view(np.uint64) ^ _SIGN
+    high = ordered >> _HALF
+    if len(high) and (high == high[0]).all():  # usual: numbers of one sign below 2**32
+        high = high[:1]
+    return _mixed(_polynomial(ordered, _POWERS[4:8]) + _polynomial(high, _POWERS[:4]))
+
+
+def _polynomial(numbers: npt.NDArray[np.uint64], powers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The sum over the lower four bytes, the highest first, of a byte plus 1, times its power, modulo 2**64."""
+    total = (numbers & _BYTE) * powers[3]
+    for shift, power in zip(_BYTE_SHIFTS, powers, strict=False):
+        total += (numbers >> shift & _BYTE) * power
+    total += powers.sum()
+    return total
+
+
+def _mixed(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     hashes ^= hashes >> _SHIFT
     hashes *= _FINALISER
     hashes ^= hashes >> _SHIFT
@@ -316,31 +390,57 @@ class HashPartitioner:
         return self._split_large(batch)
 
     def _split_small(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-        hashes = hash_keys(row_keys(batch, self.columns))
-        target_of_row = (hashes % np.uint64(self.targets)).astype(small_unsigned(self.targets))
+        numbers = self._numbers(batch)
+        hashes = hash_keys(row_keys(batch, self.columns)) if numbers is None else hash_numbers(numbers)
+        return self._slices(batch, self._targets_of(hashes))
+
+    def _split_large(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        numbers = self._numbers(batch)
+        if numbers is not None:
+            return _compacted(self._slices(batch, self._targets_of(hash_numbers(numbers))))
+        key = encode_keys(batch, self.columns)
+        target_of_key = self._targets_of(hash_keys(key.encoded))
+        target_of_row = target_of_key[key.codes]
+        if len(self.columns) != 1 or not key.is_text:
+            return _compacted(self._slices(batch, target_of_row))
+        at = batch.schema.get_field_index(self.columns[0])
+        order = np.argsort(target_of_row, kind="stable")
+        text = _SplitDictionary(key, target_of_key, self.targets, order)
+        indices = pa.array(order)
+        columns = [None if i == at else batch.column(i).take(indices) for i in range(batch.num_columns)]
+        parts = []
+        for target, (start, end) in enumerate(pairwise(_bounds(target_of_row, self.targets))):
+            if start == end:
+                continue
+            part = [None if column is None else compact(column.slice(start, end - start)) for column in columns]
+            part[at] = text.part(target, start, end)
+            parts.append((target, pa.RecordBatch.from_arrays(part, names=batch.schema.names)))
+        return parts
+
+    def _numbers(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        """The keys of the rows, when they are plain numbers."""
+        return plain_numbers(batch.column(self.columns[0])) if len(self.columns) == 1 else None
+
+    def _targets_of(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.unsignedinteger]:
+        return (hashes % np.uint64(self.targets)).astype(small_unsigned(self.targets))
+
+    def _slices(
+        self, batch: pa.RecordBatch, target_of_row: npt.NDArray[np.unsignedinteger]
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        """The rows of each target that has any."""
         ordered = batch.take(pa.array(np.argsort(target_of_row, kind="stable")))
         bounds = pairwise(_bounds(target_of_row, self.targets))
         return [(target, ordered.slice(at, end - at)) for target, (at, end) in enumerate(bounds) if at < end]
 
-    def _split_large(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-        key = encode_keys(batch, self.columns)
-        target_of_key = (hash_keys(key.encoded) % np.uint64(self.targets)).astype(small_unsigned(self.targets))
-        target_of_row = target_of_key[key.codes]
-        bounds = _bounds(target_of_row, self.targets)
-        order = np.argsort(target_of_row, kind="stable")
-        one_text = len(self.columns) == 1 and key.is_text
-        key_position = batch.schema.get_field_index(self.columns[0]) if one_text else -1
-        text = _SplitDictionary(key, target_of_key, self.targets, order) if one_text else None
-        columns = [None if i == key_position else batch.column(i).take(order) for i in range(batch.num_columns)]
-        parts = []
-        for target, (start, end) in enumerate(pairwise(bounds)):
-            if start == end:
-                continue
-            part = [None if column is None else compact(column.slice(start, end - start)) for column in columns]
-            if text is not None:
-                part[key_position] = text.part(target, start, end)
-            parts.append((target, pa.RecordBatch.from_arrays(part, names=batch.schema.names)))
+
+def _compacted(parts: list[tuple[int, pa.RecordBatch]]) -> list[tuple[int, pa.RecordBatch]]:
+    """The same, each with only its own dictionary entries."""
+    if not any(isinstance(column, pa.DictionaryArray) for column in parts[0][1].columns):
         return parts
+    names = parts[0][1].schema.names
+    return [
+        (target, pa.RecordBatch.from_arrays([compact(c) for c in part.columns], names=names)) for target, part in parts
+    ]
 
 
 def _bounds(targets: npt.NDArray[np.unsignedinteger], count: int) -> list[int]:

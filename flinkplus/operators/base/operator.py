@@ -49,7 +49,13 @@ class NumberStateLike(Protocol):
     """Keyed numbers (``flinkplus.state.memtable.NumberState``): each key has a row, accessed through arrays."""
 
     def indices(self, keys: list[bytes], /) -> npt.NDArray[np.int64]:
-        """The row of each key; an absent key gets a row with the value 0. Valid until the next call of ``indices``."""
+        """The row of each key; an absent key gets a row with the value 0. Valid until the next call of
+        ``indices`` or ``indices_of``."""
+
+    def indices_of(
+        self, numbers: npt.NDArray[np.int64], encode: Callable[[npt.NDArray[np.int64]], list[bytes]], /
+    ) -> npt.NDArray[np.int64]:
+        """As ``indices``, for whole numbers, which may repeat; ``encode`` makes their keys."""
 
     def gather(self, idx: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
         """The values of the rows, as a new array."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from flinkplus.operators.base.keys import check_key_columns, encode_keys, row_keys
+from flinkplus.operators.base.keys import check_key_columns, row_keys
 from flinkplus.operators.base.operator import (
     JsonValue,
     KeyedOperator,
@@ -33,7 +33,7 @@ from flinkplus.operators.base.operator import (
     OperatorContext,
     OperatorInstance,
 )
-from flinkplus.operators.keyed.keyed import FEW_ROWS, KeyRows
+from flinkplus.operators.keyed.keyed import KeyRows, is_large
 
 CHUNK_KEYS = 512
 FOR_EVER = 1
@@ -64,7 +64,7 @@ class _DeduplicateInstance(OperatorInstance):
         self._ttl_ms = descriptor.ttl_ms
         self._ctx = ctx
         self._expiries = ctx.keyed_state().number_state(ctx.operator, "int64")
-        self._rows = KeyRows(self._expiries)
+        self._rows = KeyRows(self._expiries, self._keys)
         self._queue: ExpiryQueue | None = None
         if descriptor.ttl_ms is not None:
             chunks = ctx.keyed_state().object_state(f"{ctx.operator}/expiry")
@@ -89,13 +89,14 @@ class _DeduplicateInstance(OperatorInstance):
 
     def _look_up(self, batch: pa.RecordBatch) -> tuple[list[bytes], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The distinct keys of the batch; the state row and the first row of the batch of each."""
-        if batch.num_rows <= FEW_ROWS:
+        numbers = self._rows.numbers(batch)
+        if not is_large(batch, numbers):
             first: dict[bytes, int] = {}
             for row, key in enumerate(row_keys(batch, self._keys).to_pylist()):
                 first.setdefault(key, row)
             keys = list(first)
             return keys, self._expiries.indices(keys), np.fromiter(first.values(), np.int64, len(keys))
-        found, idx = self._rows.find(encode_keys(batch, self._keys))
+        found, idx = self._rows.find(batch, numbers)
         return found.keys, idx, found.first_rows()
 
     @override

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,25 +29,58 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base import decimals
 from flinkplus.operators.base.columns import SchemaMemo, cut, plain_array
-from flinkplus.operators.base.keys import KeyCodes, check_key_columns, encode_keys, row_keys, small_unsigned
+from flinkplus.operators.base.keys import (
+    KeyCodes,
+    NumberCodes,
+    check_key_columns,
+    encode_keys,
+    keys_of,
+    plain_numbers,
+    row_keys,
+    small_unsigned,
+)
 from flinkplus.operators.base.operator import Dtype, KeyedOperator, NumberStateLike, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.keyed.aggregates import sum_type
 
 FEW_ROWS = 96
-"""Maximum number of rows for which a loop costs less than the array operations."""
+FEW_NUMBERS = 64
+"""Maximum number of rows for which a loop costs less than the array operations; the second when the keys are whole
+numbers."""
 _INT64_LIMIT = float(1 << 62)
+
+
+Codes: TypeAlias = KeyCodes | NumberCodes
 
 
 class KeyRows:
     """Finds the state rows of a batch's keys, one for each distinct key."""
 
-    def __init__(self, state: NumberStateLike) -> None:
+    def __init__(self, state: NumberStateLike, keys: tuple[str, ...]) -> None:
         self._state = state
+        self._keys = keys
         self._seen_as = np.zeros(0, dtype=np.int64)
 
-    def find(self, key: KeyCodes) -> tuple[KeyCodes, npt.NDArray[np.int64]]:
-        """``key``, made distinct if it was not, and the state row of each of its codes."""
+    def numbers(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        """The keys of the rows, when they are plain numbers (``base.keys.plain_numbers``)."""
+        return plain_numbers(batch.column(self._keys[0])) if len(self._keys) == 1 else None
+
+    def find(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64] | None) -> tuple[Codes, npt.NDArray[np.int64]]:
+        """The distinct keys of a batch, and the state row of each of their codes. ``numbers``: see there."""
+        return self._find_bytes(encode_keys(batch, self._keys)) if numbers is None else self._find_numbers(numbers)
+
+    def _find_numbers(self, numbers: npt.NDArray[np.int64]) -> tuple[Codes, npt.NDArray[np.int64]]:
+        rows = self._state.indices_of(numbers, keys_of)
+        seen_as = self._marks_for(rows)
+        positions = np.arange(len(rows))
+        seen_as[rows[::-1]] = positions[::-1]
+        first_of_row = seen_as[rows]
+        is_first = first_of_row == positions
+        first = is_first.nonzero()[0]
+        codes = (is_first.cumsum() - 1)[first_of_row]
+        return NumberCodes(codes, numbers[first], first), rows[first]
+
+    def _find_bytes(self, key: KeyCodes) -> tuple[Codes, npt.NDArray[np.int64]]:
         idx = self._state.indices(key.keys)
         if not key.distinct and not self._all_differ(idx):
             key = key.made_distinct()
@@ -58,14 +91,21 @@ class KeyRows:
         """Whether no row stands twice in ``idx``: each leaves its mark, and finds it again unless another overwrote
         it.
         """
-        if not len(idx):
-            return True
-        top = int(idx.max()) + 1
+        seen_as, marks = self._marks_for(idx), np.arange(len(idx))
+        seen_as[idx] = marks
+        return bool((seen_as[idx] == marks).all())
+
+    def _marks_for(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """An array with a place for each of ``rows``."""
+        top = int(rows.max()) + 1 if len(rows) else 0
         if top > len(self._seen_as):
             self._seen_as = np.zeros(2 * top, dtype=np.int64)
-        marks = np.arange(len(idx))
-        self._seen_as[idx] = marks
-        return bool((self._seen_as[idx] == marks).all())
+        return self._seen_as
+
+
+def is_large(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64] | None) -> bool:
+    """Whether array operations cost less than a loop over the rows. ``numbers``: see ``KeyRows.numbers``."""
+    return batch.num_rows > (FEW_ROWS if numbers is None else FEW_NUMBERS)
 
 
 class ZeroSums:
@@ -210,10 +250,10 @@ def _running_sums_one_by_one(
 
 
 def with_running(
-    batch: pa.RecordBatch, columns: tuple[str, ...], key: KeyCodes, output: str, running: pa.Array
+    batch: pa.RecordBatch, columns: tuple[str, ...], key: Codes, output: str, running: pa.Array
 ) -> pa.RecordBatch:
     """``batch`` with the column ``output``, and a single string or binary key column dictionary-encoded by ``key``."""
-    if key.is_text:
+    if key.is_text and key.column is not None:
         batch = batch.set_column(batch.schema.get_field_index(columns[0]), columns[0], key.column)
     return batch.append_column(output, running)
 
@@ -247,17 +287,18 @@ class _CountInstance(OperatorInstance):
         self._keys = descriptor.keys
         self._output = descriptor.output
         self._state = ctx.keyed_state().number_state(ctx.operator, "int64")
-        self._rows = KeyRows(self._state)
+        self._rows = KeyRows(self._state, self._keys)
         self._few = FewRows(self._state, self._keys, self._output, pa.int64())
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        if batch.num_rows > FEW_ROWS:
-            return self._process_many(batch)
+        numbers = self._rows.numbers(batch)
+        if is_large(batch, numbers):
+            return self._process_many(batch, numbers)
         return (self._few.process(batch, [1] * batch.num_rows),) if batch.num_rows else ()
 
-    def _process_many(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        key, idx = self._rows.find(encode_keys(batch, self._keys))
+    def _process_many(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64] | None) -> Iterator[pa.RecordBatch]:
+        key, idx = self._rows.find(batch, numbers)
         running, totals = running_counts(key.codes, self._state.gather(idx))
         self._state.scatter(idx, totals)
         yield from cut(with_running(batch, self._keys, key, self._output, pa.array(running)))
@@ -332,17 +373,34 @@ class _NumberSumInstance(_SumInstance):
         self._state = state.number_state(ctx.operator, numbers)
         nullable = ctx.input_schema.field(descriptor.column).nullable
         self._zeros = ZeroSums(state.number_state(f"{ctx.operator}#zero", "int64")) if nullable else None
-        self._rows = KeyRows(self._state)
+        self._rows = KeyRows(self._state, descriptor.keys)
         self._few = FewRows(self._state, descriptor.keys, descriptor.output, dtype, self._zeros)
         self._running_sums = running_integer_sums if is_whole else running_float_sums
 
     @override
     def _summed(self, batch: pa.RecordBatch, values: pa.Array) -> pa.RecordBatch:
-        if batch.num_rows <= FEW_ROWS:
+        key_numbers = self._rows.numbers(batch)
+        if not is_large(batch, key_numbers):
             return self._few.process(batch, values.to_pylist())
-        descriptor = self._descriptor
-        key, idx = self._rows.find(encode_keys(batch, descriptor.keys))
+        key, idx = self._rows.find(batch, key_numbers)
         bases = self._state.gather(idx)
+        if values.null_count:
+            return self._summed_with_nulls(batch, values, key, idx, bases)
+        running, totals = self._running_sums(key.codes, values.to_numpy(), bases)
+        self._state.scatter(idx, totals)
+        if self._zeros is not None and not totals.all():
+            self._zeros.add(key.encoded.take(pa.array(np.flatnonzero(totals == 0))).to_pylist())
+        return with_running(batch, self._descriptor.keys, key, self._descriptor.output, pa.array(running))
+
+    def _summed_with_nulls(
+        self,
+        batch: pa.RecordBatch,
+        values: pa.Array,
+        key: Codes,
+        idx: npt.NDArray[np.int64],
+        bases: npt.NDArray[Any],
+    ) -> pa.RecordBatch:
+        descriptor = self._descriptor
         numbers = values.fill_null(0).to_numpy(zero_copy_only=False)
         running, totals = self._running_sums(key.codes, numbers, bases)
         first = self._first_values(key, values)
@@ -354,16 +412,14 @@ class _NumberSumInstance(_SumInstance):
             self._zeros.add(key.encoded.take(pa.array(zero)).to_pylist())
         return with_running(batch, descriptor.keys, key, descriptor.output, pa.array(running, mask=nulls))
 
-    def _first_values(self, key: KeyCodes, values: pa.Array) -> npt.NDArray[np.int64]:
+    def _first_values(self, key: Codes, values: pa.Array) -> npt.NDArray[np.int64]:
         """The first row with a value of each key, the number of rows for a key without one."""
-        if not values.null_count:
-            return key.first_rows()
         rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))[::-1]
         first = np.full(len(key.encoded), len(values), np.int64)
         first[key.codes[rows]] = rows
         return first
 
-    def _without_sum(self, key: KeyCodes, asked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _without_sum(self, key: Codes, asked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Which of the keys ``asked`` for have had no value before this batch."""
         without = asked.copy()
         if self._zeros is not None and asked.any():

@@ -149,19 +149,32 @@ def encode_ancestor(number: int, first: int, determinants: Sequence[int]) -> byt
 
 def decode_spans(data: bytes) -> tuple[Span, tuple[AncestorSpan, ...]]:
     """The sender's own span of a message, and those of ancestors. Raises ``PeerProtocolError`` if malformed."""
+    own, others = decode_own(data)
+    return own, decode_ancestors(others)
+
+
+def decode_own(data: bytes) -> tuple[Span, bytes]:
+    """The sender's own span of a message, and the bytes after it, for ``decode_ancestors``. Raises
+    ``PeerProtocolError`` if malformed."""
     try:
-        first, determinants, at = _decode_span(data, 0)
-        if at == len(data):
-            return (first, determinants), ()
-        others: list[AncestorSpan] = []
-        end = at
+        first, determinants, end = _decode_span(data, 0)
+    except (struct.error, IndexError) as error:
+        raise PeerProtocolError(f"malformed determinants: {error}") from error
+    return (first, determinants), data[end:]
+
+
+def decode_ancestors(data: bytes) -> tuple[AncestorSpan, ...]:
+    """The spans of ancestors. Raises ``PeerProtocolError`` if malformed."""
+    others: list[AncestorSpan] = []
+    end = 0
+    try:
         while end < len(data):
             vertex, index = _ANCESTOR.unpack_from(data, end)
             at, theirs, end = _decode_span(data, end + _ANCESTOR.size)
             others.append((vertex << 16 | index, at, theirs))
-        return (first, determinants), tuple(others)
     except (struct.error, IndexError) as error:
         raise PeerProtocolError(f"malformed determinants: {error}") from error
+    return tuple(others)
 
 
 def _decode_span(data: bytes, at: int) -> tuple[int, tuple[int, ...], int]:
@@ -268,7 +281,10 @@ class AncestorLog:
             self._reached[number] = end
 
     def since(self, position: int, *, name_all: bool = False) -> bytes:
-        """Entries after ``position``, encoded. ``name_all``: name each ancestor, even without new determinants."""
+        """Entries after ``position``, encoded, by number, so that subtasks that took the same say it in the same bytes.
+
+        ``name_all``: name each ancestor, even without new determinants.
+        """
         news: dict[int, tuple[int, list[int]]] = {}
         for number, first, determinants in self._entries[position - self._first :]:
             span = news.get(number)
@@ -277,8 +293,8 @@ class AncestorLog:
             else:
                 span[1].extend(determinants)
         if name_all:
-            news = {number: news.get(number, (reached, [])) for number, reached in sorted(self._reached.items())}
-        return b"".join([encode_ancestor(number, *span) for number, span in news.items()])
+            news = {number: news.get(number, (reached, [])) for number, reached in self._reached.items()}
+        return b"".join([encode_ancestor(number, *span) for number, span in sorted(news.items())])
 
     def clear(self) -> None:
         """All channels have been sent all entries: drop them."""

@@ -11,6 +11,8 @@ Rules: one thread, that of the steps.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from flinkplus.protocol.determinants.determinants import (
     AncestorLog,
     AncestorSpan,
@@ -18,7 +20,8 @@ from flinkplus.protocol.determinants.determinants import (
     KnownSteps,
     Span,
     StepLog,
-    decode_spans,
+    decode_ancestors,
+    decode_own,
 )
 from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.snapshot.handle import OperatorState
@@ -26,6 +29,20 @@ from flinkplus.protocol.subtask.incarnation import Incarnation
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+
+MAX_HEARD = 64
+"""Maximum number of different determinants of ancestors that are remembered as decoded."""
+
+
+@dataclass(slots=True)
+class _Ancestors:
+    """Spans of ancestors, as they came with messages. Producers that took the same messages send the same.
+
+    ``passed_on``: they are in the log of those that this subtask passes on.
+    """
+
+    spans: tuple[AncestorSpan, ...]
+    passed_on: bool = False
 
 
 class StepHistory:
@@ -73,8 +90,9 @@ class StepHistory:
             self.known = KnownSteps(received, self._runs_ahead) if guarantee.repeats else KnownProgress()
         if not logged:
             self.steps = self.ancestors = None
-        self._to_pass_on: dict[tuple[ChannelId, int], tuple[Span, tuple[AncestorSpan, ...]]] = {}
+        self._to_pass_on: dict[tuple[ChannelId, int], tuple[Span, _Ancestors]] = {}
         """Decoded determinants of messages that have arrived and are not taken yet."""
+        self._heard: dict[bytes, _Ancestors] = {}
         self._unlogged = 0 if self.steps is not None else first
         self.step_number = self.begun = 0
 
@@ -123,26 +141,46 @@ class StepHistory:
         """A new message has arrived: keep its determinants."""
         if self.known is None or not message.determinants:
             return
-        spoken = decode_spans(message.determinants)
+        own, rest = decode_own(message.determinants)
+        self.known.learn(producer, *own)
+        others = self._heard.get(rest)
+        if others is None:
+            others = self._hear(rest)
+            for (
+                number,
+                first,
+                determinants,
+            ) in others.spans:  # its own too, back from a loop: repeats may depend on them
+                self.known.learn(self._lineage.subtask(number), first, determinants)
+        if message.kind is MessageKind.BARRIER:
+            self.known.barrier(message.epoch, producer, own[0] + len(own[1]))
+            for number, first, determinants in others.spans:
+                self.known.barrier(message.epoch, self._lineage.subtask(number), first + len(determinants))
         if self.ancestors is not None:
-            self._to_pass_on[message.channel, message.seq] = spoken
-        (first, determinants), others = spoken
-        spans = [(producer, first, determinants)]
-        spans += [(self._lineage.subtask(number), at, theirs) for number, at, theirs in others]
-        for subtask, at, theirs in spans:  # its own too, back from a loop: what others repeat may depend on them
-            self.known.learn(subtask, at, theirs)
-            if message.kind is MessageKind.BARRIER:
-                self.known.barrier(message.epoch, subtask, at + len(theirs))
+            self._to_pass_on[message.channel, message.seq] = own, others
+
+    def _hear(self, data: bytes) -> _Ancestors:
+        """Decode determinants of ancestors, and remember them: the other producers usually send the same."""
+        if len(self._heard) >= MAX_HEARD:
+            self._heard.clear()
+        found = self._heard[data] = _Ancestors(decode_ancestors(data))
+        return found
 
     def pass_on(self, producer: SubtaskId, message: Message) -> None:
         """A step takes a message: all later output depends on the steps whose determinants came with it."""
         if self.ancestors is None or not message.determinants:
             return
-        known = (message.channel, message.seq)
-        own, others = self._to_pass_on.pop(known) if known in self._to_pass_on else decode_spans(message.determinants)
+        found = self._to_pass_on.pop((message.channel, message.seq), None)
+        if found is None:
+            own, rest = decode_own(message.determinants)
+            found = own, _Ancestors(decode_ancestors(rest))
+        own, others = found
         if producer != self._id:
             self.ancestors.take(self._lineage.number(producer), *own)
-        for number, first, determinants in others:
+        if others.passed_on:
+            return
+        others.passed_on = True
+        for number, first, determinants in others.spans:
             subtask = self._lineage.subtask(number)
             if subtask.vertex in self._passes_on and subtask != self._id:
                 self.ancestors.take(number, first, determinants)

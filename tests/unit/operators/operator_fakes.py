@@ -5,7 +5,7 @@ operator.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,11 @@ class FakeNumbers:
                 self.rows[key] = self.given
                 self.given += 1
         return np.array([self.rows[key] for key in keys], dtype=np.int64)
+
+    def indices_of(
+        self, numbers: npt.NDArray[np.int64], encode: Callable[[npt.NDArray[np.int64]], list[bytes]]
+    ) -> npt.NDArray[np.int64]:
+        return self.indices(encode(numbers))
 
     def gather(self, idx: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         return self.values[idx]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -67,20 +69,30 @@ class StateMachine(RuleBasedStateMachine):
         self.state.close()
         self.folder.cleanup()
 
-    @rule(keys=SOME_KEYS, amount=st.integers(-3, 3))
-    def add_numbers(self, keys: list[bytes], amount: int) -> None:
+    def rows_of(self, keys: list[bytes], by_number: bool) -> npt.NDArray[np.int64]:
+        """The rows of ``n``, found by the keys or by whole numbers that stand for them."""
         state = self.state.number_state("n")
-        rows = state.indices(keys)
+        if not by_number:
+            return state.indices(keys)
+        numbers = np.array([KEYS.index(key) for key in keys * 2])
+        rows = state.indices_of(numbers, lambda fresh: [KEYS[number] for number in fresh])
+        assert rows[: len(keys)].tolist() == rows[len(keys) :].tolist()
+        return rows[: len(keys)]
+
+    @rule(keys=SOME_KEYS, amount=st.integers(-3, 3), by_number=st.booleans())
+    def add_numbers(self, keys: list[bytes], amount: int, by_number: bool) -> None:
+        state = self.state.number_state("n")
+        rows = self.rows_of(keys, by_number)
         before = state.gather(rows)
         assert before.tolist() == [self.model.numbers.get(key, 0) for key in keys]
         state.scatter(rows, before + amount)
         self.model.numbers.update((key, self.model.numbers.get(key, 0) + amount) for key in keys)
 
-    @rule(keys=SOME_KEYS, at_once=st.booleans())
-    def remove_numbers(self, keys: list[bytes], at_once: bool) -> None:
+    @rule(keys=SOME_KEYS, at_once=st.booleans(), by_number=st.booleans())
+    def remove_numbers(self, keys: list[bytes], at_once: bool, by_number: bool) -> None:
         """Some that are there, or, by their look-up, some that were not."""
         state = self.state.number_state("n")
-        rows = state.indices(keys if at_once else KEYS)
+        rows = self.rows_of(keys if at_once else KEYS, by_number)
         state.remove(rows if at_once else rows[[KEYS.index(key) for key in keys]])
         if not at_once:
             self.model.numbers.update((key, 0) for key in KEYS if key not in self.model.numbers)

@@ -74,7 +74,7 @@ def test_running_sums_are_those_of_python(rows: list[tuple[Any, ...]], cuts: lis
     for key, _, small, _ in rows:
         seen[key] += [] if small is None else [small]
         expected.append(added(seen[key]))
-    with mock.patch.object(keyed, "FEW_ROWS", few_rows):
+    with mock.patch.multiple(keyed, FEW_ROWS=few_rows, FEW_NUMBERS=few_rows):
         summed = run(Sum("sum", ("k",), "small"), batches_of(rows, cuts), SCHEMA, FakeState())
         counted = run(Count("count", ("k",)), batches_of(rows, cuts), SCHEMA, FakeState())
     assert [row["sum"] for row in summed] == expected

@@ -22,6 +22,9 @@ from flinkplus.operators.base.keys import (
     encode_keys,
     encode_values,
     hash_keys,
+    hash_numbers,
+    number_keys,
+    plain_numbers,
     row_keys,
 )
 from tests.examples import examples
@@ -274,3 +277,29 @@ def test_plain_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="'a'"):
         plain(batch, pa.schema([("a", pa.int64()), ("b", pa.int64())]))
     assert plain(batch, pa.schema([("b", pa.int32())])).schema == pa.schema([("b", pa.int32())])
+
+
+NUMBER_TYPES = (pa.int64(), pa.int32(), pa.int8(), pa.date32(), pa.timestamp("us"))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.integers(0, 120), min_size=1, max_size=30), st.sampled_from(NUMBER_TYPES), st.integers(0, 3))
+def test_numbers_are_hashed_without_their_bytes(values: list[int], dtype: pa.DataType, first: int) -> None:
+    """The hash decides where a key lives, in old checkpoints too: it is the same as that of the key's bytes."""
+    column = pa.array(values, pa.int64()).cast(pa.int32() if dtype == pa.date32() else pa.int64()).cast(dtype)[first:]
+    numbers = plain_numbers(column)
+    assert numbers is not None and numbers.tolist() == values[first:]
+    assert number_keys(numbers).equals(encode_values(column))
+    assert hash_numbers(numbers).tolist() == hash_keys(encode_values(column)).tolist()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30))
+def test_large_and_negative_numbers_are_hashed_without_their_bytes(values: list[int]) -> None:
+    numbers = np.array(values, dtype=np.int64)
+    assert hash_numbers(numbers).tolist() == hash_keys(encode_values(pa.array(numbers))).tolist()
+
+
+def test_columns_that_are_not_plain_numbers() -> None:
+    for column in (pa.array([1, None]), pa.array(["a"]), pa.array([1.5]), pa.array([2**63], pa.uint64())):
+        assert plain_numbers(column) is None, column.type

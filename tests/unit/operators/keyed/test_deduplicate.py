@@ -21,9 +21,8 @@ from hypothesis import given, settings
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.columns import plain
 from flinkplus.operators.base.operator import KeyedState, OperatorInstance
-from flinkplus.operators.keyed import deduplicate
+from flinkplus.operators.keyed import deduplicate, keyed
 from flinkplus.operators.keyed.deduplicate import Deduplicate
-from flinkplus.operators.keyed.keyed import FEW_ROWS
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.state import CheckpointStorage, SubtaskState
 from tests.examples import examples
@@ -88,13 +87,15 @@ def kept_of(instance: OperatorInstance, batch: pa.RecordBatch) -> list[int]:
 @contextmanager
 def sizes(few_rows: int, chunk_keys: int) -> Iterator[None]:
     with (
-        mock.patch.object(deduplicate, "FEW_ROWS", few_rows),
+        mock.patch.multiple(keyed, FEW_ROWS=few_rows, FEW_NUMBERS=few_rows),
         mock.patch.object(deduplicate, "CHUNK_KEYS", chunk_keys),
     ):
         yield
 
 
-@given(STEPS, st.sampled_from([None, 1, 5, 20]), st.booleans(), st.sampled_from([0, 5, FEW_ROWS]), st.integers(1, 5))
+@given(
+    STEPS, st.sampled_from([None, 1, 5, 20]), st.booleans(), st.sampled_from([0, 5, keyed.FEW_ROWS]), st.integers(1, 5)
+)
 @settings(max_examples=examples(300), deadline=None)
 def test_as_with_a_dict(steps: Any, ttl_ms: int | None, encode: bool, few_rows: int, chunk_keys: int) -> None:
     clock, model, state = Clock(), Model(ttl_ms), FakeState()
@@ -171,7 +172,7 @@ def test_on_rocksdb_with_restores(ttl_ms: int | None, max_entries: int) -> None:
     """More keys than fit in memory; every now and then everything goes back to the last checkpoint."""
     rng = np.random.default_rng(3)
     clock, model = Clock(), Model(ttl_ms)
-    with tempfile.TemporaryDirectory() as folder, sizes(FEW_ROWS, 32):
+    with tempfile.TemporaryDirectory() as folder, sizes(keyed.FEW_ROWS, 32):
         storage = CheckpointStorage(Path(folder) / "checkpoints")
         storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
 
@@ -221,3 +222,16 @@ def test_several_columns_and_what_cannot_be_a_key() -> None:
     assert operator.output_schema(schema) == schema
     with pytest.raises(ConfigurationError, match="list"):
         Deduplicate("dedup", ("c",)).output_schema(schema)
+
+
+@given(st.lists(st.lists(st.integers(-4, 4), min_size=1, max_size=20), max_size=6), st.sampled_from([0, 10, 100]))
+def test_keys_that_are_whole_numbers(batches: list[list[int]], few_rows: int) -> None:
+    """Their rows are found without their bytes."""
+    instance, seen, n = create(None, FakeState(), Clock()), set[int](), 0
+    for ids in batches:
+        batch = pa.record_batch({"id": pa.array(ids), "n": pa.array(range(n, n + len(ids)))})
+        with sizes(few_rows, 32):
+            kept = [row for out in instance.process(batch) for row in out.column("n").to_pylist()]
+        assert kept == [n + at for at, key in enumerate(ids) if key not in seen and key not in ids[:at]]
+        seen.update(ids)
+        n += len(ids)

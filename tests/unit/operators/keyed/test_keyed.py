@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, UserFunctionError
-from flinkplus.operators.base.keys import HashPartitioner
+from flinkplus.operators.base.keys import HashPartitioner, encode_values
 from flinkplus.operators.base.operator import MAX_OUTPUT_ROWS, Operator
 from flinkplus.operators.keyed import keyed
 from flinkplus.operators.keyed.keyed import Count, Sum
@@ -43,13 +43,44 @@ def batches_of(rows: list[tuple[Any, ...]], cuts: list[int], encode: bool) -> li
     return [whole.slice(a, b - a) for a, b in pairwise(bounds)]
 
 
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.one_of(st.none(), st.integers(-5, 5))), max_size=30),
+    st.lists(st.integers(0, 30), max_size=4),
+    st.sampled_from([0, 4, keyed.FEW_NUMBERS]),
+    st.booleans(),
+)
+@settings(max_examples=examples(200), deadline=None)
+def test_keys_that_are_whole_numbers(rows: list[tuple[int, Any]], cuts: list[int], few: int, nullable: bool) -> None:
+    """Their rows are found without their bytes; the state has the bytes all the same."""
+    if not nullable:
+        rows = [(key, n or 0) for key, n in rows]
+    schema = pa.schema([("key", pa.int64()), pa.field("n", pa.int64(), nullable)])
+    whole = pa.record_batch([pa.array([row[i] for row in rows], f.type) for i, f in enumerate(schema)], schema=schema)
+    bounds = [0, *sorted(min(c, len(rows)) for c in cuts), len(rows)]
+    batches = [whole.slice(a, b - a) for a, b in pairwise(bounds)]
+    counts: dict[int, int] = defaultdict(int)
+    sums: dict[int, int] = {}
+    expected = []
+    for key, n in rows:
+        counts[key] += 1
+        if n is not None:
+            sums[key] = sums.get(key, 0) + n
+        expected.append((counts[key], sums.get(key)))
+    state = FakeState()
+    with mock.patch.multiple(keyed, FEW_ROWS=few, FEW_NUMBERS=few):
+        counted = run(Count("count", ("key",)), batches, schema, state)
+        summed = run(Sum("sum", ("key",), "n"), batches, schema, state)
+    assert [(c["count"], s["sum"]) for c, s in zip(counted, summed, strict=True)] == expected
+    assert state.numbers["count"].content() == {encode_values(pa.array([k]))[0].as_py(): c for k, c in counts.items()}
+
+
 @given(rows, st.lists(st.integers(0, 30), max_size=4), st.booleans(), st.sampled_from([0, 4, keyed.FEW_ROWS]))
 @settings(max_examples=examples(300), deadline=None)
 def test_counts_and_sums_as_with_dicts(
     rows: list[tuple[Any, ...]], cuts: list[int], encode: bool, few_rows: int
 ) -> None:
     """However the rows are cut, and whether they are taken one by one or all at once."""
-    with mock.patch.object(keyed, "FEW_ROWS", few_rows):
+    with mock.patch.multiple(keyed, FEW_ROWS=few_rows, FEW_NUMBERS=few_rows):
         check_counts_and_sums(rows, cuts, encode)
 
 
@@ -97,7 +128,7 @@ def test_keys_of_several_columns(rows: list[tuple[Any, ...]], few_rows: int) -> 
     for row in rows:
         counts[row] += 1
         expected.append(counts[row])
-    with mock.patch.object(keyed, "FEW_ROWS", few_rows):
+    with mock.patch.multiple(keyed, FEW_ROWS=few_rows, FEW_NUMBERS=few_rows):
         assert [r["count"] for r in run(Count("count", ("a", "b")), [batch], schema, FakeState())] == expected
 
 

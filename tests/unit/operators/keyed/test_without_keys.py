@@ -29,7 +29,7 @@ def test_totals(rows: list[tuple[str | None, int]], size: int, encode: bool, few
     )
     batches = [whole.slice(at, size) for at in range(0, len(rows), size)]
     totals = list(accumulate(n for _, n in rows))
-    with mock.patch.object(keyed, "FEW_ROWS", few_rows):
+    with mock.patch.multiple(keyed, FEW_ROWS=few_rows, FEW_NUMBERS=few_rows):
         counted = run(Count("count", ()), batches, SCHEMA, FakeState())
         summed = run(Sum("sum", (), "n"), batches, SCHEMA, FakeState())
     assert [row["count"] for row in counted] == list(range(1, len(rows) + 1))
