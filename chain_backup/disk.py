@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.state.backend import folder_name
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.files import SteadyFile, file_chunks, link_or_copy, sync_path
+from flinkplus.state.file_system import SteadyFile, file_chunks, link_or_copy, sync_path
 from flinkplus.state.left import FILE_NAME, FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER, newest_checkpoint, paced
 from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.store import SubtaskStore

@@ -1,1 +1,5 @@
-"""Message-ID filter: Bloom filter in front, RocksDB behind, grouped by epoch. A leaf: imports nothing of flinkplus."""
+"""Message-ID filter: Bloom filter in front, RocksDB behind, grouped by epoch.
+
+Ring 2: ``store`` writes files; the filter is pure. Imports nothing of the project. Process: slots. Thread: the slot's
+loop.
+"""

@@ -1,7 +1,7 @@
-"""Where the digests of messages are that a filter does not hold in memory any more: RocksDB, one for a process.
+"""The digests of messages that a filter does not hold in memory: RocksDB, one for a process.
 
-Rules: what is kept is lost with the process, and may be: a successor starts with what came with its version. So
-nothing waits for the disk, and there is no write-ahead log. One thread for each filter; filters may share a store.
+Rules: they are lost with the process; a successor starts with those of its version. So there is no write-ahead log, and
+no call waits for the disk. One thread for each filter; filters may share a store.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from experiments.harness.arguments import option, script
 from flinkplus.cli.figures import write_json
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state import BasePolicy, CheckpointStorage, NumberState, SubtaskState
-from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, write_sst
+from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, write_sst
 
 BATCH_KEYS = 10_000
 DELTAS_ONLY = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=1 << 30)

@@ -1,85 +1,51 @@
-"""Where an output log stands: its cursors, and for each the bytes before it, so that every distance is known at once.
-
-``trimmed <= acknowledged <= sent <= appended`` and ``trimmed <= kept <= appended``, each the ``seq`` of the *next*
-message to be trimmed, acknowledged, sent, appended, or written to disk. A position (``..._at``) counts the bytes of all
-messages of the log before that one.
-"""
+"""Where an output log stands: its cursors, and the bytes before each, so that every distance is known at once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True, eq=False)
 class LogCursors:
-    """The cursors of a log that begins at ``first``; the log moves them."""
+    """The cursors of a log, which alone moves them.
 
-    __slots__ = (
-        "_acknowledged",
-        "_acknowledged_at",
-        "_appended",
-        "_appended_at",
-        "_kept",
-        "_kept_at",
-        "_received",
-        "_resend_end",
-        "_resend_end_at",
-        "_sent",
-        "_sent_at",
-        "_trimmed",
-        "_trimmed_at",
-    )
+    ``trimmed <= acknowledged <= sent <= appended`` and ``trimmed <= kept <= appended``, each the ``seq`` of the *next*
+    message to be trimmed, acknowledged, sent, appended, or written to disk. A position (``..._at``) counts the bytes of
+    all messages of the log before that one.
 
-    def __init__(self, first: int, received: int) -> None:
-        self._trimmed = self._kept = self._acknowledged = self._sent = self._resend_end = self._appended = first
-        self._trimmed_at = self._kept_at = self._acknowledged_at = self._sent_at = self._resend_end_at = (
-            self._appended_at
-        ) = 0
-        self._received = received
+    ``resend_end``: the end of what is to be sent again.
+    ``received``: the consumer has every message before it from an earlier incarnation of the producer.
+    """
 
-    @property
-    def trimmed(self) -> int:
-        """The oldest ``seq`` that is still kept."""
-        return self._trimmed
-
-    @property
-    def acknowledged(self) -> int:
-        """The consumer has consumed every message before this one."""
-        return self._acknowledged
-
-    @property
-    def sent(self) -> int:
-        """The next ``seq`` to send."""
-        return self._sent
+    trimmed: int
+    kept: int
+    acknowledged: int
+    sent: int
+    resend_end: int
+    appended: int
+    received: int
+    kept_at: int = 0
+    acknowledged_at: int = 0
+    sent_at: int = 0
+    resend_end_at: int = 0
+    appended_at: int = 0
 
     @property
     def sent_once(self) -> int:
         """The highest that ``sent`` has ever been: messages from here on were never sent."""
-        return max(self._sent, self._resend_end)
-
-    @property
-    def appended(self) -> int:
-        """The ``seq`` that the next appended message will get."""
-        return self._appended
-
-    @property
-    def unsent_messages(self) -> int:
-        """Messages appended and not sent, or to be sent again."""
-        return self._appended - self._sent
+        return max(self.sent, self.resend_end)
 
     @property
     def unsent_bytes(self) -> int:
         """Bytes appended and not sent, or to be sent again."""
-        return self._appended_at - self._sent_at
+        return self.appended_at - self.sent_at
 
     @property
     def in_flight_bytes(self) -> int:
         """Bytes sent and not yet acknowledged."""
-        return self._sent_at - self._acknowledged_at
+        return self.sent_at - self.acknowledged_at
 
     @property
     def retained_messages(self) -> int:
         """Messages that are kept, in memory or on disk."""
-        return self._appended - self._trimmed
-
-    @property
-    def retained_bytes(self) -> int:
-        """Bytes of every message that is kept, in memory or on disk."""
-        return self._appended_at - self._trimmed_at
+        return self.appended - self.trimmed

@@ -3,20 +3,15 @@
 Rules:
 
 - Messages are opaque; they are numbered ``seq`` = first, first + 1, ... without gaps, in the order of ``append``.
-- Four cursors, each the ``seq`` of the *next* message to be trimmed, acknowledged, sent, appended:
-  ``trimmed <= acknowledged <= sent <= appended``. Messages ``[trimmed, appended)`` are kept.
-- Bounded: ``append`` is refused (``LogFull``) while as many messages or bytes were never sent as the limits allow. One
-  message may overshoot the byte limit, so that a message larger than the limit can pass at all. What waits to be sent
-  *again* after ``rewind`` does not count: a replay to one slow consumer does not stop the producer at once. What is
-  sent but not yet acknowledged is bounded by the consumer's credit (``limit``), and what is acknowledged by the
-  caller of ``trim``.
+  Messages ``[trimmed, appended)`` are kept (``LogCursors``).
+- Bounded: ``append`` is refused (``LogFull``) while as many messages or bytes were never sent as the limits allow; one
+  message may overshoot the byte limit. What waits to be sent *again* after ``rewind`` does not count, so that a replay
+  to one slow consumer does not stop the producer at once. The consumer's credit (``limit``) bounds what is sent and not
+  yet acknowledged.
 - A log whose limits were lifted (``lift_limits``) refuses nothing; what was never sent may be on disk then.
-- With a ``Retention`` the oldest messages may be on disk: ``[trimmed, kept)`` there, ``[kept, appended)`` in memory.
-  Read back for a replay, a message is dropped from memory again once sent.
+- With a ``Retention`` the oldest messages may be on disk: ``[trimmed, kept)``. They are read back one at a time.
 - An illegal call raises and changes nothing.
 - Not locked: producer and sender share one lock, or one thread.
-
-Imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -40,11 +35,12 @@ class LogFull(Exception):
 class OutputLog(LogCursors, Generic[M]):
     """The log of one channel.
 
-    ``channel`` is any value that names the channel in errors. ``first``: the first ``seq``. ``received``: messages
-    before it, when they are appended, count as sent and acknowledged at once, since the consumer has them from an
-    earlier incarnation of the producer; they are kept until trimmed. ``retention``: what the log shares with the other
-    logs of its slot; without it all is held in memory. Raises ``ValueError`` for limits below 1, or for ``received``
-    below ``first``.
+    ``channel``: any value that names the channel in errors.
+    ``first``: the first ``seq``.
+    ``received``: messages before it count as sent and acknowledged when they are appended; they are kept until trimmed.
+    ``retention``: what the log shares with the other logs of its slot; without it all is held in memory.
+
+    Raises ``ValueError`` for limits below 1, or for ``received`` below ``first``.
     """
 
     __slots__ = (
@@ -76,81 +72,67 @@ class OutputLog(LogCursors, Generic[M]):
             raise ValueError(
                 f"output log of {channel}: begins at {first}, but the consumer received only to {received}"
             )
-        super().__init__(first, first if received is None else received)
+        super().__init__(first, first, first, first, first, first, first if received is None else received)
         self.channel = channel
         self.max_unsent_messages = max_unsent_messages
         self.max_unsent_bytes = max_unsent_bytes
         self._limited = True
-        # seq -> message, size, position
-        self._messages: dict[int, tuple[M, int, int]] = {}
+        self._messages: dict[int, tuple[M, int, int]] = {}  # seq -> message, size, position
         self._retention = retention
         self._spilled: SpilledMessages[M] | None = None
         if retention is not None:
             self._spilled = SpilledMessages(channel, retention)
-            retention.add(self)
+            retention.logs.append(self)
 
     def lift_limits(self) -> None:
-        """Never refuse a message from now on. With a ``Retention``, what was never sent goes to disk when nothing else
-        is left to go."""
+        """Never refuse a message from now on. With a ``Retention``, what was never sent goes to disk last."""
         self._limited = False
         self.max_unsent_messages = self.max_unsent_bytes = ENDLESS
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Bytes of this log's segments on disk."""
-        return self._spilled.file_bytes if self._spilled is not None else 0
 
     @property
     def accepts(self) -> bool:
         """Whether ``append`` would accept a message: what was never sent is below the limits."""
         return (
-            self._appended - self._sent < self.max_unsent_messages
-            and self._appended_at - self._sent_at < self.max_unsent_bytes
+            self.appended - self.sent < self.max_unsent_messages
+            and self.appended_at - self.sent_at < self.max_unsent_bytes
         ) or self._accepts_beside_replay()
 
     @property
     def has_room(self) -> bool:
         """Whether a message should be appended now: ``accepts``, and the memory budget holds or the disk takes more.
 
-        A caller that has found room in several logs may append one message to each, and what lets trimming continue (a
-        checkpoint barrier) needs ``accepts`` only: a blocked spill volume may be freed by it.
+        A caller that has found room in several logs may append one message to each. A checkpoint barrier, which lets
+        trimming continue and so may free a blocked spill volume, needs ``accepts`` only.
         """
-        return (
-            (
-                self._appended - self._sent < self.max_unsent_messages
-                and self._appended_at - self._sent_at < self.max_unsent_bytes
-            )
-            or self._accepts_beside_replay()
-        ) and (self._retention is None or self._retention.blocked is None or self._retention.relieve())
+        retention = self._retention
+        return self.accepts and (retention is None or retention.blocked is None or retention.relieve())
 
     def _accepts_beside_replay(self) -> bool:
         """``accepts`` when what waits to be sent again is not counted; apart, since it is seldom asked."""
         return (
-            self._sent < self._resend_end
-            and self._appended - self._resend_end < self.max_unsent_messages
-            and self._appended_at - self._resend_end_at < self.max_unsent_bytes
+            self.sent < self.resend_end
+            and self.appended - self.resend_end < self.max_unsent_messages
+            and self.appended_at - self.resend_end_at < self.max_unsent_bytes
         )
 
     def append(self, message: M, size_bytes: int) -> int:
-        """Add a message and return its ``seq``. Raises ``LogFull`` when the log does not accept it, ``ValueError`` for
-        a negative size.
-        """
-        seq, position = self._appended, self._appended_at
+        """Add a message; returns its ``seq``. Raises ``LogFull`` without room, ``ValueError`` for a negative size."""
+        seq, position = self.appended, self.appended_at
         if (
-            seq - self._sent >= self.max_unsent_messages or position - self._sent_at >= self.max_unsent_bytes
+            seq - self.sent >= self.max_unsent_messages or position - self.sent_at >= self.max_unsent_bytes
         ) and not self._accepts_beside_replay():
             raise LogFull(
-                f"output log of {self.channel}: {self.unsent_messages} messages, {self.unsent_bytes} bytes unsent; "
+                f"output log of {self.channel}: {seq - self.sent} messages, {self.unsent_bytes} bytes unsent; "
                 f"the limits are {self.max_unsent_messages} and {self.max_unsent_bytes}"
             )
         if size_bytes < 0:
             raise ValueError(f"output log of {self.channel}: a message cannot have {size_bytes} bytes")
         self._messages[seq] = (message, size_bytes, position)
-        self._appended = seq + 1
-        self._appended_at = position + size_bytes
-        if seq < self._received:
-            self._sent = self._acknowledged = seq + 1
-            self._sent_at = self._acknowledged_at = position + size_bytes
+        self.appended = seq + 1
+        self.appended_at = position + size_bytes
+        if seq < self.received:
+            self.sent = self.acknowledged = seq + 1
+            self.sent_at = self.acknowledged_at = position + size_bytes
         retention = self._retention
         if retention is not None:
             retention.memory_bytes += size_bytes + MESSAGE_OVERHEAD_BYTES
@@ -159,83 +141,64 @@ class OutputLog(LogCursors, Generic[M]):
         return seq
 
     def next_to_send(self, limit: int) -> tuple[int, M] | None:
-        """The next message, as ``(seq, message)``, now counted as sent; ``None`` when all are sent or ``seq`` reaches
-        ``limit``.
+        """The next message, as ``(seq, message)``, now counted as sent; ``None`` when all before ``limit`` are sent.
 
-        ``limit`` is the consumer's credit: the first ``seq`` that it will not take yet. Raises ``CorruptSegment``.
+        ``limit``: the consumer's credit, the first ``seq`` that it will not take yet. Raises ``CorruptSegment``.
         """
-        seq = self._sent
-        if seq >= self._appended or seq >= limit:
+        seq = self.sent
+        if seq >= self.appended or seq >= limit:
             return None
-        if seq < self._kept:
+        if seq < self.kept:
             message, size_bytes = self._read_back(seq)
         else:
             message, size_bytes, _ = self._messages[seq]
-        self._sent = seq + 1
-        self._sent_at += size_bytes
+        self.sent = seq + 1
+        self.sent_at += size_bytes
         return seq, message
 
     def take_to_send(self, limit: int, max_messages: int, max_bytes: int) -> list[tuple[int, M]]:
-        """Several next messages for one transport frame, now counted as sent.
-
-        As ``next_to_send``, until ``max_messages``, or until one more would exceed ``max_bytes``; at least one, if
-        any, of any size. Raises ``CorruptSegment`` when the first one cannot be read.
-        """
+        """Several next messages: up to ``max_messages``, and to ``max_bytes`` after the first. See ``next_to_send``."""
         taken: list[tuple[int, M]] = []
-        left = max_bytes
-        while len(taken) < max_messages and self._sent < min(limit, self._appended):
-            seq = self._sent
-            if seq < self._kept:
-                if taken and self._position(seq + 1) - self._sent_at > left:
-                    break
-                try:
-                    message, size_bytes = self._read_back(seq)
-                except CorruptSegment:
-                    if taken:
-                        break  # what was taken goes out first; the next call raises
-                    raise
-            else:
-                message, size_bytes, _ = self._messages[seq]
-                if taken and size_bytes > left:
-                    break
-            taken.append((seq, message))
-            left -= size_bytes
-            self._sent = seq + 1
-            self._sent_at += size_bytes
+        end_at = self.sent_at + max_bytes
+        while len(taken) < max_messages and self.sent < min(limit, self.appended):
+            if taken and self._position(self.sent + 1) > end_at:
+                break
+            try:
+                entry = self.next_to_send(limit)
+            except CorruptSegment:
+                if taken:
+                    break  # what was taken goes out first; the next call raises
+                raise
+            assert entry is not None
+            taken.append(entry)
         return taken
 
     def acknowledge(self, seq: int) -> None:
-        """The consumer has consumed every message before ``seq``. An older acknowledgement than the last changes
-        nothing.
+        """The consumer has consumed every message before ``seq``; no effect when it is older than the last call's.
 
         Raises ``ValueError`` for a message that was neither sent (since the last ``rewind``) nor received before.
         """
-        if seq > self._sent and seq > self._received:
-            raise ValueError(f"output log of {self.channel}: {seq} acknowledged, but only {self._sent} sent")
-        seq = min(seq, self._sent)
-        if seq > self._acknowledged:
-            self._acknowledged, self._acknowledged_at = seq, self._position(seq)
+        if seq > self.sent and seq > self.received:
+            raise ValueError(f"output log of {self.channel}: {seq} acknowledged, but only {self.sent} sent")
+        seq = min(seq, self.sent)
+        if seq > self.acknowledged:
+            self.acknowledged, self.acknowledged_at = seq, self._position(seq)
 
     def trim(self, seq: int) -> None:
-        """Forget every message before ``seq``; less than what is trimmed already changes nothing.
-
-        Raises ``ValueError`` for a message that is not acknowledged.
-        """
-        if seq > self._acknowledged:
-            raise ValueError(
-                f"output log of {self.channel}: cannot trim to {seq}, acknowledged is {self._acknowledged}"
-            )
-        if seq <= self._trimmed:
+        """Forget every message before ``seq``. Raises ``ValueError`` for a message that is not acknowledged."""
+        if seq > self.acknowledged:
+            raise ValueError(f"output log of {self.channel}: cannot trim to {seq}, acknowledged is {self.acknowledged}")
+        if seq <= self.trimmed:
             return
         at = self._position(seq)
-        for old in range(self._kept, seq):
+        for old in range(self.kept, seq):
             del self._messages[old]
-        some_on_disk = self._trimmed < self._kept
-        self._trimmed, self._trimmed_at = seq, at
+        some_on_disk = self.trimmed < self.kept
+        self.trimmed = seq
         freed = 0
-        if seq > self._kept:
-            freed = self._memory_bytes(self._kept, self._kept_at, seq, at)
-            self._kept, self._kept_at = seq, at
+        if seq > self.kept:
+            freed = self._memory_bytes(self.kept, self.kept_at, seq, at)
+            self.kept, self.kept_at = seq, at
         if self._spilled is not None and self._retention is not None:
             if some_on_disk:
                 self._spilled.trim(seq)
@@ -244,58 +207,56 @@ class OutputLog(LogCursors, Generic[M]):
     def rewind(self, seq: int) -> None:
         """Send again from ``seq`` on: replay, to the same or another consumer, which has nothing from ``seq`` on.
 
-        ``acknowledged`` goes back with it where it was further; so does what counted as received before. Within that,
-        ``seq`` may be ahead of what is sent: messages before it, when they are appended, still count as sent.
+        ``acknowledged`` and ``received`` go back with it. ``seq`` may be ahead of what is sent, up to ``received``:
+        messages before it still count as sent when they are appended.
         Raises ``ValueError`` for a message that is trimmed, or was neither sent nor received before.
         """
-        if not self._trimmed <= seq <= max(self._sent, self._received):
+        if not self.trimmed <= seq <= max(self.sent, self.received):
             raise ValueError(
-                f"output log of {self.channel}: cannot rewind to {seq}, only within {self._trimmed} and "
-                f"{max(self._sent, self._received)}"
+                f"output log of {self.channel}: cannot rewind to {seq}, only within {self.trimmed} and "
+                f"{max(self.sent, self.received)}"
             )
-        if seq > self._sent:
-            self._go_to(min(seq, self._appended))
-            self._acknowledged, self._acknowledged_at, self._received = self._sent, self._sent_at, seq
+        if seq > self.sent:
+            self._go_to(min(seq, self.appended))
+            self.acknowledged, self.acknowledged_at, self.received = self.sent, self.sent_at, seq
             return
-        if self._sent > self._resend_end:
-            self._resend_end, self._resend_end_at = self._sent, self._sent_at
+        if self.sent > self.resend_end:
+            self.resend_end, self.resend_end_at = self.sent, self.sent_at
         self._go_to(seq)
-        if seq < self._acknowledged:
-            self._acknowledged, self._acknowledged_at = self._sent, self._sent_at
-        self._received = min(self._received, seq)
+        if seq < self.acknowledged:
+            self.acknowledged, self.acknowledged_at = self.sent, self.sent_at
+        self.received = min(self.received, seq)
 
     def close(self) -> None:
         """Forget everything, on disk too. A closed log is empty and takes no message."""
         if self._spilled is not None and self._retention is not None:
-            freed = self._memory_bytes(self._kept, self._kept_at, self._appended, self._appended_at)
+            freed = self._memory_bytes(self.kept, self.kept_at, self.appended, self.appended_at)
             self._spilled.close()
-            self._retention.drop(self)
+            self._retention.logs.remove(self)
             self._retention.trimmed(freed)
             self._retention = self._spilled = None
         self._messages.clear()
-        self._trimmed = self._kept = self._acknowledged = self._sent = self._appended
-        self._trimmed_at = self._kept_at = self._acknowledged_at = self._sent_at = self._appended_at
+        self.trimmed = self.kept = self.acknowledged = self.sent = self.appended
+        self.kept_at = self.acknowledged_at = self.sent_at = self.appended_at
         self.max_unsent_messages = 0
 
     def spillable_bytes(self, again: bool) -> int:
-        """For ``Retention``: memory that ``spill`` could free."""
+        """See ``Spillable``."""
+        end, end_at = self.sent, self.sent_at
         if again and not self._limited:
-            return self._memory_bytes(self._kept, self._kept_at, self._appended, self._appended_at)
-        if again and self._resend_end > self._sent:
-            return self._memory_bytes(self._kept, self._kept_at, self._resend_end, self._resend_end_at)
-        return self._memory_bytes(self._kept, self._kept_at, self._sent, self._sent_at)
+            end, end_at = self.appended, self.appended_at
+        elif again and self.resend_end > self.sent:
+            end, end_at = self.resend_end, self.resend_end_at
+        return self._memory_bytes(self.kept, self.kept_at, end, end_at)
 
     def spill(self, target_bytes: int, again: bool) -> int:
-        """For ``Retention``: write the oldest messages in memory to disk, until ``target_bytes`` of memory are free.
-
-        Returns how many are. Raises ``OSError``, and has changed nothing then.
-        """
+        """See ``Spillable``."""
         if self._spilled is None or self._retention is None:
             return 0
-        seq, end = self._kept, self._sent
+        seq, end = self.kept, self.sent
         if again:
-            end = self.sent_once if self._limited else self._appended
-        at = self._kept_at
+            end = self.sent_once if self._limited else self.appended
+        at = self.kept_at
         encode = self._retention.codec.encode
         records = []
         freed = 0
@@ -305,10 +266,10 @@ class OutputLog(LogCursors, Generic[M]):
             freed += size_bytes + MESSAGE_OVERHEAD_BYTES
             seq += 1
             at += size_bytes
-        self._spilled.write(self._kept, self._kept_at, records)
-        for old in range(self._kept, seq):
+        self._spilled.write(self.kept, self.kept_at, records)
+        for old in range(self.kept, seq):
             del self._messages[old]
-        self._kept, self._kept_at = seq, at
+        self.kept, self.kept_at = seq, at
         self._retention.memory_bytes -= freed
         return freed
 
@@ -319,9 +280,9 @@ class OutputLog(LogCursors, Generic[M]):
 
     def _position(self, seq: int) -> int:
         """Bytes of all messages before ``seq``, which is kept or ``appended``."""
-        if seq == self._appended:
-            return self._appended_at
-        if seq < self._kept and self._spilled is not None:
+        if seq == self.appended:
+            return self.appended_at
+        if seq < self.kept and self._spilled is not None:
             return self._spilled.position(seq)
         return self._messages[seq][2]
 
@@ -330,7 +291,7 @@ class OutputLog(LogCursors, Generic[M]):
         at = self._position(seq)
         if self._spilled is not None:
             self._spilled.stop_reading()
-        self._sent, self._sent_at = seq, at
+        self.sent, self.sent_at = seq, at
 
     def _read_back(self, seq: int) -> tuple[M, int]:
         """Message ``seq`` from disk, and its size."""
@@ -338,6 +299,6 @@ class OutputLog(LogCursors, Generic[M]):
             raise KeyError(seq)
         size_bytes = self._spilled.size_bytes(seq)
         message = self._spilled.read(seq)
-        if seq + 1 == self._kept:
+        if seq + 1 == self.kept:
             self._spilled.stop_reading()
         return message, size_bytes

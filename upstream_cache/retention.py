@@ -4,13 +4,12 @@ Rules:
 
 - Messages in memory, of all logs together, are kept within ``budget_bytes``; beyond it the log that has most to give
   writes its oldest sent messages to disk, one bounded piece per append. A message counts with its size and
-  ``MESSAGE_OVERHEAD_BYTES``; what is read ahead for a replay (about 1 MB per log) counts too, but is not held back by
-  the budget. Messages that were never sent stay in memory where the log bounds them; ones that are to be sent again,
-  and those that were never sent of a log without limits, are written only when nothing else is left to write.
+  ``MESSAGE_OVERHEAD_BYTES``; what is read ahead for a replay (about 1 MB per log) counts too, but is not bounded.
+  Messages to be sent again, and unsent ones of a log without limits, are written only when no others are left.
 - When writing fails (the volume is full) nothing is lost: the messages stay in memory, ``blocked`` says why, and while
   the budget is exceeded no log has room. Writing is tried again after ``RETRY_S`` and after a trim.
-- The directory belongs to one ``Retention``: segments that an earlier process left in it are removed. It is made when
-  the first segment is written, so a stream that never spills never touches the disk.
+- The directory belongs to one ``Retention``, which removes segments that an earlier process left in it. It is made when
+  the first segment is written.
 - Files are removed a few at a time, by later calls, so that no call takes long. One thread calls everything.
 """
 
@@ -53,7 +52,7 @@ class Spillable(Protocol):
         """What ``spill`` could free: of what is sent, or, with ``again``, also of what is still to be sent."""
 
     def spill(self, target_bytes: int, again: bool) -> int:
-        """Write the oldest messages to disk, about ``target_bytes``; the bytes that were freed. Raises ``OSError``."""
+        """Write the oldest messages, about ``target_bytes`` or none, to disk; the bytes freed. Raises ``OSError``."""
 
     def close(self) -> None: ...
 
@@ -81,28 +80,17 @@ class Retention(Generic[M]):
         self.segment_bytes = segment_bytes
         self.memory_bytes = 0
         """Bytes of all messages in memory; the logs count here."""
-        self.spilled_bytes = 0
-        """Bytes of all segments that hold a message that is kept."""
-        self.segments = 0
-        """Segments that hold a message that is kept."""
         self.blocked: str | None = None
         """Why nothing can be written to disk, when that is so."""
         self._clock = clock
         self.volume = volume
         self._retry_at = 0.0
-        self._logs: list[Spillable] = []
+        self.logs: list[Spillable] = []
+        """Those that count here; logs add and remove themselves."""
         self._next_file = 0
         self._to_remove: deque[Path] = deque()
         self._made_directory = False
         self._remove_leftovers()
-
-    def add(self, log: Spillable) -> None:
-        """A log counts here from now on; logs call this themselves."""
-        self._logs.append(log)
-
-    def drop(self, log: Spillable) -> None:
-        """A log is closed; logs call this themselves."""
-        self._logs.remove(log)
 
     def make_room(self, added_bytes: int) -> None:
         """A message was added and the budget is exceeded: write a piece, not less than was added."""
@@ -145,12 +133,8 @@ class Retention(Generic[M]):
             self.blocked = None
 
     def _largest(self, again: bool) -> tuple[Spillable, bool] | None:
-        largest, most = None, 0
-        for log in self._logs:
-            available = log.spillable_bytes(again)
-            if available > most:
-                largest, most = log, available
-        return None if largest is None else (largest, again)
+        log = max(self.logs, key=lambda log: log.spillable_bytes(again), default=None)
+        return None if log is None or log.spillable_bytes(again) <= 0 else (log, again)
 
     def new_segment(self, channel: object, first: int, position: int) -> Segment:
         """An empty segment. Raises ``OSError``."""
@@ -159,14 +143,11 @@ class Retention(Generic[M]):
         path = self.directory / f"{self._next_file:08d}{SUFFIX}"
         segment = Segment(channel, path, first, position, self.volume)
         self._next_file += 1
-        self.segments += 1
         return segment
 
     def remove_segment(self, segment: Segment) -> None:
         """A segment is not needed any more; its file goes now or with one of the next calls."""
         segment.finish()
-        self.segments -= 1
-        self.spilled_bytes -= segment.file_bytes
         self._to_remove.append(segment.path)
 
     def _remove_some(self) -> None:
@@ -183,7 +164,7 @@ class Retention(Generic[M]):
 
     def close(self) -> None:
         """Close all logs, remove all files, and the directory if it was made here and nothing else is in it."""
-        for log in list(self._logs):
+        for log in list(self.logs):
             log.close()
         self._to_remove.clear()
         self._remove_leftovers()

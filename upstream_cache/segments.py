@@ -1,15 +1,14 @@
 """Segment files: a run of consecutive messages of one channel on disk.
 
-A segment is a header (magic, format version, first ``seq``, the channel's name, CRC-32 of all that) and records end to
-end, each a CRC-32, the length of the body, the ``seq`` and the body. The CRC covers everything behind it in the record.
-What lies where is known to the ``Segment`` in memory; the file repeats it so that a mix-up cannot pass for a message.
+A segment is a header (magic, format version, first ``seq``, the channel's name, CRC-32 of all that) and records, each a
+CRC-32 of the rest, the length of the body, the ``seq`` and the body. ``Segment`` knows what lies where; the file
+repeats it so that a mix-up is noticed.
 
 Rules:
 
-- A segment lives as long as its process: nothing is synchronised to disk, nothing is reopened by a later process.
-- A failed ``append`` changes nothing: what it may have written lies behind the last record and is overwritten by the
-  next.
-- Every record is checked when it is handed out; a record that does not match is a ``CorruptSegment``.
+- A segment lives as long as its process: nothing is synced to disk, nothing is reopened by a later process.
+- What a failed ``append`` has written is overwritten by the next one.
+- Every record is checked when it is read; a record that does not match is a ``CorruptSegment``.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,7 @@ Buffers = Sequence[Any]
 
 
 class CorruptSegment(Exception):
-    """Messages on disk cannot be read back, so this channel cannot be replayed from its log: ``channel``, ``path`` and
-    ``why``. The same call raises it again; fall back to a checkpoint.
-    """
+    """Messages on disk cannot be read back: fall back to a checkpoint. The same call raises it again."""
 
     def __init__(self, channel: object, path: Path, why: str) -> None:
         super().__init__(f"output log of {channel}: segment {path} {why}; this channel cannot be replayed from its log")
@@ -73,10 +71,7 @@ def _behind(buffers: list[Any], done_bytes: int) -> list[Any]:
 
 
 class Segment:
-    """One segment file. ``first <= seq < end`` are in it; positions count the bytes that the log was given.
-
-    Raises ``OSError`` when the file cannot be created.
-    """
+    """One segment file, of ``first <= seq < end``; positions count the bytes given to the log. Raises ``OSError``."""
 
     __slots__ = ("_handle", "_header", "_offsets", "_positions", "_volume", "channel", "first", "path")
 
@@ -107,9 +102,7 @@ class Segment:
         return self._positions[seq - self.first]
 
     def append(self, records: Sequence[tuple[int, Buffers]]) -> None:
-        """Add the next messages, each as its size in the log and its encoded form. Raises ``OSError``, and has
-        changed nothing then.
-        """
+        """Add the next messages, each as its size in the log and its encoded form; all or none. Raises ``OSError``."""
         if self._handle is None:
             raise ValueError(f"segment {self.path} takes no more messages")
         buffers: list[Any] = [] if self.file_bytes else [self._header]
@@ -139,9 +132,7 @@ class Segment:
             self._handle = None
 
     def open_to_read(self) -> int:
-        """A file handle for ``read``, which the caller closes. Raises ``CorruptSegment`` for a missing file or one
-        with another header.
-        """
+        """A file handle for ``read``, which the caller closes. Raises ``CorruptSegment``, also for another header."""
         try:
             handle = self._volume.open(self.path)
         except OSError as error:
@@ -166,46 +157,39 @@ class Segment:
             why = f"ends at byte {start + len(data)}, inside message {seq}"
             raise CorruptSegment(self.channel, self.path, why)
         self._volume.read_ahead(handle, start + len(data), READ_AHEAD_BYTES)
-        return SegmentBlock(
-            self, seq, self.first + there, [offset - start for offset in self._offsets[at : there + 1]], data
-        )
+        offsets = [offset - start for offset in self._offsets[at : there + 1]]
+        return SegmentBlock(self, seq, self.first + there, offsets, memoryview(data))
 
     def _bytes_at(self, handle: int, offset: int, size: int) -> bytes:
         """``size`` bytes at ``offset``, or as many as there are."""
+        data = b""
         try:
-            data = self._volume.read(handle, size, offset)
-            while len(data) < size:
-                more = self._volume.read(handle, size - len(data), offset + len(data))
-                if not more:
-                    break
+            while len(data) < size and (more := self._volume.read(handle, size - len(data), offset + len(data))):
                 data += more
         except OSError as error:
             raise CorruptSegment(self.channel, self.path, f"cannot be read ({error.strerror})") from error
         return data
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SegmentBlock:
-    """Messages ``[first, end)`` of a segment, read but not yet checked."""
+    """Messages ``[first, end)`` of a segment, read but not yet checked. ``offsets``: where each is in ``data``."""
 
-    __slots__ = ("_data", "_offsets", "_segment", "end", "first", "size_bytes")
-
-    def __init__(self, segment: Segment, first: int, end: int, offsets: list[int], data: bytes) -> None:
-        self._segment = segment
-        self._offsets = offsets
-        self._data = memoryview(data)
-        self.first = first
-        self.end = end
-        self.size_bytes = len(data)
+    segment: Segment
+    first: int
+    end: int
+    offsets: list[int]
+    data: memoryview
 
     def body(self, seq: int) -> memoryview:
         """The encoded message ``seq``. Raises ``CorruptSegment`` when it is not what was written."""
-        start, stop = self._offsets[seq - self.first], self._offsets[seq - self.first + 1]
-        (checksum,) = CHECKSUM.unpack_from(self._data, start)
-        length, labelled = LABEL.unpack_from(self._data, start + CHECKSUM.size)
-        segment = self._segment
-        if zlib.crc32(self._data[start + CHECKSUM.size : stop]) != checksum:
+        start, stop = self.offsets[seq - self.first], self.offsets[seq - self.first + 1]
+        (checksum,) = CHECKSUM.unpack_from(self.data, start)
+        length, labelled = LABEL.unpack_from(self.data, start + CHECKSUM.size)
+        segment = self.segment
+        if zlib.crc32(self.data[start + CHECKSUM.size : stop]) != checksum:
             raise CorruptSegment(segment.channel, segment.path, f"has a wrong checksum at message {seq}")
         if (length, labelled) != (stop - start - RECORD_HEADER_BYTES, seq):
             why = f"has message {labelled} of {length} bytes where message {seq} was written"
             raise CorruptSegment(segment.channel, segment.path, why)
-        return self._data[start + RECORD_HEADER_BYTES : stop]
+        return self.data[start + RECORD_HEADER_BYTES : stop]

@@ -2,8 +2,7 @@
 
 Rules:
 
-- The messages on disk are the oldest that the log keeps. They are added behind the newest on disk and removed from
-  the front, by whole segments: a segment goes when its last message is trimmed.
+- The messages on disk are the oldest that the log keeps. A segment goes when its last message is trimmed.
 - Reading is sequential with read-ahead: one block is in memory at a time, and is dropped with its last message.
 """
 
@@ -34,34 +33,24 @@ class SpilledMessages(Generic[M]):
         self._reading: Segment | None = None
         self._handle = -1
 
-    @property
-    def file_bytes(self) -> int:
-        """Bytes on disk."""
-        return sum(segment.file_bytes for segment in self._segments)
-
     def write(self, first: int, position: int, records: Sequence[tuple[int, Buffers]]) -> None:
         """Add messages from ``first`` on, which follows the newest on disk; ``position``: bytes of the log before it.
 
-        Each record is the message's size in the log and its encoded form. Raises ``OSError``, and has changed nothing
-        then.
+        Each record is the message's size in the log and its encoded form. All or none; raises ``OSError``.
         """
-        segment = self._segments[-1] if self._segments else None
-        if segment is not None and segment.file_bytes >= self._retention.segment_bytes:
-            segment.finish()
-            segment = None
-        fresh = segment is None
-        if segment is None:
-            segment = self._retention.new_segment(self._channel, first, position)
-        before = segment.file_bytes
+        newest = self._segments[-1] if self._segments else None
+        if newest is not None and newest.file_bytes >= self._retention.segment_bytes:
+            newest.finish()
+            newest = None
+        segment = newest or self._retention.new_segment(self._channel, first, position)
         try:
             segment.append(records)
         except BaseException:
-            if fresh:
+            if newest is None:
                 self._retention.remove_segment(segment)
             raise
-        if fresh:
+        if newest is None:
             self._segments.append(segment)
-        self._retention.spilled_bytes += segment.file_bytes - before
 
     def position(self, seq: int) -> int:
         """Bytes of the log before ``seq``, which is on disk."""
@@ -120,10 +109,10 @@ class SpilledMessages(Generic[M]):
             self._reading = segment
         self._drop_block()
         self._block = block = segment.read(self._handle, seq)
-        self._retention.memory_bytes += block.size_bytes
+        self._retention.memory_bytes += len(block.data)
         return block
 
     def _drop_block(self) -> None:
         if self._block is not None:
-            self._retention.memory_bytes -= self._block.size_bytes
+            self._retention.memory_bytes -= len(self._block.data)
             self._block = None

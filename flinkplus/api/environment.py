@@ -32,7 +32,7 @@ from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.sources.text import TextFiles
 from flinkplus.state.durable.ownership import Resume
-from flinkplus.state.files import absolute
+from flinkplus.state.file_system import absolute
 
 
 @names_callers_line

@@ -40,7 +40,7 @@ from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.text import TextSink
-from flinkplus.state.files import absolute
+from flinkplus.state.file_system import absolute
 
 Schema: TypeAlias = "str | pa.Schema"
 

@@ -9,10 +9,10 @@
 Rules:
 
 - A writer describes at every snapshot *all* it has staged that it does not know to be part of a complete checkpoint.
-  So what a declined or aborted checkpoint had staged is carried by the next one, and nothing is lost by it.
+  So the next checkpoint carries what a declined or aborted one had staged.
 - A description carries the checkpoint at whose snapshot it was made. Commits come in ascending order of checkpoints,
-  one at a time; checkpoint ids are never reused. Hence a file described for a checkpoint up to the last committed one
-  is committed already, and every later one is not: all that a committer has to remember is that one number.
+  one at a time; checkpoint ids are never reused. So all files up to the last committed checkpoint are committed, and
+  no later ones: a committer remembers only that number.
 - ``commit`` may be repeated, also by another process after a crash at any point of it, and then finishes what is left.
 - Before a subtask is deployed again, every complete checkpoint is committed: a writer begins with nothing staged. The
   writer of a promoted standby adopts what its version describes.
@@ -23,32 +23,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
 
 
-class SinkContext(Protocol):
-    """What a writer needs to know of its place in the job; ``OperatorContext`` is one."""
-
-    @property
-    def operator(self) -> str: ...
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def parallelism(self) -> int: ...
-
-
 class SinkWriter(ABC):
-    """The sink in one subtask; used by one thread, except for ``settle``. After an exception it can only be closed: the
-    subtask failed.
-    """
+    """The sink in one subtask; used by one thread, except for ``settle``. After an exception it can only be closed."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
@@ -58,14 +43,14 @@ class SinkWriter(ABC):
     def stage(self, checkpoint: int) -> list[StagedFile]:
         """Set aside what is open for this checkpoint; describe all that is staged and not known to be complete.
 
-        The stream waits for it: what takes long is for ``settle``, and so are details that are known only then.
+        The stream waits for it: leave what takes long to ``settle``.
         """
 
     def settle(self, staged: Sequence[StagedFile]) -> list[StagedFile]:
         """Finish what ``stage`` has set aside; return what it described (``staged``, or a copy) with all details.
 
-        Called before a snapshot counts, in another thread, one call after the other. Descriptions of what is known to
-        be complete by now are left out. Raises ``OSError``; the next call raises it as well.
+        Called before a snapshot counts, in another thread, one call after the other. Leaves out what is known to be
+        complete. Raises ``OSError``; the next call raises it as well.
         """
         return list(staged)
 
@@ -85,8 +70,8 @@ class SinkWriter(ABC):
 class SinkCommitter(ABC):
     """The sink in the driver; used by one thread at a time.
 
-    All methods may be repeated after a failure. They raise ``OSError`` when the file system does (trying again may
-    help), and ``OutputDirectoryError`` when the directory cannot be used or a staged file has gone (it will not).
+    All methods may be repeated after a failure. That may help after an ``OSError``, and not after an
+    ``OutputDirectoryError``: the directory cannot be used, or a staged file has gone.
     """
 
     def allow_only_if(self, check: Callable[[], None]) -> None:
@@ -96,17 +81,13 @@ class SinkCommitter(ABC):
     def prepare(self, resume: bool) -> None:
         """Make the output ready before the first deployment.
 
-        Raises ``OutputDirectoryError`` when there is data already and not ``resume``, or when there is not this job's
-        output although ``resume``.
+        Raises ``OutputDirectoryError`` when there is data already, or, with ``resume``, not this job's output.
         """
         return None
 
     @abstractmethod
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
-        """Make visible what ``files``, the descriptions of all subtasks, hold beyond the last commit.
-
-        Descriptions of what earlier commits made visible may be among them, or be left out.
-        """
+        """Make visible what ``files``, the descriptions of all subtasks, hold beyond the last commit."""
 
     @abstractmethod
     def retract_after(self, checkpoint: int | None) -> None:
@@ -117,19 +98,13 @@ class SinkCommitter(ABC):
         return None
 
     def discard(self) -> None:
-        """The job ended otherwise: remove what is staged; what is committed stays, and the job can be resumed.
-
-        Only after every complete checkpoint is committed.
-        """
+        """The job ended otherwise, all complete checkpoints are committed: remove what is staged. It may be resumed."""
         return None
 
 
 @dataclass(frozen=True)
 class Sink(ABC):
-    """The descriptor. ``name`` is the operator's, unique in the job.
-
-    A sink becomes usable by ``bind``, when the job knows its schema and its own identity.
-    """
+    """The descriptor; usable after ``bind``. ``name`` is the operator's, unique in the job."""
 
     name: str
     schema: pa.Schema | None = field(default=None, kw_only=True)
@@ -157,7 +132,7 @@ class Sink(ABC):
         return None
 
     @abstractmethod
-    def writer(self, context: SinkContext, generation: int) -> SinkWriter:
+    def writer(self, context: OperatorContext, generation: int) -> SinkWriter:
         """The writer of one subtask, in one deployment of it."""
 
     @abstractmethod

@@ -1,6 +1,5 @@
-"""Rows handed to the driver with the commits: for tests and for results that are small.
+"""Rows sent to the driver with the commits, inside the descriptions of what is staged: for tests and small results.
 
-The rows travel inside the descriptions of what is staged (Arrow IPC, base64), so they are exactly-once like any output.
 After a resume the committer holds the rows committed since then.
 """
 
@@ -14,8 +13,9 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.columns import plain
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import Sink, SinkCommitter, SinkContext, not_yet_committed
+from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
 from flinkplus.sinks.discard import MemoryWriter
 
 
@@ -25,7 +25,7 @@ class CollectSink(Sink):
 
     max_rows: int = 1_000_000
 
-    def writer(self, context: SinkContext, generation: int) -> CollectWriter:
+    def writer(self, context: OperatorContext, generation: int) -> CollectWriter:
         return CollectWriter(self, context, generation)
 
     def committer(self) -> CollectCommitter:
@@ -41,7 +41,7 @@ class CollectSink(Sink):
 class CollectWriter(MemoryWriter):
     """Keeps the rows of one subtask until their checkpoint is complete."""
 
-    def __init__(self, sink: CollectSink, context: SinkContext, generation: int) -> None:
+    def __init__(self, sink: CollectSink, context: OperatorContext, generation: int) -> None:
         super().__init__(context, generation)
         self._sink = sink
         self._batches: list[pa.RecordBatch] = []

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import Sink, SinkCommitter, SinkContext, SinkWriter
+from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 
 
 @dataclass(frozen=True)
 class DiscardSink(Sink):
     """Drops every row after counting it; the counts stand in the descriptions of what is staged."""
 
-    def writer(self, context: SinkContext, generation: int) -> SinkWriter:
+    def writer(self, context: OperatorContext, generation: int) -> SinkWriter:
         return MemoryWriter(context, generation)
 
     def committer(self) -> SinkCommitter:
@@ -25,7 +26,7 @@ class DiscardSink(Sink):
 class MemoryWriter(SinkWriter):
     """Stages in the description itself; here nothing but the number of rows."""
 
-    def __init__(self, context: SinkContext, generation: int) -> None:
+    def __init__(self, context: OperatorContext, generation: int) -> None:
         self._name = f"s{context.index}-g{generation}"
         self._staged: list[StagedFile] = []
         self._rows = 0

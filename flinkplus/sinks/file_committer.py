@@ -8,9 +8,8 @@ The output directory::
     _flinkplus.json                   which job and which sink of it write here
 
 Invariants: a listed file exists, whole, from before it is listed until it is no longer listed. A file is moved only
-when the checkpoint that covers it is complete. The highest checkpoint in the names of listed files shows what is
-committed; no other record exists that could disagree. Files that are neither listed nor needed any more (of generations
-that were rolled back) are removed in passing, at the latest by ``finish``.
+when the checkpoint that covers it is complete. The highest checkpoint in the names of listed files is the only record
+of what is committed. Files of generations that were rolled back are removed at the latest by ``finish``.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from posixpath import join
 
 from flinkplus.errors import OutputDirectoryError
 from flinkplus.printable import printable
@@ -77,22 +77,16 @@ class FileCommitter(SinkCommitter):
             )
 
     def _what_is_in_the_way(self) -> str | None:
-        """The name of an entry that a new job must not mix with; ``None`` when the directory is as good as empty.
-
-        As good as empty: what this very job began to prepare, and what a job left that ended before its first commit.
-        """
+        """The name of an entry that belongs neither to this job nor to one that ended before its first commit."""
         is_mine = self._read_owner() == self._owner
-        for entry in self._files.entries():
-            if entry.name == OWNER_FILE:
-                continue
-            if entry.name.startswith(f".{OWNER_FILE}.") and entry.name.endswith(TEMPORARY_SUFFIX):
-                continue
-            if entry.name == STAGING_DIRECTORY and is_mine:
-                continue
-            if entry.name == LOG_DIRECTORY and self._log.is_empty():
-                continue
-            return entry.name
-        return None
+
+        def is_in_the_way(name: str) -> bool:
+            if name == LOG_DIRECTORY:
+                return not self._log.is_empty()
+            unfinished = name.startswith(f".{OWNER_FILE}.") and name.endswith(TEMPORARY_SUFFIX)
+            return not (unfinished or name == OWNER_FILE or (name == STAGING_DIRECTORY and is_mine))
+
+        return next((entry.name for entry in self._files.entries() if is_in_the_way(entry.name)), None)
 
     def _read_owner(self) -> object:
         try:
@@ -130,7 +124,7 @@ class FileCommitter(SinkCommitter):
             for directory in ("", self._staging):
                 for entry in self._files.entries(directory):
                     if is_later(PartName.parse(entry.name)):
-                        self._files.delete(_join(directory, entry.name))
+                        self._files.delete(join(directory, entry.name))
             self._committed_through = _highest_checkpoint(self._log.last_batch())
 
     def _placed(self, file: StagedFile) -> FileEntry:
@@ -138,10 +132,10 @@ class FileCommitter(SinkCommitter):
         name = file.name
         entry = self._files.info(name)
         if entry is None:
-            staged = self._files.info(_join(self._staging, name))
+            staged = self._files.info(join(self._staging, name))
             if staged is None or staged.size != file.bytes:
                 raise self._lost(file)
-            self._files.move(_join(self._staging, name), name)
+            self._files.move(join(self._staging, name), name)
             entry = self._files.info(name)
         if entry is None or entry.size != file.bytes:
             raise self._lost(file)
@@ -174,7 +168,7 @@ class FileCommitter(SinkCommitter):
             else:
                 is_orphan = False
             if is_orphan:
-                self._files.delete(_join(self._staging, entry.name))
+                self._files.delete(join(self._staging, entry.name))
 
     # --- at the end ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +184,7 @@ class FileCommitter(SinkCommitter):
     def _commit_empty_file(self) -> str:
         """So that readers find the schema; returns its name."""
         name = PartName(0, 0, 0, 0).text(self._suffix)
-        self._files.write(_join(self._staging, name), self._empty_file)
+        self._files.write(join(self._staging, name), self._empty_file)
         entry = self._placed(StagedFile(name=name, rows=0, bytes=len(self._empty_file), checkpoint=0))
         self._log.append([logged(self._files, entry)])
         return name
@@ -202,10 +196,9 @@ class FileCommitter(SinkCommitter):
 
     def discard(self) -> None:
         self._abort_uploads()
-        # One by one, each after a check that this driver still runs the job: files of a run that begins in the
-        # meantime are not in this listing.
+        # Each after a check that this driver still runs the job: files of a later run are not in this listing.
         for entry in self._files.entries(self._staging):
-            self._files.delete(_join(self._staging, entry.name))
+            self._files.delete(join(self._staging, entry.name))
         if not self._files.entries(self._staging):
             self._files.delete_dir(self._staging)
         if not self._files.entries(STAGING_DIRECTORY):
@@ -227,7 +220,3 @@ class FileCommitter(SinkCommitter):
 def _highest_checkpoint(files: Sequence[LoggedFile]) -> int:
     parts = (PartName.parse(file.name) for file in files)
     return max((part.checkpoint for part in parts if part is not None), default=0)
-
-
-def _join(directory: str, name: str) -> str:
-    return f"{directory}/{name}" if directory else name

@@ -1,4 +1,4 @@
-"""The subtask's side of the file sinks: one file per checkpoint, opened at its first row.
+"""What all file sinks share, and their writer: one file per checkpoint, opened at its first row.
 
 A file is written under an ``open-`` name in the job's staging directory. When it is staged it takes no more rows; what
 is left to be encoded is encoded beside the stream, and then it gets its final name. A checkpoint without rows stages no
@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from flinkplus.operators.base.columns import SMALL_ROWS, merge, plain
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import SinkContext, SinkWriter
+from flinkplus.sinks.base import Sink, SinkWriter
+from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import OpenName, PartName, staging_directory
 from flinkplus.sinks.files import OutputFiles
 
@@ -39,88 +41,96 @@ class Encoder(ABC):
         """Write what is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SetAside:
-    """A file that takes no more rows and is not finished. ``name``: as it is staged."""
+@dataclass(frozen=True)
+class FileSink(Sink):
+    """Writes files to the directory ``path`` (local, or a ``pyarrow.fs`` URI)."""
+
+    suffix: ClassVar[str]
+    path: str
+
+    @abstractmethod
+    def encoder(self, stream: Any) -> Encoder:
+        """Begins a file on ``stream``."""
+
+    def writer(self, context: OperatorContext, generation: int) -> FileSinkWriter:
+        return FileSinkWriter(self, context, generation)
+
+    def committer(self) -> FileCommitter:
+        empty = pa.BufferOutputStream()
+        self.encoder(empty).finish()
+        content = empty.getvalue().to_pybytes()
+        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, self.suffix, content)
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """A file that is not finished. ``name``: as it is staged, once it takes no more rows."""
 
     path: str
     stream: Any
-    encoder: Encoder
-    gathered: list[pa.RecordBatch]
-    name: str
+    encoder: Encoder = field(init=False)
+    name: str = ""
+    rows: int = 0
+    gathered: list[pa.RecordBatch] = field(default_factory=list)
+    gathered_bytes: int = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        size = batch.get_total_buffer_size()
+        if batch.num_rows > SMALL_ROWS or size > GATHERED_BYTES:
+            self.encode_gathered()
+            self.encoder.write(batch)
+            return
+        self.gathered.append(batch)
+        self.gathered_bytes += size
+        if len(self.gathered) >= GATHERED_BATCHES or self.gathered_bytes >= GATHERED_BYTES:
+            self.encode_gathered()
+
+    def encode_gathered(self) -> None:
+        if self.gathered:
+            self.encoder.write(merge(self.gathered))
+        self.gathered, self.gathered_bytes = [], 0
 
 
 class FileSinkWriter(SinkWriter):
-    """Writes the files of one subtask in one generation; ``new_encoder`` begins a file on a stream."""
+    """Writes the files of one subtask in one generation."""
 
-    def __init__(
-        self,
-        files: OutputFiles,
-        job_id: str,
-        context: SinkContext,
-        generation: int,
-        schema: pa.Schema,
-        suffix: str,
-        new_encoder: Callable[[Any], Encoder],
-    ) -> None:
-        self._files = files
-        self._staging = staging_directory(job_id)
+    def __init__(self, sink: FileSink, context: OperatorContext, generation: int) -> None:
+        self._sink = sink
+        self._files = OutputFiles(sink.path)
+        self._staging = staging_directory(sink.job_id)
         self._subtask = context.index
         self._generation = generation
-        self._schema = schema
-        self._suffix = suffix
-        self._new_encoder = new_encoder
         self._staged: dict[str, StagedFile] = {}
-        self._set_aside: deque[_SetAside] = deque()
+        self._set_aside: deque[_File] = deque()
         self._failure: Exception | None = None
         self._number = 0
-        self._rows = 0
-        self._stream: Any = None
-        self._encoder: Encoder | None = None
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_bytes = 0
+        self._open: _File | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check()
         if batch.num_rows == 0:
             return
-        if self._encoder is None:
-            self._stream = self._files.open_output(self._open_path())
-            self._encoder = self._new_encoder(self._stream)
-        batch = plain(batch, self._schema)
-        self._rows += batch.num_rows
-        size = batch.get_total_buffer_size()
-        if batch.num_rows > SMALL_ROWS or size > GATHERED_BYTES:
-            self._encode_gathered()
-            self._encoder.write(batch)
-            return
-        self._gathered.append(batch)
-        self._gathered_bytes += size
-        if len(self._gathered) >= GATHERED_BATCHES or self._gathered_bytes >= GATHERED_BYTES:
-            self._encode_gathered()
+        if self._open is None:
+            name = OpenName(self._subtask, self._generation, self._number).text(self._sink.suffix)
+            path = f"{self._staging}/{name}"
+            self._open = _File(path, self._files.open_output(path))
+            self._open.encoder = self._sink.encoder(self._open.stream)
+        self._open.write(plain(batch, self._sink.bound_schema))
 
     def _check(self) -> None:
         """Raises what ``settle`` has failed with."""
         if self._failure is not None:
             raise self._failure
 
-    def _encode_gathered(self) -> None:
-        if self._gathered and self._encoder is not None:
-            self._encoder.write(merge(self._gathered))
-        self._gathered = []
-        self._gathered_bytes = 0
-
     def stage(self, checkpoint: int) -> list[StagedFile]:
         self._check()
-        if self._encoder is not None:
-            name = PartName(checkpoint, self._subtask, self._generation, self._number).text(self._suffix)
-            self._staged[name] = StagedFile(name=name, rows=self._rows, checkpoint=checkpoint)
-            self._set_aside.append(_SetAside(self._open_path(), self._stream, self._encoder, self._gathered, name))
-            self._encoder = self._stream = None
-            self._gathered = []
-            self._gathered_bytes = 0
+        if (file := self._open) is not None:
+            file.name = PartName(checkpoint, self._subtask, self._generation, self._number).text(self._sink.suffix)
+            self._staged[file.name] = StagedFile(name=file.name, rows=file.rows, checkpoint=checkpoint)
+            self._set_aside.append(file)
+            self._open = None
             self._number += 1
-            self._rows = 0
         return list(self._staged.values())
 
     def settle(self, staged: Sequence[StagedFile]) -> list[StagedFile]:
@@ -134,9 +144,8 @@ class FileSinkWriter(SinkWriter):
             raise
         return [known for file in staged if (known := self._staged.get(file.name)) is not None]
 
-    def _finish(self, file: _SetAside) -> None:
-        if file.gathered:
-            file.encoder.write(merge(file.gathered))
+    def _finish(self, file: _File) -> None:
+        file.encode_gathered()
         file.encoder.finish()
         size = file.stream.tell()
         file.stream.close()
@@ -152,13 +161,7 @@ class FileSinkWriter(SinkWriter):
             del self._staged[name]  # in place, since another thread may be settling others
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._encoder = None
-            self._gathered = []
-            self._stream.close()
-            self._files.delete(self._open_path())
-            self._stream = None
-
-    def _open_path(self) -> str:
-        name = OpenName(self._subtask, self._generation, self._number).text(self._suffix)
-        return f"{self._staging}/{name}"
+        if self._open is not None:
+            self._open.stream.close()
+            self._files.delete(self._open.path)
+            self._open = None

@@ -1,11 +1,9 @@
 """The output directory of a job: every file operation of the file sinks, on a local path or a ``pyarrow.fs`` URI.
 
 Rules: names are relative to the directory. ``write`` is atomic (a hidden temporary file, then a move); ``move``
-replaces. Removing a missing file is no error, so that every operation can be repeated. With ``check`` nothing is
-renamed or removed without asking before, once everything else is done. Locally a path is made
-absolute but links are not followed, because Spark compares the logged paths with the one that the reader was given.
-
-Survives the death of any process. Whether a write survives a power failure is left to the file system.
+replaces. Removing a missing file is no error, so that every operation can be repeated. Locally a path is made absolute
+but links are not followed, because Spark compares the logged paths with the one that the reader was given. Whether a
+write survives a power failure is left to the file system.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from pyarrow import fs
 
 from flinkplus.local_files import LocalFolder
 from flinkplus.state.durable.uploads import Uploads
-from flinkplus.state.files import filesystem_of
+from flinkplus.state.file_system import filesystem_of
 
 TEMPORARY_SUFFIX = ".tmp"
 ABSENT = (FileNotFoundError, NotADirectoryError)
-"""Errors for a missing name: it does not exist, or a file is in the place of a directory above it."""
+"""Errors for a missing name, or for a file in the place of a directory above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,6 @@ class FileEntry:
     """One entry of a directory; ``size`` in bytes, ``modified_ms`` since 1970."""
 
     name: str
-    is_dir: bool
     size: int
     modified_ms: int
 
@@ -95,12 +92,9 @@ class OutputFiles:
 
     def read(self, name: str) -> bytes:
         """The whole content. Raises ``FileNotFoundError``."""
-        if self._local is not None:
-            with self._local.open(name) as file:
-                return file.read()
-        with self._fs.open_input_stream(self._path(name)) as stream:
-            content: bytes = stream.read()
-        return content
+        local = self._local
+        with self._fs.open_input_stream(self._path(name)) if local is None else local.open(name) as stream:
+            return bytes(stream.read())
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, whole or not at all; an existing one is replaced."""
@@ -157,10 +151,8 @@ class OutputFiles:
 
 
 def _local_entry(name: str, found: os.stat_result) -> FileEntry:
-    is_dir = stat.S_ISDIR(found.st_mode)
-    return FileEntry(name, is_dir, 0 if is_dir else found.st_size, found.st_mtime_ns // 1_000_000)
+    return FileEntry(name, 0 if stat.S_ISDIR(found.st_mode) else found.st_size, found.st_mtime_ns // 1_000_000)
 
 
 def _entry(info: Any) -> FileEntry:
-    is_dir = info.type == fs.FileType.Directory
-    return FileEntry(info.base_name, is_dir, info.size or 0, (info.mtime_ns or 0) // 1_000_000)
+    return FileEntry(info.base_name, info.size or 0, (info.mtime_ns or 0) // 1_000_000)

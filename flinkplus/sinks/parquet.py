@@ -7,29 +7,24 @@ logical schema of the stream. Timestamps are stored in microseconds, as Spark wa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.sinks.base import Sink, SinkContext
-from flinkplus.sinks.file_committer import FileCommitter
-from flinkplus.sinks.file_writer import Encoder, FileSinkWriter
-from flinkplus.sinks.files import OutputFiles
+from flinkplus.sinks.file_writer import Encoder, FileSink
 
-SUFFIX = "parquet"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
-
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class ParquetSink(Sink):
-    """Writes to the directory ``path`` (local, or a ``pyarrow.fs`` URI); ``compression`` is one of ``COMPRESSIONS``."""
+class ParquetSink(FileSink):
+    """Parquet files; ``compression`` is one of ``COMPRESSIONS``."""
 
-    path: str
+    suffix: ClassVar[str] = "parquet"
     compression: str = "snappy"
 
     def check_schema(self, schema: pa.Schema) -> None:
@@ -48,18 +43,8 @@ class ParquetSink(Sink):
                     "cast it before"
                 )
 
-    def writer(self, context: SinkContext, generation: int) -> FileSinkWriter:
-        schema = self.bound_schema
-
-        def new_encoder(stream: Any) -> Encoder:
-            return _ParquetEncoder(stream, schema, self.compression)
-
-        return FileSinkWriter(OutputFiles(self.path), self.job_id, context, generation, schema, SUFFIX, new_encoder)
-
-    def committer(self) -> FileCommitter:
-        empty = pa.BufferOutputStream()
-        _ParquetEncoder(empty, self.bound_schema, self.compression).finish()
-        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, SUFFIX, empty.getvalue().to_pybytes())
+    def encoder(self, stream: Any) -> Encoder:
+        return _ParquetEncoder(stream, self.bound_schema, self.compression)
 
 
 class _ParquetEncoder(Encoder):

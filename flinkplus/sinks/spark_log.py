@@ -1,7 +1,7 @@
 """The list of committed files, in the format of Spark's own file sink (``<out>/_spark_metadata``).
 
-``spark.read`` and ``spark.readStream`` take a directory that has such a log to hold exactly the files the log names. A
-commit appears in it by one rename, so a reader sees all files of a commit or none.
+``spark.read`` and ``spark.readStream`` read exactly the files that the log names. A commit appears in it by one rename,
+so a reader sees all files of a commit or none.
 
 The format is that of Spark's ``CompactibleFileStreamLog`` and ``FileStreamSinkLog``, version 1:
 
@@ -9,17 +9,15 @@ The format is that of Spark's ``CompactibleFileStreamLog`` and ``FileStreamSinkL
   the compaction interval: a compaction lists the files of all batches up to and with *b*.
 - A file is the line ``v1`` and one line of JSON for each output file. Paths are absolute, percent-encoded URIs.
 - All files = those of the last compaction, and of the batches after it. These batches have no gaps.
-- Readers take the distance of the two newest compactions for the interval. Only without any do they assume a default.
+- Readers take the distance of the two newest compactions for the interval.
 
-A compaction is as long as the output has files. So ``create`` makes two empty ones, an interval apart, and batches
-begin behind the second one: the next compaction is due that many batches later. The interval depends on the file
-system:
+A compaction lists all files of the output. So ``create`` makes two empty ones, an interval apart, and batches begin
+behind the second one: the next compaction is due that many batches later. The interval depends on the file system:
 
 - Where a rename replaces, ``append`` adds to the newest batch, which is replaced whole, and begins another one when it
-  has ``BATCH_BYTES``. ``COMPACT_INTERVAL`` such batches hold 32 GiB. Up to the compaction that follows them the cost
-  of a commit is independent of the age of the log; the driver warns when a tenth of the interval is left.
+  has ``BATCH_BYTES``. ``COMPACT_INTERVAL`` such batches hold 32 GiB; the driver warns when a tenth of it is left.
 - Elsewhere, on HDFS, each commit is a batch, and readers open each batch behind the last compaction. So a compaction
-  comes every ``COMMITS_INTERVAL`` commits, and such a commit costs as much as the output has files, as in Spark.
+  comes every ``COMMITS_INTERVAL`` commits, as in Spark.
 """
 
 from __future__ import annotations
@@ -129,17 +127,14 @@ class SparkFileLog:
         for entry in entries:
             if entry.name.endswith(TEMPORARY_SUFFIX):
                 self._files.delete(f"{LOG_DIRECTORY}/{entry.name}")
-            number = _batch_number(entry)
-            if number is not None and number < layout.first_batch and number not in layout.empty_compactions:
-                raise self._unreadable(
-                    f"{LOG_DIRECTORY}/{printable(entry.name)}", "an older version of FlinkPlus wrote it"
-                )
-            self.latest = max(self.latest, -1 if number is None else number)
+            elif (text := entry.name.removesuffix(_COMPACT_SUFFIX)).isdecimal():
+                number, name = int(text), f"{LOG_DIRECTORY}/{printable(entry.name)}"
+                if number < layout.first_batch and number not in layout.empty_compactions:
+                    raise self._unreadable(name, "an older version of FlinkPlus wrote it")
+                self.latest = max(self.latest, number)
 
     def _layout_of(self, entries: Iterable[FileEntry]) -> Layout:
-        """The layout that the log was made with: another version may have had another interval. Any log begins with its
-        empty compactions; those of the larger interval are also compactions of the smaller one.
-        """
+        """The layout by the empty compactions; those of the larger interval are also compactions of the smaller one."""
         names = {entry.name for entry in entries}
         known = map(Layout, sorted((COMPACT_INTERVAL, COMMITS_INTERVAL)))
         made = [layout for layout in known if all(f"{b}{_COMPACT_SUFFIX}" in names for b in layout.empty_compactions)]
@@ -208,9 +203,8 @@ class SparkFileLog:
     def retain(self, keep: Callable[[LoggedFile], bool]) -> None:
         """Make invisible what ``keep`` refuses, which are the files of the newest batches.
 
-        Goes back batch by batch, down to one of which something is kept, or to a compaction, which lists everything
-        before it. (Where a rename does not replace, the compaction goes, and the batches before it count again.) After
-        each step the log is whole, so this can be repeated after a crash.
+        Goes back batch by batch, to one of which something is kept, or to a compaction. (Where a rename does not
+        replace, that is removed, and the batches before it count again.) May be repeated after a crash at any step.
         """
         while self.latest >= self.layout.first_batch:
             entries = self._read(self.latest)
@@ -236,12 +230,10 @@ class SparkFileLog:
         try:
             version, *lines = self._files.read(name).decode().split("\n")
             entries = [parse_logged(line) for line in lines if line]
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._unreadable(name, printable(error)) from error
         except FileNotFoundError as error:
             raise self._unreadable(name, "it is missing") from error
-        except NoRegularFile as error:
-            raise self._unreadable(name, str(error)) from error
+        except (ValueError, TypeError, KeyError, NoRegularFile) as error:
+            raise self._unreadable(name, printable(error)) from error
         if version != _VERSION:
             raise self._unreadable(name, f"its version is {version!r:.100}, not {_VERSION!r}")
         return entries
@@ -258,14 +250,8 @@ def _encoded(entries: Iterable[LoggedFile]) -> bytes:
     return "\n".join([_VERSION, *lines]).encode()
 
 
-def _batch_number(entry: FileEntry) -> int | None:
-    number = entry.name.removesuffix(_COMPACT_SUFFIX)
-    return int(number) if number.isdecimal() else None
-
-
 def parse_logged(line: str) -> LoggedFile:
-    """An entry of the log. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything else, also for the name of
-    a file that must not become a part of a path."""
+    """An entry of the log. Raises ``ValueError``, ``TypeError`` or ``KeyError``, also for an unsafe name."""
     found = parse_document(line.encode())
     entry = LoggedFile(**{name: found[name] for name in _FIELDS})
     if not all(fits(getattr(entry, name), hint) for name, hint in _FIELDS.items()):

@@ -7,25 +7,20 @@ A null is an empty string. A line break inside a value is written as it is, as S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.sinks.base import Sink, SinkContext
-from flinkplus.sinks.file_committer import FileCommitter
-from flinkplus.sinks.file_writer import Encoder, FileSinkWriter
-from flinkplus.sinks.files import OutputFiles
-
-SUFFIX = "txt"
+from flinkplus.sinks.file_writer import Encoder, FileSink
 
 
 @dataclass(frozen=True)
-class TextSink(Sink):
-    """Writes to the directory ``path`` (local, or a ``pyarrow.fs`` URI)."""
+class TextSink(FileSink):
+    """Lines of text. ``separator``: between the columns."""
 
-    path: str
+    suffix: ClassVar[str] = "txt"
     separator: str = "\t"
 
     def check_schema(self, schema: pa.Schema) -> None:
@@ -37,15 +32,8 @@ class TextSink(Sink):
                     f"sink {self.name!r}: column {field.name!r} of type {field.type} has no text form; make it a string"
                 )
 
-    def writer(self, context: SinkContext, generation: int) -> FileSinkWriter:
-        def new_encoder(stream: Any) -> Encoder:
-            return _TextEncoder(stream, self.separator)
-
-        files = OutputFiles(self.path)
-        return FileSinkWriter(files, self.job_id, context, generation, self.bound_schema, SUFFIX, new_encoder)
-
-    def committer(self) -> FileCommitter:
-        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, SUFFIX, b"")
+    def encoder(self, stream: Any) -> Encoder:
+        return _TextEncoder(stream, self.separator)
 
 
 class _TextEncoder(Encoder):

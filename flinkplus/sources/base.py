@@ -2,14 +2,12 @@
 
 Rules:
 
-- The driver calls ``planned()`` once; what it returns (files, sizes, row counts written down) is what goes to the
-  slots, so that every deployment of a job sees the same splits. A reader finding something else than was written down
-  raises ``InputError``.
+- The driver calls ``planned()`` once; what it returns (with files, sizes, row counts) goes to the slots, so that every
+  deployment of a job sees the same splits. A reader that finds anything else raises ``InputError``.
 - ``reader(index, parallelism)`` is a pure function of descriptor and arguments: the readers of all indexes together
   give every row exactly once, on any slot.
 - Replay: after ``open(position)`` a reader gives exactly the rows that followed when ``position()`` returned that
-  value, in the same order. (Where ``read`` cuts them into batches depends on the sequence of ``max_rows`` and is not
-  promised to be the same.)
+  value, in the same order, perhaps in other batches.
 - ``read`` never returns more than ``max_rows`` rows and holds bounded memory, except for a single row larger than that.
 """
 
@@ -23,11 +21,10 @@ from flinkplus.operators.base.operator import JsonValue
 
 
 class SourceReader(ABC):
-    """The reader of one subtask. Used by one thread.
+    """The reader of one subtask. Used by one thread; never waits.
 
-    How often it is read is for the caller to say; readers do not wait. ``metrics`` are running totals (``rows``, and
-    ``invalid_lines`` where text can be bad). They belong to the position: a reader that begins at a position also
-    takes up the totals that belong to it, so replayed rows are not counted twice.
+    ``metrics``: running totals (``rows``, and ``invalid_lines`` where text can be bad). They belong to the position, so
+    that replayed rows are not counted twice.
     """
 
     def __init__(self) -> None:
@@ -42,9 +39,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        """The next 1 to ``max_rows`` rows; an empty batch when there is nothing just now; ``None`` when exhausted for
-        good.
-        """
+        """The next 1 to ``max_rows`` rows; an empty batch when there are none just now; ``None`` when exhausted."""
 
     @abstractmethod
     def position(self) -> JsonValue:
@@ -62,9 +57,7 @@ class Source(ABC):
     schema: pa.Schema
 
     def planned(self) -> Source:
-        """The descriptor with everything written down that readers must agree on; called in the driver, raises
-        ``InputError``.
-        """
+        """The descriptor with all that readers must agree on; called in the driver. Raises ``InputError``."""
         return self
 
     @abstractmethod

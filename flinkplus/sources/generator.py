@@ -2,11 +2,9 @@
 
 Rules:
 
-- Row *i* depends on *i* alone, so any range can be made again: the function must have no memory and no randomness of
-  its own.
+- Row *i* depends on *i* alone: the function must have no memory and no randomness of its own.
 - The numbers are dealt in blocks of ``block_rows``: block *b* belongs to subtask ``b % parallelism``. A function of
-  one row has blocks of one row by default. One read takes as many blocks as it is asked for; a function of a
-  range is called once for blocks that follow each other.
+  one row has blocks of one row by default; a function of a range is called once for blocks that follow each other.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@ Rules:
 
 - Planned in the driver: the files in the given order, with the number of rows of each row group. A file that has
   others later is an ``InputError``.
-- Subtask *i* of *p* reads one contiguous *p*-th of all rows, in their order; so each opens few row groups that it reads
-  only a part of.
-- The files that Spark writes are taken in the order of the partitions they hold.
+- Subtask *i* of *p* reads one contiguous *p*-th of all rows, in their order.
 - Row groups are read one by one, as a stream of pages: memory is bounded by pages and batches, not by row groups.
 - The cursor of a split is the number, within its row group, of the next row.
 - Text that is not UTF-8 is replaced and its rows are counted in ``metrics["invalid_lines"]``; or, with
@@ -29,7 +27,7 @@ from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources.base import Source
 from flinkplus.sources.splits import Block, SplitReader, check_options
 from flinkplus.sources.utf8 import invalid_rows, repaired
-from flinkplus.state.files import filesystem_of
+from flinkplus.state.file_system import filesystem_of
 
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
@@ -54,11 +52,9 @@ class RowRange:
 
 @dataclass(frozen=True)
 class StagedParquet(Source):
-    """The rows of ``files`` (local paths or URIs that pyarrow.fs knows), with the columns and plain types of
-    ``schema``.
+    """The rows of ``files`` (local paths or URIs that pyarrow.fs knows), with the columns of ``schema``.
 
-    ``repeat``: how many times to read everything. ``groups`` is filled in by ``planned``: for each file the rows of
-    its row groups.
+    ``repeat``: how many times to read everything. ``groups``, by ``planned``: for each file the rows of its row groups.
     """
 
     name: str
@@ -76,8 +72,7 @@ class StagedParquet(Source):
         return self if self.groups is not None else replace(self, groups=tuple(map(self._row_groups, self.files)))
 
     def staged_at(self, directory: str) -> StagedParquet:
-        """This source, planned, over the Parquet files that stand in ``directory`` (a local path or URI), in the
-        order of names, numbers in them compared as numbers.
+        """This source, planned, over the Parquet files in ``directory`` (a local path or URI), in Spark's order.
 
         Raises ``InputError`` when the directory cannot be read; no files are no rows.
         """
@@ -133,7 +128,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
 
 
 def _by_numbers(name: str) -> list[str | int]:
-    """Spark numbers its files with leading zeros, five digits of partitions and three of files, and then with more."""
+    """A key for the order of partitions: Spark's numbers outgrow their leading zeros."""
     return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
 
 

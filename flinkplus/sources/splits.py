@@ -2,12 +2,10 @@
 
 Rules:
 
-- A reader's splits are a pure function of the planned source, the subtask's index and the parallelism; they never
-  change.
+- A reader's splits are a pure function of the planned source, the subtask's index and the parallelism.
 - A split is read block by block; a block is a batch of rows, each with the *cursor* (a number within the split) at
   which reading continues after it. So a position can stand after any row: pass, split, cursor.
-- A source that loops (``repeat``) begins its splits again after the last one. A pass without a single row ends the
-  source, so that a loop over nothing ends.
+- A source with ``repeat`` begins its splits again after the last one; a pass without a row ends it.
 """
 
 from __future__ import annotations
@@ -99,9 +97,8 @@ class SplitReader(SourceReader, Generic[S]):
             raise InputError(f"source {self._source!r}: not a position of this version: {position!r:.200}")
         numbers: dict[str, int | None] = {}
         for name in ("round", "split", "cursor", "block", *self.metrics):
-            value = position.get(name)
-            if name == "block" and name not in position:  # of a version that did not note it
-                value = position.get("cursor")
+            # A version that did not note the block continues at the cursor.
+            value = position.get(name, position.get("cursor") if name == "block" else None)
             if not (isinstance(value, int) and value >= 0) and not (name in ("cursor", "block") and value is None):
                 raise InputError(f"source {self._source!r}: not a position: {position!r:.200}")
             numbers[name] = value

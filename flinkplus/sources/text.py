@@ -4,18 +4,14 @@ Rules:
 
 - A line ends with LF or CR LF, which do not belong to it; the last one may end with the file. (A lone CR ends
   nothing.) A UTF-8 byte order mark at the beginning of a file is skipped, as Spark does.
-- A line belongs to the split in which its first byte lies, as with Hadoop's input splits. So with any splits the
-  readers together give every line once. The cursor of a split is the byte offset in the file at which the next line
-  begins.
-- Files are planned in the driver, with their sizes; a file that has another size later is an ``InputError``.
+- A line belongs to the split in which its first byte lies, as in Hadoop. So with any splits the readers together give
+  every line once. The cursor of a split is the byte offset in the file at which the next line begins.
+- Files are planned in the driver, with their sizes; a file that has another size later is an ``InputError``. Hidden
+  files (``.`` or ``_``) and subdirectories of a directory are not input, as in Spark.
 - Bytes that are not UTF-8 are replaced as ``bytes.decode("utf-8", "replace")`` does, line by line, and the lines
   counted in ``metrics["invalid_lines"]``; or, with ``errors="strict"``, they are an ``InputError`` that names file
   and byte.
-- Memory is bounded by ``chunk_bytes``, or by the longest line where that is longer. A line of 1 GB or more is an
-  ``InputError``.
-
-A hidden file (its name begins with ``.`` or ``_``) in a directory is not input, nor are subdirectories: the same as
-in Spark.
+- Memory is bounded by ``chunk_bytes``, or by the longest line, which must be shorter than 1 GB.
 """
 
 from __future__ import annotations
@@ -69,8 +65,7 @@ class TextSplit:
 class TextFiles(Source):
     """The lines of a file, of the files in a directory, or of all files that match a glob; one string column ``value``.
 
-    ``repeat``: how many times to read everything; ``split_bytes``: the largest split. ``files`` is filled in
-    by ``planned``.
+    ``repeat``: how many times to read everything; ``split_bytes``: the largest split; ``files``: set by ``planned``.
     """
 
     name: str
@@ -128,23 +123,17 @@ class TextFiles(Source):
 
 
 def find_files(source: str, path: str) -> tuple[InputFile, ...]:
-    """The files that ``path`` (file, directory or glob) means, sorted by name. Raises ``InputError`` when there are
-    none.
-    """
+    """The files that ``path`` (file, directory or glob) means, sorted by name. Raises ``InputError`` without any."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:
         raise InputError(
             f"source {source!r}: {path!r} is not a local path; read it with from_spark(spark.read.text(...))"
         )
-    if os.path.isdir(path):
-        found = _visible_files(path)
-    elif os.path.exists(path):
-        found = [path]
-    else:
-        matches = sorted(glob.glob(path, recursive=True))
-        found = [f for match in matches for f in (_visible_files(match) if os.path.isdir(match) else [match])]
-        found = [file for file in found if not _is_hidden(file)]
+    exists = os.path.exists(path)
+    matches = [path] if exists else glob.glob(path, recursive=True)
+    found = [f for match in matches for f in (_visible_files(match) if os.path.isdir(match) else [match])]
+    found = [file for file in found if exists or not _is_hidden(file)]
     if not found:
         problem = "no files in the directory" if os.path.isdir(path) else "no such file, and no file matches it"
         raise InputError(f"source {source!r}: {problem}: {path!r}")
@@ -193,8 +182,7 @@ class _TextReader(SplitReader[TextSplit]):
                     raise InputError(
                         f"position {cursor} does not lie in the split {split.start} to {split.end} of {path!r}"
                     )
-                lines = _LineBlocks(file, split, self._chunk_bytes)
-                lines.seek(cursor)
+                lines = _LineBlocks(file, split, self._chunk_bytes, cursor)
                 while (data := lines.next_lines()) is not None:
                     offset = lines.offset - len(data)
                     if offset == 0 and data.startswith(_BYTE_ORDER_MARK):
@@ -241,17 +229,13 @@ class _TextReader(SplitReader[TextSplit]):
 class _LineBlocks:
     """Cuts the part of a file that belongs to a split into blocks of whole lines."""
 
-    def __init__(self, file: BinaryIO, split: TextSplit, chunk_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, split: TextSplit, chunk_bytes: int, cursor: int | None) -> None:
+        """Begins at ``cursor``, or, when it is ``None``, at the first line that begins in the split."""
         self._fd = file.fileno()
         self._split = split
         self._chunk_bytes = chunk_bytes
-        self.offset = split.start
-
-    def seek(self, cursor: int | None) -> None:
-        """To ``cursor``, or, when it is ``None``, to the first line that begins in the split."""
-        if cursor is not None:
-            self.offset = cursor
-        elif self._split.start > 0:
+        self.offset = split.start if cursor is None else cursor
+        if cursor is None and split.start > 0:
             self.offset = self._split.start - 1
             while self.offset < self._split.end:
                 chunk = self._read(self.offset, min(self._chunk_bytes, self._split.end - self.offset))
@@ -292,7 +276,7 @@ class _LineBlocks:
     def _read(self, offset: int, count: int) -> bytes:
         """``count`` bytes, or up to the planned end of the file."""
         count = min(count, self._split.file.size - offset)
-        data = os.pread(self._fd, count, offset)
+        data = b""
         while len(data) < count:
             more = os.pread(self._fd, count - len(data), offset + len(data))
             if not more:

@@ -8,16 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-INT32_BITS = 32
-
+from flinkplus.operators.base.values import is_counted, numbers_of
 
 # Values are taken apart with binaries for texts, and numbers for times: Python's own types have no year 10000.
 
 
 def invalid_rows(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Which rows of a column hold text that is not UTF-8; ``None`` when none does. Looks into lists, structs and
-    maps.
-    """
+    """Which rows of a column hold text that is not UTF-8, also in lists, structs and maps; ``None``: none does."""
     try:
         array.validate(full=True)
         return None
@@ -35,31 +32,25 @@ def repaired(array: pa.Array) -> pa.Array:
 
 def _is_bad(value: Any, dtype: pa.DataType) -> bool:
     """Whether a value, with bytes for its texts, holds a text that is not UTF-8."""
-    if value is None:
+    try:
+        _decoded(value, dtype, "strict")
         return False
-    if _is_text(dtype):
-        return first_invalid_byte(value) is not None
-    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
-        return any(_is_bad(element, dtype.value_type) for element in value)
-    if pa.types.is_map(dtype):
-        return any(_is_bad(key, dtype.key_type) or _is_bad(item, dtype.item_type) for key, item in value)
-    if pa.types.is_struct(dtype):
-        return any(_is_bad(value[field.name], field.type) for field in dtype)
-    return False
+    except UnicodeDecodeError:
+        return True
 
 
-def _decoded(value: Any, dtype: pa.DataType) -> Any:
-    """A value, with bytes for its texts, as it is with texts."""
+def _decoded(value: Any, dtype: pa.DataType, errors: str = "replace") -> Any:
+    """A value, with bytes for its texts, as it is with texts; ``errors`` as in ``bytes.decode``."""
     if value is None:
         return None
     if _is_text(dtype):
-        return value.decode(errors="replace")
+        return value.decode(errors=errors)
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
-        return [_decoded(element, dtype.value_type) for element in value]
+        return [_decoded(element, dtype.value_type, errors) for element in value]
     if pa.types.is_map(dtype):
-        return [(_decoded(key, dtype.key_type), _decoded(item, dtype.item_type)) for key, item in value]
+        return [(_decoded(key, dtype.key_type, errors), _decoded(item, dtype.item_type, errors)) for key, item in value]
     if pa.types.is_struct(dtype):
-        return {field.name: _decoded(value[field.name], field.type) for field in dtype}
+        return {field.name: _decoded(value[field.name], field.type, errors) for field in dtype}
     return value
 
 
@@ -75,8 +66,8 @@ def _bytes_type(dtype: pa.DataType) -> pa.DataType:
     """``dtype`` with binaries for its texts, and integers for its dates and times."""
     if _is_text(dtype):
         return pa.large_binary() if pa.types.is_large_string(dtype) else pa.binary()
-    if pa.types.is_temporal(dtype) and not pa.types.is_interval(dtype):
-        return pa.int32() if dtype.bit_width == INT32_BITS else pa.int64()
+    if is_counted(dtype):
+        return numbers_of(dtype)
     if pa.types.is_list(dtype):
         return pa.list_(_bytes_field(dtype.value_field))
     if pa.types.is_large_list(dtype):

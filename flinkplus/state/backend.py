@@ -1,10 +1,9 @@
 """The keyed state of one subtask: named states over one RocksDB, snapshots of them, and restoring.
 
 Rules:
-- the subtask's thread alone uses states and calls ``number_state``, ``object_state``, ``freeze``, ``spill_if_needed``,
-  ``restore``; any one other thread calls ``persist`` meanwhile, and one more ``rebase``; ``checkpoint_complete``,
-  ``state_bytes`` and ``state_keys`` may come from any thread; ``close`` from any thread, once the subtask's thread has
-  stopped using the state;
+- threads: ``persist`` is called in any one thread at a time, ``rebase`` in one more; ``checkpoint_complete``,
+  ``state_bytes`` and ``state_keys`` in any; ``close`` in any, once the subtask's thread has stopped using the state;
+  everything else in the subtask's thread;
 - a snapshot that could not be persisted loses nothing: the next one carries its changes;
 - a handle is JSON and, with the storage, has all that a new process needs; restoring takes a local file when it exists
   and matches its checksum, otherwise the stored one.
@@ -30,7 +29,7 @@ from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.files import file_chunks, link_or_copy
+from flinkplus.state.file_system import file_chunks, link_or_copy
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
 from flinkplus.state.objects import ObjectState
@@ -72,9 +71,9 @@ class Prepared:
 class SubtaskState:
     """All keyed state of one subtask in one generation.
 
-    ``work_dir``: a scratch directory of the slot, shared by its subtasks. ``max_entries``: bound of each state in
-    memory. ``prepared``: a promoted standby's store, which is this state's from now on; ``restore`` of the handle that
-    it was prepared for then takes no time.
+    ``work_dir``: a scratch directory of the slot, shared by its subtasks.
+    ``max_entries``: bound of each state in memory.
+    ``prepared``: a promoted standby's store, owned from now on; ``restore`` of its handle then takes no time.
     """
 
     def __init__(
@@ -129,10 +128,7 @@ class SubtaskState:
             state = NumberState(self._store, state_prefix(name), dtype, self._max_entries)
             self._adopt(name, state)
         if not isinstance(state, NumberState) or state.dtype != dtype:
-            raise ConfigurationError(
-                f"{self.subtask} asks for number state {name!r} of {dtype}, but has a {_describe(state)} of that name; "
-                "give the states of fused operators different names"
-            )
+            raise self._taken(f"number state {name!r} of {dtype}", state)
         return state
 
     def object_state(self, name: str) -> ObjectState:
@@ -142,11 +138,14 @@ class SubtaskState:
             state = ObjectState(self._store, state_prefix(name), self._max_entries)
             self._adopt(name, state)
         if not isinstance(state, ObjectState):
-            raise ConfigurationError(
-                f"{self.subtask} asks for object state {name!r}, but has a {_describe(state)} of that name; "
-                "give the states of fused operators different names"
-            )
+            raise self._taken(f"object state {name!r}", state)
         return state
+
+    def _taken(self, asked: str, state: State) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.subtask} asks for {asked}, but has a {_describe(state)} of that name; "
+            "give the states of fused operators different names"
+        )
 
     def _adopt(self, name: str, state: State) -> None:
         """Begin with what was restored under this name, if anything was."""
@@ -155,8 +154,7 @@ class SubtaskState:
             if replace(restored, keys=state.live_keys) != _part_of(state):
                 raise ConfigurationError(
                     f"{self.subtask} asks for state {name!r} as {_describe(state)}, but the checkpoint holds it as "
-                    f"{printable(restored.kind)} {printable(restored.dtype or '')}; "
-                    "give the changed state a new name"
+                    f"{printable(restored.kind)} {printable(restored.dtype or '')}; give the changed state a new name"
                 )
             state.rebind(self._store, restored.keys)
             del self._restored[name]
@@ -164,9 +162,8 @@ class SubtaskState:
 
     def state_keys(self) -> int:
         """Keys of all states."""
-        return sum(state.live_keys for state in list(self._states.values())) + sum(
-            restored.keys for restored in list(self._restored.values())
-        )
+        live = sum(state.live_keys for state in list(self._states.values()))
+        return live + sum(restored.keys for restored in list(self._restored.values()))
 
     def state_bytes(self) -> int:
         """Bytes of the files of the newest version (changes since then are in memory only)."""
@@ -216,8 +213,7 @@ class SubtaskState:
     def spill_if_needed(self) -> bool:
         """Write changed entries to RocksDB when memory holds too many of them; True when that was done.
 
-        Synchronous: some 50 ms for 100,000 entries. Raises ``StateError`` when the local disk fails; nothing is lost
-        then.
+        Synchronous: some 50 ms for 100,000 entries. Raises ``StateError`` when the local disk fails, losing nothing.
         """
         if not any(state.needs_spill for state in self._states.values()):
             return False
@@ -248,8 +244,7 @@ class SubtaskState:
     def rebase(self) -> bool:
         """Replace the files of versions to come by one, if they have become many; true when that was done.
 
-        Takes as long as the state is large: beside everything, after a ``persist``. Raises ``StateError`` when it
-        fails, or the state is closed meanwhile; then versions continue as before.
+        Takes long for a large state. Raises ``StateError`` when it fails, or the state is closed; nothing changes then.
         """
         return self._versions.rebase()
 
@@ -281,14 +276,7 @@ class SubtaskState:
         self._versions.close()
         self._store.destroy()
         self._store = self._open_store()
-        links = [path.with_suffix(".ingest") for path in paths]
-        try:
-            for path, link in zip(paths, links, strict=True):
-                link_or_copy(path, link)
-            self._store.ingest(links)
-        finally:
-            for link in links:
-                link.unlink(missing_ok=True)
+        self._store.ingest_copies(paths)
         self._store.check_format()
         self._versions = self._open_versions(files)
         remove_folder(self._folder / LEFT_FOLDER)  # what this version has not used, no later one will

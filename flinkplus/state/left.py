@@ -1,10 +1,9 @@
 """State files that a dead process of a slot has left on its host, for the slot's next process there.
 
 Rules:
-- files are moved, not linked, so that nothing is left in two places; only regular files of this user count, under the
-  whole name of a state file: what was still being written has another one;
-- such a file may be torn or altered. So it is used only after its size and its checksum were checked, which happens
-  after the move;
+- files are moved, not linked; only regular files of this user count, under the whole name of a state file: unfinished
+  ones have another name;
+- such a file may be torn or altered. So its size and its checksum are checked, after the move, before it is used;
 - a checksum that no thread waits for is calculated with pauses: at most ``SHARE`` of one processor.
 
 Layout: ``<work_dir>/<subtask>/left/<generation>-<checkpoint>-<n>.sst``.
@@ -34,22 +33,19 @@ def take_over(dead: Path, work_dir: Path) -> int:
     A file that cannot be moved stays where it is: its content is fetched instead.
     """
     taken = 0
-    for subtask in _folders(dead):
-        for folder in FOLDERS:
-            target = work_dir / subtask.name / LEFT_FOLDER
-            for file in _state_files(subtask / folder):
-                with contextlib.suppress(OSError):
-                    if not (target / file.name).exists():
-                        target.mkdir(parents=True, exist_ok=True)
-                        file.rename(target / file.name)
-                        taken += 1
+    for file in _state_files(dead):
+        target = work_dir / file.parent.parent.name / LEFT_FOLDER
+        with contextlib.suppress(OSError):
+            if not (target / file.name).exists():
+                target.mkdir(parents=True, exist_ok=True)
+                file.rename(target / file.name)
+                taken += 1
     return taken
 
 
 def has_state(work_dir: Path) -> bool:
     """Whether the next process of a slot could take state files over from ``work_dir``."""
-    folders = (subtask / folder for subtask in _folders(work_dir) for folder in FOLDERS)
-    return any(_state_files(folder) for folder in folders)
+    return any(True for _ in _state_files(work_dir))
 
 
 def newest_checkpoint(names: Iterable[str]) -> int:
@@ -58,15 +54,13 @@ def newest_checkpoint(names: Iterable[str]) -> int:
     return max((int(match["checkpoint"]) for match in matches if match), default=0)
 
 
-def _folders(path: Path) -> list[Path]:
-    return [Path(entry) for entry in _entries(path) if entry.is_dir(follow_symlinks=False)]
-
-
-def _state_files(folder: Path) -> list[Path]:
-    if folder.is_symlink():
-        return []
-    found = [Path(entry) for entry in _entries(folder) if FILE_NAME.match(entry.name)]
-    return [path for path in found if _is_ours(path)]
+def _state_files(work_dir: Path) -> Iterator[Path]:
+    """The state files below a work directory; no link is followed."""
+    subtasks = [Path(entry) for entry in _entries(work_dir) if entry.is_dir(follow_symlinks=False)]
+    for folder in (subtask / name for subtask in subtasks for name in FOLDERS):
+        for entry in () if folder.is_symlink() else _entries(folder):
+            if FILE_NAME.match(entry.name) and _is_ours(Path(entry)):
+                yield Path(entry)
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError, CorruptState
-from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, give_way
 from flinkplus.state.keytable import FREE, Hashes, KeyTable, Rows
 from flinkplus.state.numberindex import NumberIndex
+from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, give_way
 from flinkplus.state.store import SubtaskStore
 
 Dtype = Literal["int64", "float64"]

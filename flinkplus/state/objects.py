@@ -1,14 +1,12 @@
 """Keyed state of any picklable objects, in memory over RocksDB.
 
 Rules (besides those of ``memtable``):
-- what the user's code holds is never what a snapshot holds: values of immutable types are kept as they are, others
-  as their pickle, made when they are put, so that changing an object without putting it changes nothing;
+- values of immutable types are kept as they are, others as their pickle, made when they are put: changing an object
+  without putting it changes nothing;
 - ``None`` means absent, so putting ``None`` deletes;
-- a stored value is one format byte and a pickle of protocol 5.
-
-The newest value of a key is the first found in: dirty, frozen parts (newest first), young cache, old cache, RocksDB.
-The two caches are generations: when the young one is full it becomes the old one, and what was in the old one is
-only in RocksDB.
+- a stored value is one format byte and a pickle of protocol 5;
+- the newest value of a key is the first found in: dirty, frozen parts (newest first), young cache, old cache, RocksDB.
+  When the young cache is full it becomes the old one, and the content of the old one is only in RocksDB.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flinkplus.errors import CorruptState
-from flinkplus.state.delta import Chunk
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, FrozenPart, key_array, prefixed_and_sorted
+from flinkplus.state.sst_format import Chunk
 from flinkplus.state.store import SubtaskStore
 
 PICKLE_PROTOCOL = 5
@@ -47,14 +45,14 @@ ABSENT = _Absent()
 _UNKNOWN = object()
 
 
-def _pack(value: object) -> object:
+def pack(value: object) -> object:
     kind = type(value)
     if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):  # type: ignore[call-overload]
         return value
     return _Packed(pickle.dumps(value, PICKLE_PROTOCOL))
 
 
-def _unpack(kept: object) -> object | None:
+def unpack(kept: object) -> object | None:
     if kept is ABSENT:
         return None
     return pickle.loads(kept) if type(kept) is _Packed else kept
@@ -72,7 +70,7 @@ def _decode(stored: bytes | None) -> object:
     if stored[:1] != PICKLE_FORMAT:
         raise CorruptState(f"a stored object has format {stored[:1]!r}, known is {PICKLE_FORMAT!r}")
     value = pickle.loads(stored[1:])
-    packed = _pack(value)
+    packed = pack(value)
     return packed if packed is value else _Packed(stored[1:])
 
 
@@ -119,13 +117,12 @@ class ObjectState:
         self._old: dict[bytes, object] = {}
 
     def get_many(self, keys: Sequence[bytes]) -> list[Any]:
-        """The object of each key, or None. Objects that can be changed are fresh copies: put them back to change the
-        state."""
-        return [_unpack(kept) for kept in self._find(keys)]
+        """The object of each key, or None; fresh copies where they can be changed, to be put back."""
+        return [unpack(kept) for kept in self._find(keys)]
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[object]) -> None:
         """Set the object of each key (None deletes it). Raises what pickle raises, and then changes nothing."""
-        packed = [ABSENT if value is None else _pack(value) for value in values]
+        packed = [ABSENT if value is None else pack(value) for value in values]
         self._set(keys, packed)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
@@ -183,8 +180,6 @@ class ObjectState:
         while self._frozen and self._frozen[0].released:
             self._young.update(self._frozen.pop(0).kept)
 
-    # -- snapshots ------------------------------------------------------------------------------------------------
-
     @property
     def needs_spill(self) -> bool:
         """More changed entries than allowed: an extra part must go to RocksDB first."""
@@ -201,10 +196,7 @@ class ObjectState:
         return not self._dirty_has_absent and len(self._dirty) == self.live_keys
 
     def freeze(self, full: bool = False) -> ObjectPart | None:
-        """A part of all dirty entries, which are clean from now on; None when there are none.
-
-        ``full`` is allowed only when ``covers_all``, and then changes nothing.
-        """
+        """A part of all dirty entries, clean from now on; None without any. ``full``: only if ``covers_all``."""
         if not self._dirty:
             return None
         self._parts += 1

@@ -1,12 +1,11 @@
 """Removing files without blocking the disk for others.
 
-Freeing the blocks of a large file is work for the disk. With ``discard``, as on many virtual machines, it may take more
-than a millisecond per megabyte, and the disk does nothing else meanwhile: a thread that syncs another file waits until
-the whole file, say 250 MB, is gone.
+Freeing the blocks of a large file may take the disk more than a millisecond per megabyte (with ``discard``, as on many
+virtual machines). A thread that syncs another file waits for it.
 
 Rules:
-- a name is gone when the call returns; a separate thread frees the space, in pieces, with pauses longer than the work.
-  So the disk has time for others, also when several processes do this. With a long queue it does not pause;
+- a name is gone when the call returns; a separate thread frees the space, in pieces, with pauses longer than the work
+  unless the queue is long;
 - only a file without another name, and not open elsewhere, is truncated piecewise: a file being read stays whole;
 - the thread exists as long as it has something to do, and no thread waits for it. When the job ends, the rest goes
   at once (``hurry``); when the process ends, the system does it.
@@ -49,7 +48,7 @@ class _Remover:
                 self._thread.start()
 
     def hurry(self) -> None:
-        """What waits now, and until nothing waits any more, goes at once."""
+        """The job is over: free the space of all removed files at once, before another job has to wait for that."""
         with self._guard:
             self._hurried = self._thread is not None and self._thread.is_alive()
 
@@ -83,11 +82,11 @@ class _Remover:
 
 
 _remover = _Remover()
+hurry = _remover.hurry
 
 
 def remove_file(path: str | Path, folder: int | None = None) -> None:
-    """Remove a file, if it is there. Raises ``OSError`` when that cannot be done. ``folder``: the open folder that
-    ``path`` is relative to."""
+    """Remove a file, if it exists. ``folder``: the open folder that ``path`` is relative to. Raises ``OSError``."""
     handle = _open_large(path, folder)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -107,11 +106,6 @@ def remove_folder(path: str | Path) -> None:
             with contextlib.suppress(OSError):
                 remove_file(os.path.join(folder, name))
     shutil.rmtree(path, ignore_errors=True)
-
-
-def hurry() -> None:
-    """The job is over: what was removed gives back its room now, before there is another job to be kept waiting."""
-    _remover.hurry()
 
 
 def _open_large(path: str | Path, folder: int | None) -> int | None:

@@ -1,7 +1,6 @@
 """A file that reaches the disk by way of memory, for a library that holds the interpreter lock while it writes.
 
-rocksdict does so. With a file on disk, all threads of the process would wait when RocksDB writes a block to it and when
-it syncs it, which may take hundreds of milliseconds on a busy disk.
+rocksdict does so: with a file on disk, all threads of the process would wait hundreds of milliseconds for a busy disk.
 
 Rules:
 - the library opens ``name`` and writes from the first byte to the last; between its writes, ``move_on`` moves the
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from flinkplus.state.files import SteadyFile
+from flinkplus.state.file_system import SteadyFile
 
 
 class Spool:

@@ -1,22 +1,18 @@
 """One subtask's RocksDB: point reads, ingestion of sorted files, ordered iteration.
 
 Rules:
-- nothing is ever put key by key: files are ingested whole, in order, and later ones win; so there is no write-ahead
-  log, and the store is scratch: durable state is the files;
+- nothing is ever put key by key: files are ingested whole, in order, and later ones win. So there is no write-ahead
+  log, and nothing of the store must survive the process: durable state is the files;
+- what RocksDB would sync to disk (its manifest, names of files) is in shared memory, where the system has it; the files
+  themselves are in the directory, and the names link to them;
 - ``FORMAT_KEY`` is the store's own and sorts before every other key; readers never see it;
-- so nothing of it must survive the process. What RocksDB would sync to disk (its manifest, names of files) is in shared
-  memory, where the system has it; the files themselves are in the directory, and the names link to them;
 - a store can be opened *quiet*: nothing is compacted until ``be_active``, so a standby uses no processor time;
 - an iterator sees the store as it was when the iterator was made (a RocksDB iterator pins its version), also while
-  files are ingested. ``rocksdict``'s ``Snapshot`` is not used: its point reads honour the snapshot, its iterators
-  were seen not to.
-
-rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read. So no call of
-RocksDB here may wait for the disk: all threads of the process would. It syncs the files that it ingests: no work for a
-file in shared memory, and little for one that was synced before.
-
-Any thread may read while another ingests. ``close`` does not wait: its caller makes sure that no other call is
-running.
+  files are ingested. (``rocksdict``'s ``Snapshot`` is not used: its iterators were seen not to honour the snapshot.)
+- rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read. So no call of RocksDB here
+  may wait for the disk: all threads of the process would. It syncs the files that it ingests: no work for a file in
+  shared memory, and little for one that was synced before;
+- any thread may read while another ingests. ``close`` does not wait: its caller makes sure that no other call runs.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ from rocksdict import (
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.state import volatile
-from flinkplus.state.files import sync_path
+from flinkplus.state.file_system import link_or_copy, sync_path
 from flinkplus.state.removal import remove_file, remove_folder
 
 Aside: TypeAlias = Callable[[Callable[[], None]], object]
@@ -144,45 +140,60 @@ class SubtaskStore:
             return [None] * len(keys)
         try:
             found = cast("list[bytes | None]", self._db.get(cast("list[Any]", keys)))
-        except DbClosedError as error:
-            raise StateError(f"state store {self.directory} was closed") from error
-        except KeyError:  # a key that is no bytes object: the caller's mistake, said as it is
+        except KeyError:  # a key that is no bytes object: the caller's mistake
             raise
         except Exception as error:
-            raise StateError(f"state store {self.directory} cannot be read: {error}") from error
+            raise self._failed("be read", error) from error
         return found
+
+    def _failed(self, what: str, error: Exception) -> StateError:
+        if isinstance(error, DbClosedError):
+            return StateError(f"state store {self.directory} was closed")
+        return StateError(f"state store {self.directory} cannot {what}: {error}")
 
     def ingest(self, paths: Sequence[Path], swift: bool = False) -> None:
         """Take in sorted files, later ones over earlier ones, all or none (1-2 ms). The files are moved away.
 
-        A busy disk is not waited for, if the files are small and there is shared memory: they stay there until they are
-        compacted. ``SWIFT_BYTES`` of a store may be there, and ``volatile.MAX_BYTES`` of a process; half of that if it
-        is not ``swift``.
+        Small files go to shared memory, if there is room, and stay there until they are compacted, so that no thread
+        waits for a busy disk: at most ``SWIFT_BYTES`` of a store, and ``volatile.MAX_BYTES`` of a process; half of that
+        if not ``swift``.
         """
         if not paths:
             return
         sources = self._take(paths, self._names, swift)
         try:
             self._db.ingest_external_file([str(path) for path in sources], self._ingest_options)
-        except DbClosedError as error:
-            raise StateError(f"state store {self.directory} was closed") from error
         except Exception as error:
-            raise StateError(f"state store {self.directory} cannot ingest {paths[0]}: {error}") from error
+            raise self._failed(f"ingest {paths[0]}", error) from error
         finally:
             if self._names is not None:
                 self._tidy(self._names, sources)
         self.empty = False
 
+    def ingest_copies(self, paths: Sequence[Path], swift: bool = False) -> None:
+        """As ``ingest``; the files stay."""
+        links = [path.with_suffix(".ingest") for path in paths]
+        try:
+            for path, link in zip(paths, links, strict=True):
+                link_or_copy(path, link)
+            self.ingest(links, swift)
+        finally:
+            for link in links:
+                link.unlink(missing_ok=True)
+
     def _take(self, paths: Sequence[Path], names: Path | None, swift: bool) -> list[Path]:
         """Where RocksDB finds the files, and finds them synced, or in memory."""
         try:
-            if names is not None and self._reserve(sum(path.stat().st_size for path in paths), swift):
+            size, share = sum(path.stat().st_size for path in paths), 1.0 if swift else SHARE_OF_OTHERS
+            fits = self._in_memory + size <= share * SWIFT_BYTES
+            if names is not None and fits and volatile.reserve(size, share):
+                self._in_memory += size
                 return [self._copy(path, names) for path in paths]
             for path in paths:
                 sync_path(path)
             return list(paths) if names is None else [self._move(path, names) for path in paths]
         except OSError as error:
-            raise StateError(f"state store {self.directory} cannot take {paths[0]}: {error}") from error
+            raise self._failed(f"take {paths[0]}", error) from error
 
     def _copy(self, path: Path, names: Path) -> Path:
         """A copy of a file in memory, in its place."""
@@ -201,17 +212,8 @@ class SubtaskStore:
         link.symlink_to(target)
         return link
 
-    def _reserve(self, size: int, swift: bool) -> bool:
-        share = 1.0 if swift else SHARE_OF_OTHERS
-        if self._in_memory + size > share * SWIFT_BYTES or not volatile.reserve(size, share):
-            return False
-        self._in_memory += size
-        return True
-
     def _tidy(self, names: Path, sources: Sequence[Path]) -> None:
-        """Remove names that RocksDB did not take, and, every few files, files whose names it has removed; and see what
-        of memory it has given back.
-        """
+        """Remove names that RocksDB did not take; every few files, also files whose names it has removed."""
         for link in sources:
             link.unlink(missing_ok=True)
         if self._taken % TIDY_AFTER_FILES >= len(sources):
@@ -235,10 +237,8 @@ class SubtaskStore:
             return
         try:
             self._db.set_options({"disable_auto_compactions": "false"})
-        except DbClosedError as error:
-            raise StateError(f"state store {self.directory} was closed") from error
         except Exception as error:
-            raise StateError(f"state store {self.directory} cannot be made active: {error}") from error
+            raise self._failed("be made active", error) from error
         self._quiet = False
 
     def check_format(self) -> None:
@@ -254,10 +254,9 @@ class SubtaskStore:
         if self.empty:
             return iter(())
         try:
-            entries = self._db.items(from_key=FIRST_KEY)
+            return cast("Iterator[tuple[bytes, bytes]]", self._db.items(from_key=FIRST_KEY))
         except DbClosedError as error:
-            raise StateError(f"state store {self.directory} was closed") from error
-        return cast("Iterator[tuple[bytes, bytes]]", entries)
+            raise self._failed("be read", error) from error
 
     def close(self) -> None:
         """Close, if it is open; the directory stays. Iterators must be gone before."""
@@ -265,18 +264,13 @@ class SubtaskStore:
             self._db.close()
 
     def destroy(self, beside: Aside | None = None) -> None:
-        """Close and remove the directory. The larger the state, the longer that takes (250 MB: 0.1 s); ``beside``: has
-        it done somewhere else.
-        """
+        """Close and remove the directory, which takes long for a large state (250 MB: 0.1 s); ``beside`` runs that."""
         self.close()
         if beside is None:
-            self._remove()
+            remove_folder(self.directory)
         else:
-            beside(self._remove)
+            beside(lambda: remove_folder(self.directory))
         if self._names is not None:
             shutil.rmtree(self._names, ignore_errors=True)
             volatile.release(self._in_memory)
             self._in_memory = 0
-
-    def _remove(self) -> None:
-        remove_folder(self.directory)

@@ -2,22 +2,21 @@
 
 Rules:
 - every frozen snapshot (or spill) is queued; writing one first writes all that were frozen before it, so a version is
-  always the files of the versions before it and its own; a snapshot that could not be written stays queued. The next
-  thread that writes tries again, or the subtask's thread thaws it into the next snapshot. After ``MOST_FAILURES`` in a
-  row it thaws the whole queue, also snapshots that no thread has tried to write: this bounds the queue;
+  always the files of the versions before it and its own. What could not be written stays queued: the next thread that
+  writes tries again, or the subtask's thread thaws it into the next snapshot. After ``MOST_FAILURES`` in a row it thaws
+  the whole queue, which bounds it;
 - a version's file list is fixed when it is written: later spills and newer bases never change an older handle;
 - a file is listed once RocksDB has it, and uploaded at the latest by the first handle that names it;
 - a new base is what RocksDB holds right after an ingest; it replaces the files up to that one in versions to come, and
-  says so: a replica that has these needs no base to continue (a version waits only for its own changes to be sent);
-- bases are made beside everything else (``rebase``): no version waits for one;
+  names them: a replica that has these needs no base to continue. No version waits for a base (``rebase``);
 - file names carry generation and checkpoint, and are never used twice; a file that a later checkpoint is the first
   to name carries that number or one after it, so that garbage collection can rely on it;
 - local copies (hard links; RocksDB has its own) stay while the newest complete checkpoint, or anything newer, names
   them.
 
 Locks, taken in this order: ``_persist_lock`` (one persist at a time), ``_base_lock`` (a base is being written),
-``_write_lock`` (one write and ingest at a time; a write may last), ``_lock`` (the queue and the lists; never held
-for long, so it is the only one that the synchronous part of a snapshot takes).
+``_write_lock`` (one write and ingest at a time), ``_lock`` (the queue and the lists; never held for long: the only one
+that the synchronous part of a snapshot takes).
 """
 
 from __future__ import annotations
@@ -33,18 +32,16 @@ from pathlib import Path
 from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
-from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.files import link_or_copy
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
+from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
 from flinkplus.state.store import SubtaskStore
 
 FIRST_LEAD = 16
 """Checkpoints that may pass while a base is made; twice as many after each time that it was too few."""
 BASE_CHUNK_BYTES = 256 << 10
-"""Maximum bytes of values read from RocksDB at a time, because the interpreter lock is held meanwhile. The other limit
-is ``WRITE_CHUNK_ENTRIES``."""
+"""Maximum bytes of values read from RocksDB at a time, as ``WRITE_CHUNK_ENTRIES``: the interpreter lock is held."""
 FIRST_CHUNK_ENTRIES = 256
 MOST_FAILURES = 2
 """To write the oldest version that is queued; one failure alone does not decline other snapshots."""
@@ -54,10 +51,11 @@ LOCAL_HANDLES = 2
 
 @dataclass(frozen=True, slots=True)
 class BasePolicy:
-    """When a new base is due: deltas outweigh the base ``ratio`` times (and ``min_bytes``), or are too many.
+    """When a new base, for which every standby opens a new RocksDB, is due: deltas outweigh the base ``ratio`` times
+    (and ``min_bytes``), or are too many.
 
     A delta that would hold most keys is written as a base once the deltas have half the size of the base and at least
-    ``full_bytes``, or are ``full_deltas`` files. For each base every standby opens a new RocksDB.
+    ``full_bytes``, or are ``full_deltas`` files.
     """
 
     ratio: float = 2.0
@@ -67,15 +65,19 @@ class BasePolicy:
     full_deltas: int = 12
 
     def due(self, files: Sequence[StateFile]) -> bool:
-        base = sum(file.bytes for file in files if file.kind == "base")
-        deltas = [file.bytes for file in files if file.kind == "delta"]
-        return len(deltas) > self.max_deltas or sum(deltas) > max(self.min_bytes, self.ratio * base)
+        base, deltas, count = _sizes(files)
+        return count > self.max_deltas or deltas > max(self.min_bytes, self.ratio * base)
 
     def full_due(self, files: Sequence[StateFile]) -> bool:
         """Whether a version of most keys becomes a base."""
-        base = sum(file.bytes for file in files if file.kind == "base")
-        deltas = [file.bytes for file in files if file.kind == "delta"]
-        return len(deltas) >= self.full_deltas or sum(deltas) >= max(self.full_bytes, base // 2)
+        base, deltas, count = _sizes(files)
+        return count >= self.full_deltas or deltas >= max(self.full_bytes, base // 2)
+
+
+def _sizes(files: Sequence[StateFile]) -> tuple[int, int, int]:
+    """Bytes of the bases, bytes of the deltas, and number of the deltas."""
+    deltas = [file.bytes for file in files if file.kind == "delta"]
+    return sum(file.bytes for file in files) - sum(deltas), sum(deltas), len(deltas)
 
 
 @dataclass(slots=True, eq=False)
@@ -170,8 +172,7 @@ class StateVersions:
                 self._unfinished.append(pending)
 
     def take_failed(self) -> list[PendingSnapshot]:
-        """Versions to thaw: the whole queue, when all in it failed or writing it fails again and again; else none (a
-        persist to come writes them)."""
+        """Versions to thaw: the whole queue, when all in it failed or writing it fails repeatedly; otherwise none."""
         with self._lock:
             hopeless = self._failures >= MOST_FAILURES or all(pending.failed for pending in self._queue)
             if self._writers or not hopeless:
@@ -213,9 +214,7 @@ class StateVersions:
             self._failures = 0
 
     def complete(self, checkpoint: int) -> None:
-        """``checkpoint`` is complete: local copies that only older ones name go; those of a closed state are the next
-        generation's.
-        """
+        """``checkpoint`` is complete: removes local copies that only older ones name. No effect on a closed state."""
         if self._closed.is_set():
             return
         with self._lock:
@@ -252,8 +251,13 @@ class StateVersions:
         file = None
         if pending.parts:
             kind: FileKind = "base" if pending.full or not self._files else "delta"
-            file = self._new_file(self._part_chunks(pending.parts), pending.checkpoint, kind)
-            self._ingest(self.local(file.name))
+            file = self._describe(*self._write_file(self._part_chunks(pending.parts), pending.checkpoint), kind)
+            try:
+                self._store.be_active()  # not before: right after a promotion there is better use for the processors
+                self._store.ingest_copies([self.local(file.name)])
+            except BaseException:
+                self.local(file.name).unlink(missing_ok=True)
+                raise
             for part in pending.parts:
                 part.release()
         with self._lock:
@@ -264,21 +268,6 @@ class StateVersions:
             pending.files = self._files
             pending.parts = []
             pending.written = True
-
-    def _ingest(self, path: Path) -> None:
-        link = path.with_suffix(".ingest")
-        try:
-            link_or_copy(path, link)
-            self._store.be_active()  # not before: right after a promotion there is better use for the processors
-            self._store.ingest([link])
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            link.unlink(missing_ok=True)
-
-    def _new_file(self, chunks: Iterator[Chunk], checkpoint: int, kind: FileKind) -> StateFile:
-        return self._describe(*self._write_file(chunks, checkpoint), kind)
 
     def _describe(self, name: str, entries: int, kind: FileKind, replaces: tuple[StateFile, ...] = ()) -> StateFile:
         path = self.local(name)
@@ -331,7 +320,7 @@ class StateVersions:
     def rebase(self) -> bool:
         """Write what RocksDB holds as a base, if one is due, and name it in versions to come; true when that was done.
 
-        In a thread of its own, one at a time. Raises ``StateError`` when it fails; the versions are as before then.
+        Raises ``StateError`` when it fails; the versions are as before then.
         """
         with self._lock:
             due, number = self._policy.due(self._files), self._newest + self._lead

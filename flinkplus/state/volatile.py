@@ -1,8 +1,7 @@
 """Folders in shared memory for small files that need not survive the process, so that writing them waits for no disk.
 
 Rules:
-- each process has one folder there, whose lock it holds while it lives; the operating system releases the lock when
-  the process ends in any way, and the next process removes folders that no process holds;
+- each process has one folder there, and holds its lock while it lives; the next process removes folders without holder;
 - space for content is reserved before it is written: at most ``MAX_BYTES`` per process, as long as ``MIN_FREE_BYTES``
   are left for others;
 - without shared memory, or with too little of it, a process has no folder, and callers work without.
@@ -40,10 +39,7 @@ def make_folder() -> Path | None:
 
 
 def reserve(size: int, share: float = 1.0) -> bool:
-    """Whether ``size`` bytes more may be written to folders of this process; they are to be released some time.
-
-    ``share``: maximum share of ``MAX_BYTES``, to leave the rest to others.
-    """
+    """Whether this process may write ``size`` bytes more, up to ``share`` of ``MAX_BYTES``, until ``release``."""
     with _guard, contextlib.suppress(OSError):
         if _reserved["bytes"] + size <= share * MAX_BYTES and _is_room(size):
             _reserved["bytes"] += size
@@ -57,7 +53,7 @@ def _is_room(size: int) -> bool:
 
 
 def release(size: int) -> None:
-    """As many bytes are gone again."""
+    """Bytes of ``reserve`` are free again."""
     with _guard:
         _reserved["bytes"] -= size
 
@@ -87,7 +83,7 @@ def _locked(handle: int) -> bool:
 
 
 def _sweep() -> None:
-    """Remove what processes that are no more have left."""
+    """Remove what dead processes have left."""
     for folder in ROOT.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)

@@ -72,7 +72,7 @@ from tests.fuzz.messages import assert_readable
 from tests.fuzz.mutate import mutated, mutated_document
 from upstream_cache import CorruptSegment
 from upstream_cache.segments import Segment
-from upstream_cache.volume import OsVolume, Volume
+from upstream_cache.volume import Volume
 
 Mutate = Callable[[random.Random, Sequence[bytes]], bytes]
 
@@ -523,7 +523,7 @@ class _Folder:
         return self._storage.ownership.job()
 
 
-class _Volume(OsVolume):
+class _Volume(Volume):
     """One file in memory."""
 
     def __init__(self) -> None:

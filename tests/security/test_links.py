@@ -16,7 +16,7 @@ from flinkplus.runtime.operations.access_file import read_access
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.state.durable.ownership import JOB_FILE
 from flinkplus.state.durable.storage import CheckpointStorage
-from flinkplus.state.files import LocalDirectory
+from flinkplus.state.file_system import LocalDirectory
 from tests.handles import manifest_of
 
 pytestmark = pytest.mark.security

@@ -37,7 +37,7 @@ from flinkplus.state.durable.manifests import MANIFEST_MAGIC
 from flinkplus.state.durable.ownership import JOB_FILE
 from flinkplus.state.durable.seals import SigningKey, checked, sealed, signed
 from flinkplus.state.durable.storage import CheckpointStorage
-from flinkplus.state.files import file_chunks
+from flinkplus.state.file_system import file_chunks
 from tests.handles import manifest_of
 
 pytestmark = pytest.mark.security

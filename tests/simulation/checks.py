@@ -319,7 +319,7 @@ class Checks:
         if not end.is_back or retention is None or retention.blocked is not None:
             return
         log: Any = end.log
-        held = log.appended - log._kept
+        held = log.appended - log.kept
         if held and retention.memory_bytes > retention.budget_bytes:
             self._wrong("retention", f"{channel} holds {held} messages in memory, and there is no room")
 
@@ -405,13 +405,13 @@ class Checks:
         self._check_held(subtask)
         for end in subtask.outputs.channels.values():
             log: Any = end.log
-            if not (log._trimmed <= log._acknowledged <= log._sent <= log._appended or subtask.closed):
+            if not (log.trimmed <= log.acknowledged <= log.sent <= log.appended or subtask.closed):
                 self._wrong(
                     "retention",
                     f"{end.channel}: trimmed {log.trimmed}, acknowledged {log.acknowledged}, sent {log.sent}, "
                     f"appended {log.appended}",
                 )
-            if self._world.options.partial and log._trimmed < log._acknowledged and not subtask.closed:
+            if self._world.options.partial and log.trimmed < log.acknowledged and not subtask.closed:
                 self._wrong(
                     "retention",
                     f"{end.channel} is consumed up to {log.acknowledged}, and kept from {log.trimmed} on, for nobody",
@@ -421,13 +421,13 @@ class Checks:
         """Barriers that overtake were to be sent without credit; of each channel, ``limit`` and ``sent`` before."""
         for end, limit, sent in before:
             log: Any = end.log
-            if end.limit > limit and sent < log._resend_end:
+            if end.limit > limit and sent < log.resend_end:
                 self._wrong(
                     "unaligned",
-                    f"{end.channel} is sent from {sent} to {end.limit} without credit, and up to {log._resend_end} "
+                    f"{end.channel} is sent from {sent} to {end.limit} without credit, and up to {log.resend_end} "
                     "that is sent again",
                 )
-            if end.limit <= limit and not end.resuming and sent < log._resend_end:
+            if end.limit <= limit and not end.resuming and sent < log.resend_end:
                 self.counts["overdraft_held"] += 1
                 self._world.note("%s: the barrier waits behind what is sent again, for credit", end.channel)
 

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from upstream_cache.volume import Volume
 
-class SimVolume:
-    """Stands for ``upstream_cache.volume.OsVolume``."""
+
+class SimVolume(Volume):
+    """Stands for the files of the operating system."""
 
     def __init__(self) -> None:
         self.contents: dict[str, bytearray] = {}

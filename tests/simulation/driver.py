@@ -163,7 +163,7 @@ class SimCommits:
     def _withdraw_after(self, checkpoint: int) -> None:
         self._epoch += 1
         durable = self.durable
-        durable.cuts = durable.cuts.with_cut(Cut(self._epoch, checkpoint))
+        durable.cuts = durable.cuts.united(Cuts([Cut(self._epoch, checkpoint)]))
         self._remove_void()
 
     def _remove_void(self) -> None:

@@ -63,10 +63,7 @@ def unscaled(array: pa.Array) -> np.ndarray:
 
 
 def from_unscaled(values: Sequence[Any] | np.ndarray, dtype: pa.DataType, null: np.ndarray | None = None) -> pa.Array:
-    """Decimals of ``dtype`` with these unscaled values; those where ``null`` is true are null.
-
-    Raises ``OverflowError`` for a value with more digits than ``dtype`` has.
-    """
+    """Decimals of ``dtype`` with these unscaled values, or null. Raises ``OverflowError`` for too many digits."""
     numbers = values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
     limit = 10**dtype.precision
     for number in (numbers.min(), numbers.max()) if len(numbers) else ():
@@ -94,10 +91,7 @@ def ordered_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def means(sums: pa.Array, counts: npt.NDArray[np.int64], dtype: pa.DataType) -> pa.Array:
-    """Each sum divided by its count, rounded half up to the scale of ``dtype``; null where the count is 0.
-
-    Raises ``OverflowError`` as ``from_unscaled`` does.
-    """
+    """Each sum by its count, rounded half up to the scale of ``dtype``; null for count 0. Raises ``OverflowError``."""
     shift = 10 ** (dtype.scale - sums.type.scale)
     quotients = []
     for total, count in zip(unscaled(sums).tolist(), counts.tolist(), strict=True):

@@ -7,16 +7,14 @@ Rules:
   makes the instance there. A descriptor never changes after the graph is built.
 - An instance belongs to one subtask and is called from one thread at a time. ``process``, ``on_watermark`` and ``end``
   return its output as an iterable of record batches, lazily where a batch can explode, so that the caller can wait for
-  room in its output logs between two batches. **The caller must exhaust the iterable** before the next input or
-  snapshot.
+  room in its output logs. **The caller must exhaust the iterable** before the next input or snapshot.
 - Schemas are *logical*: ``output_schema`` names plain types, but a string or binary column of a batch may travel
-  dictionary-encoded (``pa.DictionaryArray``). Built-in operators take both; ``flinkplus.operators.base.columns.plain``
-  decodes.
+  dictionary-encoded. Built-in operators take both; ``flinkplus.operators.base.columns.plain`` decodes.
 - Output batches are not empty, and have about ``MAX_OUTPUT_ROWS`` rows at most unless the input has more.
 - An instance is deterministic: the same state and input batches give the same output batches. Time of day and random
   numbers come from ``OperatorContext`` alone.
 - Event time: a watermark *w* (milliseconds) says that no row before *w* will follow. It rises from call to call of
-  ``on_watermark``; the output of that call precedes it. At the end of all input it is ``END_OF_TIME_MS``.
+  ``on_watermark``; the output of that call precedes it. At the end of all input it is ``watermarks.END_OF_TIME_MS``.
 - Keyed state is accessed through ``OperatorContext.state``; its owner takes the snapshot, not the operator.
   ``snapshot`` is for any other state (small, JSON), and is called between two ``process`` calls.
 """
@@ -35,22 +33,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import InvariantViolation
-from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
-
-__all__ = [
-    "END_OF_TIME_MS",
-    "MAX_OUTPUT_ROWS",
-    "Dtype",
-    "JsonValue",
-    "KeyedOperator",
-    "KeyedState",
-    "NumberStateLike",
-    "ObjectStateLike",
-    "Operator",
-    "OperatorContext",
-    "OperatorInstance",
-    "WatermarkMaker",
-]
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 """Content of a snapshot, a source position or a staged file's description."""
@@ -64,9 +46,7 @@ R = TypeVar("R")
 
 
 class NumberStateLike(Protocol):
-    """Keyed numbers (``flinkplus.state.memtable.NumberState``): each key has a row; rows are read and written as
-    arrays.
-    """
+    """Keyed numbers (``flinkplus.state.memtable.NumberState``): each key has a row, accessed through arrays."""
 
     def indices(self, keys: list[bytes], /) -> npt.NDArray[np.int64]:
         """The row of each key; an absent key gets a row with the value 0. Valid until the next call of
@@ -122,10 +102,9 @@ class OperatorContext:
     ``input_schema``: the logical schema of the input batches.
     ``state``: ``None`` for a subtask without keyed state.
     ``metrics``: running totals, read by the slot at any time and restored with the state.
-    ``now_ms``, ``rng``: time of day and random numbers of the step; a standby that repeats the step gets the same. An
-    operator uses no other clock and no other randomness.
+    ``now_ms``, ``rng``: time of day and random numbers of the step; a standby that repeats the step gets the same.
     ``note_row``: records the row that a user's function is about to get, so that an input that kills processes can be
-    named. Set after the loss of a process; otherwise ``None``.
+    named; ``None`` until a process was lost.
     """
 
     operator: str
@@ -155,9 +134,6 @@ class OperatorContext:
             raise InvariantViolation(f"operator {self.operator!r}, subtask {self.subtask}: created without keyed state")
         return self.state
 
-    def add(self, metric: str, amount: int) -> None:
-        self.metrics[metric] = self.metrics.get(metric, 0) + amount
-
 
 class OperatorInstance(ABC):
     """One operator in one subtask."""
@@ -168,16 +144,13 @@ class OperatorInstance(ABC):
 
     @property
     def behind_ms(self) -> int:
-        """Maximum distance of output rows behind the input's watermark, in ms; the watermark is forwarded reduced by
-        it.
-        """
+        """Maximum distance of output rows behind the input's watermark, in ms; reduces the watermark sent on."""
         return 0
 
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        """As ``process``, for the root of a vertex with several inputs.
+        """As ``process``, for the root of a vertex with several inputs; no batch has rows of two inputs.
 
-        ``position``: number of the input, in the order in which they were drawn. An operator that overrides this gets
-        no batch with rows of two inputs.
+        ``position``: number of the input, in the order in which they were drawn.
         """
         return self.process(batch)
 
@@ -227,6 +200,8 @@ class Operator(ABC):
     """Whether its instances are ``WatermarkMaker``s."""
     stops_watermarks = False
     """Whether watermarks end here."""
+    holds_rows = False
+    """Whether a row may affect the output in a later step than the one that processed it."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -237,11 +212,6 @@ class Operator(ABC):
     def has_state(self) -> bool:
         """Whether its subtasks have keyed state."""
         return bool(self.key_columns)
-
-    @property
-    def holds_rows(self) -> bool:
-        """Whether a row may affect the output in a later step than the one that processed it."""
-        return False
 
     @abstractmethod
     def output_schema(self, schema: pa.Schema) -> pa.Schema:

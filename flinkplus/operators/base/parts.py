@@ -1,10 +1,10 @@
 """Batches of rows under a number (such as a window's start), stored as keyed state and merged as their number grows.
 
-Each *shelf* holds parts, record batches of one schema, oldest first. A new part is merged with those before it that are
-at most twice as large, when there are enough of them. So a shelf has few parts, and each row is merged a few times only
-(O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree", 1996).
+A log-structured merge-tree (O'Neil et al., 1996). Each *shelf* holds parts, record batches of one schema, oldest first.
+A new part is merged with those before it that are at most twice as large, when there are enough of them. So a shelf has
+few parts, and each row is merged a few times only.
 
-Rules and invariants:
+Invariants:
 
 - the parts depend only on what was added, never on the times of snapshots or the content of memory;
 - new rows are written to the state at a snapshot, or when memory holds ``MAX_WAITING_ROWS`` of them; of the stored rows
@@ -30,10 +30,7 @@ _NAME = struct.Struct(">qQ")
 
 @dataclass(slots=True)
 class Part:
-    """``rows`` rows under ``number``; ``batch`` is ``None`` when only the state has them.
-
-    ``derived``: a value computed from the rows, kept as long as ``batch``.
-    """
+    """``rows`` rows; ``batch``: ``None`` when only the state has them; ``derived``: computed from it, kept with it."""
 
     number: int
     rows: int
@@ -73,9 +70,6 @@ class Shelves:
         """The numbers of all shelves, ascending."""
         return iter(sorted(self._shelves))
 
-    def __contains__(self, shelf: int) -> bool:
-        return shelf in self._shelves
-
     def add(self, shelf: int, batch: pa.RecordBatch) -> None:
         """Add a batch, which must not be empty."""
         parts = self._shelves.setdefault(shelf, [])
@@ -106,16 +100,11 @@ class Shelves:
             part.number: pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
             for part, data in zip(missing, found, strict=True)
         }
-        if read:
-            for part in missing:
-                self._keep(part, read[part.number])
+        for part in missing:
+            if self._kept + part.rows <= self._kept_rows:
+                part.batch = read[part.number]
+                self._kept += part.rows
         return [read[part.number] if part.batch is None else part.batch for part in parts]
-
-    def _keep(self, part: Part, batch: pa.RecordBatch) -> None:
-        """Keep the rows of ``part`` in memory, if there is room."""
-        if self._kept + part.rows <= self._kept_rows:
-            part.batch = batch
-            self._kept += part.rows
 
     def _forget(self, shelf: int, parts: list[Part]) -> None:
         for part in parts:
@@ -154,7 +143,7 @@ class Shelves:
         self._gone, self._waiting = [], 0
 
     def _let_go(self) -> None:
-        """Of the stored parts, keep in memory the smallest ones that fit."""
+        """Keep in memory only the smallest of the stored parts, as many as fit."""
         self._kept = 0
         for part in sorted((p for parts in self._shelves.values() for p in parts), key=lambda p: (p.rows, p.number)):
             if part.batch is not None and self._kept + part.rows <= self._kept_rows:

@@ -8,6 +8,7 @@ take the same route.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import pyarrow as pa
@@ -27,13 +28,11 @@ class Partitioner(Protocol):
         """``(target, rows)`` for each target with rows, ascending; rows keep their order."""
 
 
+@dataclass(frozen=True, slots=True)
 class ToOne:
-    """All rows to one ``target``. Small batches become plain, large ones lose unused dictionary entries, as in
-    ``HashPartitioner``.
-    """
+    """All rows to one ``target``, in the form that ``HashPartitioner`` gives them."""
 
-    def __init__(self, target: int) -> None:
-        self.target = target
+    target: int
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         if not batch.num_rows:

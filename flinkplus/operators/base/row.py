@@ -46,9 +46,7 @@ _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class Row(tuple):
-    """A row; its concrete class, made by ``row_type``, knows the columns. Pickles and compares as a tuple of its
-    values.
-    """
+    """A row; its concrete class, made by ``row_type``, knows the columns. Compares as a tuple of its values."""
 
     __slots__ = ()
     __columns__: tuple[str, ...] = ()
@@ -101,10 +99,7 @@ def make_row(kind: type[Row], values: Iterable[Any]) -> Row:
 
 
 def rows_of(batch: pa.RecordBatch, ctx: OperatorContext) -> list[Row]:
-    """The rows of a batch, its columns decoded to the plain types of the operator's input.
-
-    Raises ``UserFunctionError`` for a value that Python cannot represent, such as a time after the year 9999.
-    """
+    """The rows of a batch. Raises ``UserFunctionError`` for what Python cannot represent, such as the year 10000."""
     kind = row_type(tuple(ctx.input_schema.names))
     new = tuple.__new__
     batch = plain(batch, ctx.input_schema)
@@ -122,20 +117,15 @@ def _not_shown(batch: pa.RecordBatch, ctx: OperatorContext) -> UserFunctionError
             try:
                 shown(column.slice(row, 1))
             except (OverflowError, ValueError) as error:
-                text = Verbatim(
-                    ", ".join(f"{name}={_as_arrow_has_it(batch[name], row)}" for name in batch.schema.names)
-                )
+                shown_by_arrow = [c.slice(row, 1).to_string(skip_new_lines=True)[1:-1].strip() for c in batch.columns]
+                pairs = zip(batch.schema.names, shown_by_arrow, strict=True)
+                text = Verbatim(", ".join(f"{name}={value}" for name, value in pairs))
                 cause = (
                     f"column {field.name!r} of type {field.type} holds a value that Python cannot show ({error}); "
                     "keep such rows out, or cast the column to a number or text"
                 )
                 return user_error(ctx.operator, ctx.subtask, text, cause)
     return None
-
-
-def _as_arrow_has_it(column: pa.Array, row: int) -> str:
-    text: str = column.slice(row, 1).to_string(skip_new_lines=True)
-    return text[1:-1].strip()
 
 
 def short_repr(value: object) -> str:
@@ -259,9 +249,16 @@ def _type_check(dtype: pa.DataType) -> Callable[[Sequence[Any]], None]:
                 raise TypeError(f"{kind.__name__} is not {dtype}")
 
     if is_list(dtype):
-        return _all_of(check, [(_type_check(dtype.value_type), _elements)])
+        return _all_of(check, [(_type_check(dtype.value_type), lambda lists: list(chain.from_iterable(lists)))])
     if pa.types.is_map(dtype):
-        return _all_of(check, [(_type_check(dtype.key_type), _keys), (_type_check(dtype.item_type), _items)])
+        keys, items = _type_check(dtype.key_type), _type_check(dtype.item_type)
+        return _all_of(
+            check,
+            [
+                (keys, lambda maps: [key for pairs in maps for key, _ in pairs_of(pairs)]),
+                (items, lambda maps: [item for pairs in maps for _, item in pairs_of(pairs)]),
+            ],
+        )
     if pa.types.is_struct(dtype):
         parts = [(at, field.name, _type_check(field.type)) for at, field in enumerate(dtype)]
         names = [name for _, name, _ in parts]
@@ -316,18 +313,6 @@ def check_nulls_inside(column: str, array: pa.Array) -> None:
         check_nulls_inside(name, values)
 
 
-def _elements(values: Sequence[Any]) -> list[Any]:
-    return list(chain.from_iterable(values))
-
-
-def _keys(values: Sequence[Any]) -> list[Any]:
-    return [key for value in values for key, _ in pairs_of(value)]
-
-
-def _items(values: Sequence[Any]) -> list[Any]:
-    return [item for value in values for _, item in pairs_of(value)]
-
-
 def _members(name: str, at: int, values: Sequence[Any]) -> list[Any]:
     """The values of a field of structs, by name in dicts, otherwise by position."""
     return [member_of(value, name, at) for value in values]
@@ -335,26 +320,24 @@ def _members(name: str, at: int, values: Sequence[Any]) -> list[Any]:
 
 def _python_types(dtype: pa.DataType) -> tuple[tuple[type, ...], tuple[type, ...]]:
     """Types whose values fit a column, and those among their subclasses that do not."""
-    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
-        return (str,), ()
-    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype):
-        return (bytes, bytearray, memoryview), ()
-    if pa.types.is_boolean(dtype):
-        return (bool, np.bool_), ()
-    if pa.types.is_integer(dtype):
-        return (numbers.Integral,), (bool,)
-    if pa.types.is_floating(dtype):
-        return (numbers.Real,), (bool,)
-    if pa.types.is_date(dtype):
-        return (datetime.date,), (datetime.datetime,)
-    if pa.types.is_timestamp(dtype):
-        return (datetime.datetime, np.datetime64), ()
-    if pa.types.is_decimal(dtype):
-        return (decimal.Decimal, int), (bool,)
-    if is_list(dtype):
-        return (list, tuple, np.ndarray), ()
-    if pa.types.is_map(dtype):
-        return (Mapping, list, tuple), ()
-    if pa.types.is_struct(dtype):
-        return (Mapping, tuple), ()
+    for is_kind, allowed, forbidden in _PYTHON_TYPES:
+        if is_kind(dtype):
+            return allowed, forbidden
     return (object,), ()
+
+
+_PYTHON_TYPES: list[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...]]] = [
+    (pa.types.is_string, (str,), ()),
+    (pa.types.is_large_string, (str,), ()),
+    (pa.types.is_binary, (bytes, bytearray, memoryview), ()),
+    (pa.types.is_large_binary, (bytes, bytearray, memoryview), ()),
+    (pa.types.is_boolean, (bool, np.bool_), ()),
+    (pa.types.is_integer, (numbers.Integral,), (bool,)),
+    (pa.types.is_floating, (numbers.Real,), (bool,)),
+    (pa.types.is_date, (datetime.date,), (datetime.datetime,)),
+    (pa.types.is_timestamp, (datetime.datetime, np.datetime64), ()),
+    (pa.types.is_decimal, (decimal.Decimal, int), (bool,)),
+    (is_list, (list, tuple, np.ndarray), ()),
+    (pa.types.is_map, (Mapping, list, tuple), ()),
+    (pa.types.is_struct, (Mapping, tuple), ()),
+]

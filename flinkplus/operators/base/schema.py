@@ -49,10 +49,7 @@ def parse_schema(schema: str | pa.Schema) -> pa.Schema:
 
 
 def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema of rows of all of ``schemas``; a column that is nullable in one of them is nullable.
-
-    Raises ``ConfigurationError`` with the difference when names or types differ.
-    """
+    """The schema of rows of all ``schemas``, nullable where one is. Raises ``ConfigurationError`` if others differ."""
     first = schemas[0]
     for other in schemas[1:]:
         if (first.names, first.types) != (other.names, other.types):
@@ -84,9 +81,8 @@ def columns_text(schema: pa.Schema) -> str:
 def _checked(schema: pa.Schema) -> pa.Schema:
     if not len(schema):
         raise ConfigurationError("a schema needs at least one column")
-    for name in schema.names:
-        if schema.names.count(name) > 1:
-            raise ConfigurationError(f"a schema cannot have the column {name!r} twice: {schema.names}")
+    if (twice := repeated(schema.names)) is not None:
+        raise ConfigurationError(f"a schema cannot have the column {twice!r} twice: {schema.names}")
     return schema
 
 
@@ -135,31 +131,24 @@ class _Parser:
         if (self._peek()[0] == "word" and self._peek(1)[0] == "end") or self._peek(1)[1] in ("<", "("):
             fields = [pa.field("value", self._type())]
         else:
-            fields = [self._field()]
-            while self._skip(","):
-                fields.append(self._field())
+            fields = self._fields()
         if self._peek()[0] != "end":
             raise self._error(f"{self._peek()[1]!r} is not expected")
         return pa.schema(fields)
 
-    def _struct(self) -> pa.DataType:
-        self._take("<")
+    def _fields(self) -> list[pa.Field]:
         fields = [self._field()]
         while self._skip(","):
             fields.append(self._field())
+        return fields
+
+    def _struct(self) -> pa.DataType:
+        self._take("<")
+        fields = self._fields()
         self._take(">")
-        twice = repeated([field.name for field in fields])
-        if twice is not None:
+        if (twice := repeated([field.name for field in fields])) is not None:
             raise self._error(f"a struct cannot have the field {twice!r} twice")
         return pa.struct(fields)
-
-    def _map(self) -> pa.DataType:
-        self._take("<")
-        key = self._type()
-        self._take(",")
-        value = self._type()
-        self._take(">")
-        return pa.map_(key, value)
 
     def _field(self) -> pa.Field:
         name = self._take("name", "word")
@@ -180,7 +169,12 @@ class _Parser:
             self._take(">")
             return pa.list_(inner)
         if word == "map":
-            return self._map()
+            self._take("<")
+            key = self._type()
+            self._take(",")
+            value = self._type()
+            self._take(">")
+            return pa.map_(key, value)
         if word == "struct":
             return self._struct()
         if word in ("decimal", "numeric") and self._skip("("):

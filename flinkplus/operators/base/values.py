@@ -4,9 +4,8 @@ Rules:
 
 - A timestamp (an instant) becomes a ``datetime`` in the local time zone, with its UTC offset: it shows the hour that a
   PySpark function sees, and ``row.ts + timedelta(...)`` is exact over changes of the clock. One without a local time
-  (the years 1 and 9999) is in UTC.
-- A returned ``datetime`` without a zone, for a timestamp, is local time, as in PySpark; ``fold`` resolves the hour that
-  the clock repeats. The local time zone is that of the process: set the same one on all hosts.
+  (the years 1 and 9999) is in UTC. The local time zone is that of the process: set the same one on all hosts.
+- A returned ``datetime`` without a zone, for a timestamp, is local time; ``fold`` resolves the hour that is repeated.
 - A timestamp_ntz becomes a ``datetime`` without a zone; a zone in a returned ``datetime`` is dropped.
 - A map becomes a dict; a dict or a list of pairs may be returned. A struct becomes a dict; a dict, or a tuple with all
   fields in order, may be returned. A name that the struct lacks is an error; a missing name is null, as in rows.
@@ -95,17 +94,13 @@ def _inner(
     """The conversion of lists and structs, if any of their content needs one."""
     if is_list(dtype):
         element = of(dtype.value_type)
-        return (
-            None if element is None else lambda values: None if values is None else list(map(_or_none(element), values))
-        )
+        return None if element is None else _or_none(lambda values: list(map(_or_none(element), values)))
     if pa.types.is_struct(dtype):
         fields = [(at, field.name, of(field.type)) for at, field in enumerate(dtype)]
         if all(convert is None for _, _, convert in fields):
             return None
         converts = [(at, name, _or_none(_or_same(convert))) for at, name, convert in fields]
-        return lambda value: (
-            None if value is None else {name: convert(member(value, name, at)) for at, name, convert in converts}
-        )
+        return _or_none(lambda value: {name: convert(member(value, name, at)) for at, name, convert in converts})
     return None
 
 
@@ -113,6 +108,16 @@ def is_list(dtype: pa.DataType) -> bool:
     """Whether a type is one of Arrow's lists, with offsets of any width."""
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(is_kind(dtype) for is_kind in kinds)
+
+
+def is_counted(dtype: pa.DataType) -> bool:
+    """Whether a type is one of the dates and times, which are numbers underneath."""
+    return bool(pa.types.is_temporal(dtype)) and not pa.types.is_interval(dtype)
+
+
+def numbers_of(dtype: pa.DataType) -> pa.DataType:
+    """The integers underneath a date or time."""
+    return pa.int32() if dtype.bit_width == 32 else pa.int64()
 
 
 def _or_same(convert: Convert | None) -> Convert:
@@ -136,9 +141,7 @@ def _without_zone(moment: Any) -> Any:
 
 
 def check_zones(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> None:
-    """Raises ``TypeError`` for returned timestamps without a zone in a column with one, or the reverse: they are
-    ambiguous.
-    """
+    """Raises ``TypeError`` for a returned timestamp without a zone in a column with one, or the reverse."""
     for field in schema:
         _check_zone(field.name, batch.schema.field(field.name).type, field.type)
 
@@ -174,9 +177,7 @@ def member_of(value: Any, name: str, at: int) -> Any:
 
 
 def check_members(value: Any, names: Sequence[str]) -> None:
-    """Raises ``TypeError`` for a dict with other names than ``names``, or a tuple of another length: a value would be
-    lost.
-    """
+    """Raises ``TypeError`` for a dict with other names than ``names``, or a tuple of another length."""
     if isinstance(value, Mapping):
         unknown = [name for name in value if name not in names]
         if unknown:

@@ -1,13 +1,10 @@
-"""Event time: when a row happened, as a column of it says; and the operator that makes watermarks of that.
-
-A watermark *w* says that no row before *w* will come any more. ``WithWatermark`` follows the latest row it has seen:
-its watermark is that row's time less a delay, so that rows may come out of order by as much as the delay.
+"""Event time, which a column of each row holds, and the operator that makes watermarks of it.
 
 Rules:
 
 - event times are counted in whole milliseconds since 1970 (finer ones are rounded down), in a column of timestamps or
   of integers, which are milliseconds themselves; a row without one (null) has no time, and moves no watermark;
-- what ``WithWatermark`` makes is a pure function of the rows that it has seen, and no more often than once a batch;
+- a watermark is a pure function of the rows so far, and is made at most once a batch;
 - every operator that uses event time counts its late rows, and those without a time, from 0 on (``TimeMetrics``).
 """
 
@@ -82,24 +79,28 @@ class TimeMetrics:
         for metric in (LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME):
             self._metrics.setdefault(metric, 0)
 
-    def late(self, times_ms: npt.NDArray[np.int64], watermark_ms: int) -> None:
-        """Rows at these times came after the watermark had reached ``watermark_ms``."""
-        if len(times_ms):
-            self._metrics[LATE_ROWS] += len(times_ms)
-            self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times_ms.min()))
-
-    def without_time(self, rows: int) -> None:
-        """Count ``rows`` whose time is null."""
-        self._metrics[WITHOUT_TIME] += rows
+    def in_time(
+        self, times: EventTimes, starts_ms: npt.NDArray[np.int64], length_ms: int, watermark_ms: int | None
+    ) -> npt.NDArray[np.bool_]:
+        """Which rows have a time, and end after the watermark, ``length_ms`` after their start; counts the others."""
+        self._metrics[WITHOUT_TIME] += times.missing
+        if watermark_ms is None:
+            return times.known
+        late = times.known & (starts_ms <= watermark_ms - length_ms)
+        if not late.any():
+            return times.known
+        self._metrics[LATE_ROWS] += int(np.count_nonzero(late))
+        self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times.ms[late].min()))
+        return times.known & ~late
 
 
 @dataclass(frozen=True)
 class WithWatermark(Operator):
-    """Passes its rows on, and makes watermarks: the largest event time in ``column`` so far, less ``delay_ms``. Rows
-    that are before the watermark already made are late: they pass, and are counted.
+    """Passes its rows on, and makes watermarks: the largest event time in ``column`` so far, less ``delay_ms``, by
+    which rows may be out of order. Rows before the watermark are late: they pass, and are counted.
 
-    Watermarks are multiples of ``every_ms``, so that those of several subtasks are the same numbers: who follows the
-    least of them moves once for all of them, not once for each.
+    Watermarks are multiples of ``every_ms``, so that those of several subtasks are the same numbers, and an operator
+    that follows the least of them moves once for all.
     """
 
     name: str
@@ -138,17 +139,11 @@ class _WithWatermarkInstance(WatermarkMaker):
         if not batch.num_rows:
             return ()
         times = event_times(batch, self._column)
-        ms = times.ms
-        if times.missing:
-            self._metrics.without_time(times.missing)
-            ms = ms[times.known]
+        self._metrics.in_time(times, times.ms, 1, self.watermark_ms)
+        ms = times.ms[times.known] if times.missing else times.ms
         if len(ms):
-            watermark_ms = self.watermark_ms
-            if watermark_ms is not None:
-                self._metrics.late(ms[ms < watermark_ms], watermark_ms)
             latest = int(ms.max())
-            if self._latest_ms is None or latest > self._latest_ms:
-                self._latest_ms = latest
+            self._latest_ms = latest if self._latest_ms is None else max(self._latest_ms, latest)
         return (batch,)
 
     @override

@@ -7,11 +7,10 @@ Rules and invariants:
 
 - pairs come out in the order of the rows that complete them, and for one row by the time of the other, then in the
   order in which these came; so the result depends on the order of the input alone, not on how it is cut into batches;
-- a row before the watermark is late: it is dropped, and counted in the metric ``late_rows``; one without a time is, in
-  ``rows_without_time``;
+- rows before the watermark and rows without a time are dropped and counted (``TimeMetrics``);
 - a side is kept in shelves by time (``parts``), each part sorted by the hash of the key and by time, so that a batch is
-  looked up in it as a whole; a shelf goes when the watermark says that nothing can match it any more;
-- a pair may be older than the watermark, by as much as its rows may be apart: so much the operator's own stays behind.
+  looked up in it as a whole; a shelf is dropped when no row to come can match it;
+- a pair may be older than the watermark by as much as its rows may be apart (``behind_ms``).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base.columns import cut, plain, plain_array
 from flinkplus.operators.base.keys import check_key_columns, encode_keys, hash_keys
 from flinkplus.operators.base.operator import JsonValue, KeyedOperator, OperatorContext, OperatorInstance
-from flinkplus.operators.base.parts import Part, Shelves
+from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
 
@@ -44,6 +43,8 @@ HASH, KEY, TIME = "#hash", "#key", "#time"
 _OWN = (pa.field(HASH, pa.uint64()), pa.field(KEY, pa.binary()), pa.field(TIME, pa.int64()))
 
 Integers = npt.NDArray[np.int64]
+Matches = tuple[pa.RecordBatch, Integers, Integers]
+"""Rows of one part, and for each row that is looked up the first row that matches it there and the end."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,11 @@ class IntervalJoin(KeyedOperator):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         left, right = self.left, self.right
         both = set(left.schema.names) & set(self.right_columns)
-        fields = []
-        for side, names in ((left, left.schema.names), (right, self.right_columns)):
-            for name in names:
-                fields.append(side.schema.field(name).with_name(side.prefix + name if name in both else name))
+        fields = [
+            side.schema.field(name).with_name(side.prefix + name if name in both else name)
+            for side, names in ((left, left.schema.names), (right, self.right_columns))
+            for name in names
+        ]
         twice = repeated([field.name for field in fields])
         if twice is not None:
             raise ConfigurationError(
@@ -149,9 +151,8 @@ class _Side:
         self.reach_ms = reach_ms
         self._shelf_ms = shelf_ms
         self._schema = pa.schema([*_OWN, *side.schema])
-        self.shelves = Shelves(
-            ctx.keyed_state(), f"{ctx.operator}#{name}", self._schema, _merged, together=2, kept_rows=KEPT_ROWS
-        )
+        state, name = ctx.keyed_state(), f"{ctx.operator}#{name}"
+        self.shelves = Shelves(state, name, self._schema, _merged, together=2, kept_rows=KEPT_ROWS)
 
     def prepared(self, batch: pa.RecordBatch, times: Integers) -> pa.RecordBatch:
         """Rows with their hashes, keys and times."""
@@ -172,14 +173,15 @@ class _Side:
             part = rows if len(mine) == len(shelf) else rows.take(pa.array(mine))
             self.shelves.add(number, _sorted(part))
 
-    def matches(
-        self, hashes: npt.NDArray[np.uint64], earliest: Integers, latest: Integers
-    ) -> Iterator[tuple[pa.RecordBatch, Integers, Integers]]:
-        """The parts that may have matches, oldest first, with the run of rows in them for each of those asked for."""
+    def matches(self, hashes: npt.NDArray[np.uint64], earliest: Integers, latest: Integers) -> Iterator[Matches]:
+        """The parts that may have matches, oldest first."""
         first, last = int(earliest.min()) // self._shelf_ms, int(latest.max()) // self._shelf_ms
         for number in [shelf for shelf in self.shelves if first <= shelf <= last]:
             for part, batch in self.shelves.parts(number):
-                start, end = _index_of(part, batch).find(hashes, earliest, latest)
+                index: _Index = part.derived or _Index.of(batch)
+                if part.batch is not None:  # kept as long as the rows are
+                    part.derived = index
+                start, end = index.find(hashes, earliest, latest)
                 if (end > start).any():
                     yield batch, start, end
 
@@ -188,13 +190,6 @@ class _Side:
             if (number + 1) * self._shelf_ms - 1 + self.reach_ms >= watermark_ms:
                 return
             self.shelves.drop(number)
-
-
-def _index_of(part: Part, batch: pa.RecordBatch) -> _Index:
-    index = part.derived if part.derived is not None else _Index.of(batch)
-    if part.batch is not None:  # kept as long as the rows are
-        part.derived = index
-    return index
 
 
 def _sorted(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -247,18 +242,10 @@ class _IntervalJoinInstance(OperatorInstance):
 
     def _in_time(self, batch: pa.RecordBatch, side: _Side) -> pa.RecordBatch | None:
         times = event_times(batch, side.side.column)
-        wanted = times.known
-        if times.missing:
-            self._metrics.without_time(times.missing)
-        if self._watermark_ms is not None:
-            late = wanted & (times.ms < self._watermark_ms)
-            if late.any():
-                self._metrics.late(times.ms[late], self._watermark_ms)
-                wanted = wanted & ~late
+        wanted = self._metrics.in_time(times, times.ms, 1, self._watermark_ms)
         for key in side.side.keys:
-            wanted = wanted & plain_array(batch.column(key), side.side.schema.field(key).type).is_valid().to_numpy(
-                False
-            )
+            column = plain_array(batch.column(key), side.side.schema.field(key).type)
+            wanted = wanted & column.is_valid().to_numpy(zero_copy_only=False)
         if not wanted.any():
             return None
         if wanted.all():
@@ -281,12 +268,7 @@ class _IntervalJoinInstance(OperatorInstance):
             first = last
 
     def _pairs_of(
-        self,
-        which: int,
-        rows: pa.RecordBatch,
-        found: list[tuple[pa.RecordBatch, Integers, Integers]],
-        first: int,
-        last: int,
+        self, which: int, rows: pa.RecordBatch, found: list[Matches], first: int, last: int
     ) -> Iterator[pa.RecordBatch]:
         """The pairs of rows ``first`` to ``last``."""
         mine: list[Integers] = []

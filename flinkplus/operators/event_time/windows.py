@@ -4,12 +4,10 @@ Rules:
 
 - windows are ``size_ms`` long, and begin at multiples of that since 1970 (UTC);
 - rows are emitted by window, then by the bytes of the key; a key without rows in a window has none in the output;
-- a row whose window was already emitted is late: it is dropped, and counted in the metric ``late_rows``. A row without
-  a time is dropped, too, and counted in ``rows_without_time`` (``TimeMetrics``);
-- ``window_start`` is before the watermark at which a row is emitted, so the operator's own watermark stays behind by
-  the size of a window;
-- each batch is reduced to a row for each key and window; those are kept, and merged when they become many (``parts``).
-  So nothing is looked up by key, and the state of a window is dropped at once.
+- rows whose window was emitted already and rows without a time are dropped and counted (``TimeMetrics``);
+- ``window_start`` is before the watermark at which a row is emitted, by up to the size of a window (``behind_ms``);
+- each batch is reduced to a row for each key and window; these are merged when they become many (``parts``). So
+  nothing is looked up by key, and the state of a window is dropped at once.
 """
 
 from __future__ import annotations
@@ -44,11 +42,7 @@ class TumblingWindow(KeyedOperator):
     size_ms: int
     aggregates: tuple[Aggregate, ...]
     hears_watermarks = True
-
-    @property
-    @override
-    def holds_rows(self) -> bool:
-        return True
+    holds_rows = True
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -104,15 +98,7 @@ class _TumblingWindowInstance(OperatorInstance):
     def _add(self, batch: pa.RecordBatch) -> None:
         times = event_times(batch, self._column)
         starts = times.ms - times.ms % self._size_ms
-        wanted = times.known
-        if times.missing:
-            self._metrics.without_time(times.missing)
-        if self._watermark_ms is not None:
-            in_time = starts > self._watermark_ms - self._size_ms
-            late = wanted & ~in_time
-            if late.any():
-                self._metrics.late(times.ms[late], self._watermark_ms)
-                wanted = wanted & in_time
+        wanted = self._metrics.in_time(times, starts, self._size_ms, self._watermark_ms)
         if not wanted.all():
             batch, starts = batch.filter(pa.array(wanted)), starts[wanted]
         if batch.num_rows:
@@ -125,8 +111,8 @@ class _TumblingWindowInstance(OperatorInstance):
         firsts = groups.firsts
         rows = pa.array(firsts)
         columns = [key.encoded.take(pa.array(key.codes[firsts]))]
-        for name, field in zip(self._keys, self._key_fields, strict=True):
-            columns.append(plain_array(batch.column(name).take(rows), field.type))
+        for at, name in enumerate(self._keys):
+            columns.append(plain_array(batch.column(name).take(rows), self._schema.field(1 + at).type))
         try:
             for aggregate, types in zip(self._aggregates, self._types, strict=True):
                 columns += aggregate.first(batch, groups, types)
@@ -136,10 +122,6 @@ class _TumblingWindowInstance(OperatorInstance):
         bounds = np.searchsorted(window[firsts], np.arange(len(windows) + 1)).tolist()
         for at, start in enumerate(windows.tolist()):
             self._windows.add(start, reduced.slice(bounds[at], bounds[at + 1] - bounds[at]))
-
-    @property
-    def _key_fields(self) -> list[pa.Field]:
-        return [self._schema.field(1 + at) for at in range(len(self._keys))]
 
     def _merged(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
         """One row for each key of several parts."""

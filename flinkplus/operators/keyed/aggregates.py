@@ -1,13 +1,12 @@
 """Aggregates of groups of rows, in parts that can be made separately and merged: columnar.
 
-A *partial* of an aggregate is one or two columns with a value for each group: of rows (``first``), of such partials
-(``merge``); ``result`` makes the column of the output of it.
+A *partial* of an aggregate is one or two columns with a value for each group: of rows (``first``), or of several
+partials (``merge``); ``result`` makes the output column of it.
 
 Rules:
 
-- the result depends on the order of the values in each group alone: nothing here adds numbers in an order that differs
-  from machine to machine;
-- a null counts for nothing; the sum, least, greatest and mean of nothing are null, as in SQL;
+- the result depends on the order of the values in each group alone, on every machine;
+- a null counts for nothing; the sum, minimum, maximum and mean of nothing are null, as in SQL;
 - decimals are exact; the types of their sums and means are those of Spark SQL (``decimals``);
 - an integer sum beyond 64 bits, or a decimal one beyond the digits of its type, is an ``OverflowError``.
 """
@@ -33,9 +32,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Which rows belong together: ``order`` puts them beside each other, those of a group in their own order;
-    ``starts``: where each group begins there.
-    """
+    """Which rows belong together: ``order`` sorts them by group, stably; ``starts``: where each group begins there."""
 
     order: Integers
     starts: Integers
@@ -104,7 +101,7 @@ class Aggregate:
             return
         check_column(operator, schema, self.column)
         dtype = schema.field(self.column).type
-        numeric = _is_whole(dtype) or pa.types.is_floating(dtype) or decimals.is_decimal(dtype)
+        numeric = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or decimals.is_decimal(dtype)
         if self.kind != "count" and not numeric:
             raise ConfigurationError(
                 f"operator {operator!r}: column {self.column!r} is {dtype}; {self.kind} is of numbers"
@@ -177,11 +174,7 @@ def sum_type(dtype: pa.DataType) -> pa.DataType:
     """The type of a sum of numbers: int64 of integers, float64 of floating point, of decimals Spark SQL's."""
     if decimals.is_decimal(dtype):
         return decimals.sum_type(dtype)
-    return pa.int64() if _is_whole(dtype) else pa.float64()
-
-
-def _is_whole(dtype: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(dtype))
+    return pa.int64() if pa.types.is_integer(dtype) else pa.float64()
 
 
 def _beyond_all(dtype: pa.DataType, least: bool) -> float:

@@ -3,16 +3,13 @@
 Rules:
 
 - The first row of each key is kept, unchanged and in its place.
-- With a time to live, a key is forgotten that long after the row that was kept: a row exactly then is new, and kept,
-  and the time begins again with it. Rows that are dropped prolong nothing. Time is the processing time of the step, so
-  that a repeated step drops the same rows.
+- With a time to live, a key is forgotten that long after the row that was kept: a row exactly then is new. Rows that
+  are dropped prolong nothing. Time is the processing time of the step, so that a repeated step drops the same rows.
 - Nulls are equal to each other, as for ``key_by``.
-- What decides is the expiry kept with each key, not whether it is still there. Keys are queued by expiry, in chunks;
-  each batch removes chunks that are due, some twice as many keys as it has rows, so that the state holds what has not
-  expired and little more.
-
-Why there is no Bloom filter of its own in front of the state: most keys are absent, but memory knows them all until
-they are more than it may hold, and beyond that RocksDB's filters answer (``docs/decisions``, 0016).
+- The expiry kept with each key decides, not whether the key is still there. Keys are queued by expiry, in chunks; each
+  batch removes chunks that are due, about twice as many keys as it has rows, so that the state stays small.
+- A Bloom filter in front of the state would not help: memory knows all keys, or RocksDB's own filters answer
+  (``docs/decisions``, 0016).
 """
 
 from __future__ import annotations
@@ -113,8 +110,8 @@ class _DeduplicateInstance(OperatorInstance):
 
 
 class ExpiryQueue:
-    """Keys in the order in which they expire, in chunks that are numbered ``first`` to ``end`` - 1; the last chunk is
-    in memory until it is full or saved. ``expiries``: what is to be removed, and only what has expired.
+    """Keys in the order in which they expire, in chunks ``first`` to ``end`` - 1; the last one is in memory until it is
+    full or saved. ``expiries``: the state from which keys are removed once they have expired.
 
     A key that expired and came again stands in the queue twice; the time kept with it shows which entry counts.
     """
@@ -158,13 +155,13 @@ class ExpiryQueue:
             budget -= len(keys)
 
     def saved(self) -> dict[str, int]:
-        """Everything else is in the state then."""
+        """The bounds of the chunks, for a snapshot; everything else is in the state then."""
         if self._open:
             self._close(len(self._open))
         return {"first": self._first, "end": self._end}
 
     def restore(self, saved: dict[str, int]) -> None:
-        """As it was when ``saved`` was given."""
+        """Restore the result of ``saved``."""
         self._first, self._end = saved["first"], saved["end"]
 
 

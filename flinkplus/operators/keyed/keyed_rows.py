@@ -6,8 +6,8 @@ Rules:
 - State is read once for each distinct key of a batch, and written back once, at the end of the batch: a function that
   raises has written nothing of its batch.
 - Event-time timers (``timers``) belong to a key, as its state does; they call a function when the watermark is there.
-- A value got from state is the caller's own: changing it without putting it back changes nothing, and changing it after
-  having put it changes nothing either. (So results do not depend on where batches are cut.)
+- Changing a value got from state, or put into it, does not change the state: so results do not depend on where batches
+  are cut.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing_extensions import override
 from flinkplus.operators.base.columns import cut
 from flinkplus.operators.base.keys import KeyCodes, check_key_columns, encode_keys
 from flinkplus.operators.base.operator import (
-    END_OF_TIME_MS,
     JsonValue,
     KeyedOperator,
     ObjectStateLike,
@@ -46,34 +45,17 @@ from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.base.values import instant
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.rows.rows import Collector
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
+from flinkplus.state.objects import pack, unpack
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 LATE_TIMERS = "late_timers"
 _MILLISECOND = datetime.timedelta(milliseconds=1)
-_ATOMS = (int, float, str, bytes, bool, type(None))
-
-
-class _Pickled(bytes):
-    """A value that a function could change later, as its pickle."""
-
-    __slots__ = ()
-
-
-def _kept(value: Any) -> Any:
-    kind = type(value)
-    if kind in _ATOMS or (kind is tuple and all(type(item) in _ATOMS for item in value)):
-        return value
-    return _Pickled(pickle.dumps(value, protocol=5))
-
-
-def _given(kept: Any) -> Any:
-    return pickle.loads(kept) if type(kept) is _Pickled else kept
 
 
 @dataclass(frozen=True)
 class Reduce(KeyedOperator):
-    """Combines the rows of each key: gives, for every row, ``fn(so far, row)``, and for a key's first row that row
-    itself.
+    """Gives, for every row, ``fn(so far, row)`` of its key, and for a key's first row that row itself.
 
     Both arguments and the result are rows of the input's schema; the result's key columns are the function's business.
     """
@@ -141,19 +123,17 @@ class ValueState:
 
     def get(self, default: Any = None) -> Any:
         """The value, a fresh copy; ``default`` when the key has no value."""
-        value = _given(self._loaded()[self._context.code])
+        value = unpack(self._loaded()[self._context.code])
         return default if value is None else value
 
     def put(self, value: Any) -> None:
-        """Keep ``value`` for the key, as it is now; ``None`` deletes. Raises what pickle raises for what cannot be
-        kept.
-        """
-        kept = _kept(value)
-        self._loaded()[self._context.code] = kept
+        """Keep ``value`` for the key, as it is now; ``None`` deletes. Raises what pickle raises."""
+        packed = pack(value)
+        self._loaded()[self._context.code] = packed
         self._changed.add(self._context.code)
 
     def delete(self) -> None:
-        """There is no value any more."""
+        """Remove the value."""
         self.put(None)
 
     def _loaded(self) -> list[Any]:
@@ -162,31 +142,23 @@ class ValueState:
             if batch is None:
                 raise RuntimeError("state of a key can be used only while the function it was given to runs")
             self._keys = batch.keys
-            self._values = [_kept(value) for value in self._state.get_many(self._keys)]
+            self._values = list(map(pack, self._state.get_many(self._keys)))
             self._changed = set()
             self._batch = batch
         return self._values
 
     def write_back(self) -> None:
         """Called at the end of each batch."""
-        changed = sorted(self._changed)
-        present = [code for code in changed if self._values[code] is not None]
-        absent = [code for code in changed if self._values[code] is None]
-        if present:
-            keys = [self._keys[code] for code in present]
-            self._state.put_many(keys, [_given(self._values[code]) for code in present])
-        if absent:
-            self._state.delete_many([self._keys[code] for code in absent])
+        if self._changed:
+            changed = sorted(self._changed)
+            keys = [self._keys[code] for code in changed]
+            self._state.put_many(keys, [unpack(self._values[code]) for code in changed])
         self._changed = set()
         self._batch = None
 
 
 class ProcessContext:
-    """What a ``Process`` function may use: ``key``, ``state(name)``, ``now()``, ``random()``, timers, event time, and
-    where it runs (``operator``, ``subtask``).
-
-    ``batch`` and ``code`` say which key is the current one; they are the operator's, as is ``timers``.
-    """
+    """What a ``Process`` function may use. ``batch``, ``code``, ``timers`` and ``write_back`` are the operator's."""
 
     def __init__(self, ctx: OperatorContext, timers: EventTimers | None = None) -> None:
         self.operator = ctx.operator
@@ -211,8 +183,8 @@ class ProcessContext:
 
     def event_timer(self, at: int | datetime.datetime) -> None:
         """Have ``on_timer`` called for the current key when the watermark reaches ``at`` (milliseconds since 1970, or a
-        datetime; without a zone it is local time). No effect when that is set already. A time that has passed: when the
-        watermark rises next, and counted in the metric ``late_timers``.
+        datetime; without a zone it is local time). For a time that has passed: when the watermark rises next, and
+        counted in the metric ``late_timers``.
         """
         timers, at_ms = self._timers_in_use(), _milliseconds(at)
         timers.set(at_ms, self._key_bytes(), self.key)
@@ -245,17 +217,16 @@ class ProcessContext:
     def now(self) -> float:
         """The time of day in seconds since the Unix epoch, to the millisecond, of the message that the row came in.
 
-        Unlike ``time.time()`` it is the same when a standby does the step again, and never goes back.
+        It is the same when a standby repeats the step, and never goes back.
         """
         return self._now_ms() / 1000
 
     def random(self) -> float:
-        """A random number, at least 0 and below 1; unlike ``random.random()`` the same when a standby does the step
-        again."""
+        """A random number, at least 0 and below 1; the same when a standby repeats the step."""
         return self._rng().random()
 
     def write_back(self) -> None:
-        """Hand what the batch changed to the state."""
+        """Write what the batch changed to the state."""
         for value in self._values.values():
             value.write_back()
         if self._timers is not None:
@@ -266,22 +237,17 @@ class ProcessContext:
 
 @dataclass(frozen=True)
 class Process(KeyedOperator):
-    """``fn(key, row, ctx)`` for every row, with keyed state from ``ctx``; gives an iterable of rows of ``schema``, or
-    ``None``.
+    """``fn(key, row, ctx)`` for every row gives an iterable of rows of ``schema``, or ``None``; ``on_timer(key, at_ms,
+    ctx)`` does the same for each timer of ``ctx.event_timer``.
 
-    ``key`` is the value of the key column, or the tuple of values when there are several. ``on_timer(key, at_ms, ctx)``
-    does the same for each timer of ``ctx.event_timer``.
+    ``key`` is the value of the key column, or the tuple of values when there are several.
     """
 
     fn: Callable[[Any, Row, ProcessContext], Any]
     schema: str | pa.Schema
     on_timer: Callable[[Any, int, ProcessContext], Any] | None = None
     hears_watermarks = True
-
-    @property
-    @override
-    def holds_rows(self) -> bool:
-        return True
+    holds_rows = True
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -301,7 +267,7 @@ class _ProcessInstance(OperatorInstance):
         self._on_timer = descriptor.on_timer
         self._timers = None if self._on_timer is None else EventTimers(ctx.keyed_state(), ctx.operator)
         self._context = ProcessContext(ctx, self._timers)
-        self._collector = Collector(ctx, RowConverter(ctx.operator, ctx.subtask, parse_schema(descriptor.schema)))
+        self._collector = Collector(ctx, parse_schema(descriptor.schema))
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -1,10 +1,9 @@
 """Event-time timers of keys: kept as keyed state, taken out in order of time.
 
 A radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, JACM 1990) over pages of state. Time is cut in buckets, fine ones near
-the watermark and coarser ones further away, each 64 times as long as those before. What is in a bucket is a few pages,
-objects of the keyed state; a page is written again only while it is filled. When the watermark reaches a coarse bucket
-its timers are dealt out to finer ones, so that each timer moves a few times at most, and there are some hundreds of
-buckets however many timers there are: that index is all that a snapshot holds besides, and all that restoring reads.
+the watermark and coarser ones further away, each 64 times as long as those before. A bucket is a few pages, objects of
+the keyed state. When the watermark reaches a coarse bucket its timers are dealt out to finer ones, so that each timer
+moves a few times at most. A snapshot holds, and restoring reads, only the index of some hundreds of buckets.
 
 Rules and invariants:
 
@@ -12,7 +11,7 @@ Rules and invariants:
 - timers due at a watermark fire by time, then by the bytes of the key; one that is set for a time that has passed fires
   when the watermark rises next, before the others;
 - one that is set while timers fire, for a later time that is due as well, fires in its turn;
-- at rest, everything in the pages that was to fire up to the watermark has fired: that is how restoring knows.
+- at rest, everything in the pages that was to fire up to the watermark has fired, and is ignored after restoring.
 """
 
 from __future__ import annotations
@@ -29,11 +28,12 @@ import pyarrow as pa
 from flinkplus.errors import InvariantViolation
 from flinkplus.operators.base.durations import MAX_TIME_MS
 from flinkplus.operators.base.keys import KeyCodes
-from flinkplus.operators.base.operator import END_OF_TIME_MS, JsonValue, KeyedState
+from flinkplus.operators.base.operator import JsonValue, KeyedState
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 
 PAGE_TIMERS = 256
 MAX_AT_THE_END = 10_000
-"""Timers that a key may set when all input has ended: who sets the next one in each would never come to an end."""
+"""Timers that a key may set when all input has ended, since a function that sets the next one in each never ends."""
 MAX_BATCH_TIMERS = 16_384
 """A coarse bucket with more is dealt out to finer ones even when all of it is due."""
 _FINEST_BITS, _LEVEL_BITS = 10, 6
@@ -101,10 +101,8 @@ class EventTimers:
         self._firing: TimerBatch | None = None
         self._at_the_end: dict[bytes, int] = {}
 
-    # --- setting
-
     def set(self, at_ms: int, key: bytes, value: Any) -> None:
-        """Tell ``key`` of ``at_ms``. Raises ``OverflowError`` when it never ends."""
+        """Set the timer of ``key`` at ``at_ms``. Raises ``OverflowError`` beyond ``MAX_AT_THE_END``."""
         at_ms = min(max(at_ms, -MAX_TIME_MS), MAX_TIME_MS)
         firing = self._firing
         if firing is not None and firing.watermark_ms == END_OF_TIME_MS:
@@ -115,7 +113,7 @@ class EventTimers:
         else:
             watermark_ms = self.watermark_ms
             if watermark_ms == END_OF_TIME_MS:
-                return  # it was set behind the end of time: there is nothing it could fire at
+                return  # no watermark follows
             timer = Timer(at_ms if watermark_ms is None else max(at_ms, watermark_ms + 1), at_ms, key, value)
         self._changes[at_ms, key] = timer
 
@@ -132,7 +130,7 @@ class EventTimers:
         self._changes[min(max(at_ms, -MAX_TIME_MS), MAX_TIME_MS), key] = None
 
     def write_back(self) -> None:
-        """Hand what was set and unset to the state: at the end of each batch."""
+        """Write what was set and unset to the state: at the end of each batch."""
         changes, self._changes = self._changes, {}
         if not changes:
             return
@@ -140,10 +138,9 @@ class EventTimers:
         added: dict[bytes, Timer] = {}
         removed: list[bytes] = []
         for name, timer, known in zip(names, changes.values(), self._flags.get_many(names), strict=True):
-            if timer is None:
-                if known is not None:
-                    removed.append(name)
-            elif known is None:
+            if timer is None and known is not None:
+                removed.append(name)
+            elif timer is not None and known is None:
                 added[name] = timer
         if removed:
             self._flags.delete_many(removed)
@@ -184,12 +181,8 @@ class EventTimers:
         if self._near is not None and self._near[0] == bucket:
             self._near = None
 
-    # --- firing
-
     def due(self, watermark_ms: int) -> Iterator[TimerBatch]:
-        """What is due now that the watermark is at ``watermark_ms``; each batch must be gone through, and everything
-        written back, before the next one is asked for.
-        """
+        """What is due at ``watermark_ms``. Before the next batch, this one must be exhausted and everything written."""
         before_ms, self.watermark_ms = self.watermark_ms, watermark_ms
         reach_ms = min(watermark_ms, MAX_TIME_MS)
         while (bucket := min(self._buckets, key=_by_time, default=None)) is not None and bucket.first_ms <= reach_ms:
@@ -231,11 +224,9 @@ class EventTimers:
         return due
 
     def fired(self, timers: list[tuple[int, bytes]]) -> None:
-        """They are set no more."""
+        """They have fired, and are not set any more."""
         if timers:
             self._flags.delete_many([_flag(at_ms, key) for at_ms, key in timers])
-
-    # --- snapshots
 
     def snapshot(self) -> JsonValue:
         """Besides the keyed state; JSON, some kilobytes at most."""
@@ -269,7 +260,7 @@ class TimerBatch:
         self.at_ms = END_OF_TIME_MS
 
     def offer(self, timer: Timer) -> None:
-        """It was set just now, for a time that is due as well: it has its turn here, if it belongs here."""
+        """A timer was set for a time that is due as well: it fires in this batch, if it belongs here."""
         if timer.at_ms <= self._last_ms:
             heapq.heappush(self._heap, (timer.at_ms, timer.key, timer.value))
 

@@ -5,12 +5,11 @@ Rules:
 - Every row sets the value of an item; the last row of an item counts. A null or NaN value removes it.
 - The better value ranks first; among equal values, the item that has had its value for longer.
 - Each row emits the ranks of its key that it changes, best first: the key columns, ``rank`` (1, 2, ...), the item and
-  its value. A rank without an item is emitted with nulls. So a reader that keeps the last row for each key and
-  rank has the ranking; a row that changes nothing emits nothing.
-- Only ranked items are kept, k per key. An item that was never good enough, or was displaced, is known again with its
-  next row. So the ranking is exact as long as values never get worse: counts, sums of non-negative values, maxima. When
-  a ranked item's value gets worse it keeps a rank, even if an item that is not kept would be better by now. A rank that
-  a null has freed stays free until a row takes it.
+  its value, or nulls for a rank without an item. So a reader that keeps the last row for each key and rank has the
+  ranking.
+- Only ranked items are kept, k per key. So the ranking is exact as long as values never get worse: counts, sums of
+  non-negative values, maxima. When a ranked item's value gets worse it keeps a rank, even if an item that is not kept
+  would be better. A rank that a null has freed stays free until a row takes it.
 - The result depends on the order of the rows alone, not on how they are cut into batches.
 """
 
@@ -20,6 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from operator import neg
 from typing import Any
 
@@ -31,6 +31,7 @@ from flinkplus.operators.base.columns import plain_array
 from flinkplus.operators.base.keys import check_key_columns, encode_keys
 from flinkplus.operators.base.operator import MAX_OUTPUT_ROWS, KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
+from flinkplus.operators.base.values import is_counted, numbers_of
 
 MAX_K = 10_000
 """A row may change all ranks of its key."""
@@ -70,7 +71,7 @@ class Top(KeyedOperator):
             )
         value = schema.field(self.by).type
         kinds = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_decimal)
-        if not any(is_kind(value) for is_kind in kinds) and not _is_counted(value):
+        if not any(is_kind(value) for is_kind in kinds) and not is_counted(value):
             raise ConfigurationError(
                 f"operator {self.name!r}: column {self.by!r} is {value}; only numbers and times can be ranked"
             )
@@ -168,10 +169,8 @@ class _TopInstance(OperatorInstance):
         return Ranking(self._descriptor.k, list(kept[::2]), list(map(self._score, kept[1::2])))
 
     def _kept(self, ranking: Ranking) -> tuple[Any, ...] | None:
-        kept: list[Any] = [None] * (2 * len(ranking.items))
-        kept[::2] = ranking.items
-        kept[1::2] = map(self._score, ranking.scores)
-        return tuple(kept) or None
+        values = map(self._score, ranking.scores)
+        return tuple(chain.from_iterable(zip(ranking.items, values, strict=True))) or None
 
     def _batch(self, batch: pa.RecordBatch, output: _Changes) -> pa.RecordBatch:
         rows = pa.array(output.rows)
@@ -207,24 +206,15 @@ class _Changes:
             self.scores.append(None)
 
 
-def _is_counted(dtype: pa.DataType) -> bool:
-    """Dates and times: numbers underneath."""
-    return bool(pa.types.is_temporal(dtype)) and not pa.types.is_interval(dtype)
-
-
-def _numbers_of(dtype: pa.DataType) -> pa.DataType:
-    return pa.int32() if dtype.bit_width == 32 else pa.int64()
-
-
 def _as_python(array: pa.Array) -> list[Any]:
     """Values that compare and pickle as they should, without loss: dates and times as the numbers that they are."""
-    if _is_counted(array.type):
-        array = array.view(_numbers_of(array.type))
+    if is_counted(array.type):
+        array = array.view(numbers_of(array.type))
     values: list[Any] = array.to_pylist()
     return values
 
 
 def _as_arrow(values: list[Any], dtype: pa.DataType) -> pa.Array:
-    if _is_counted(dtype):
-        return pa.array(values, _numbers_of(dtype)).view(dtype)
+    if is_counted(dtype):
+        return pa.array(values, numbers_of(dtype)).view(dtype)
     return pa.array(values, dtype)

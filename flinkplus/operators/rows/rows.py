@@ -1,10 +1,9 @@
-"""Users' functions in the stream: one row at a time (``Map``, ``Filter``, ``FlatMap``) or one Arrow batch
-(``MapBatches``).
+"""Users' functions: of one row (``Map``, ``Filter``, ``FlatMap``) or one Arrow batch (``MapBatches``).
 
 Rules:
 
-- Row functions are a convenience over the Arrow path: a batch is decoded to rows, the function is called for each,
-  and what it returns becomes batches again. Where speed matters, use ``MapBatches`` or a built-in operator.
+- For row functions a batch is decoded to rows, and the results become batches again. Where speed matters, use
+  ``MapBatches`` or a built-in operator.
 - A function must depend on its input alone: it is called again for the same rows when a job recovers.
 - A function that raises, or returns what its schema does not allow, is a ``UserFunctionError``.
 - What ``FlatMap`` gives is taken from the function's iterator as needed, so one row may give any number of rows.
@@ -22,14 +21,7 @@ from typing_extensions import override
 
 from flinkplus.operators.base.columns import cut, plain
 from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
-from flinkplus.operators.base.row import (
-    USER_EXCEPTIONS,
-    Row,
-    RowConverter,
-    Verbatim,
-    rows_of,
-    user_error,
-)
+from flinkplus.operators.base.row import USER_EXCEPTIONS, Row, RowConverter, Verbatim, rows_of, user_error
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.base.values import check_zones
 
@@ -38,27 +30,31 @@ MAX_COLLECTED_ROWS = 16_384
 
 
 @dataclass(frozen=True)
-class Map(Operator):
-    """``fn(row)`` gives one row of ``schema``."""
+class _FunctionOperator(Operator):
+    """A function that makes rows of ``schema``, which is text as users write it, or a ``pa.Schema``."""
 
     name: str
-    fn: Callable[[Row], Any]
+    fn: Callable[..., Any]
     schema: str | pa.Schema
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         return parse_schema(self.schema)
 
+
+class Map(_FunctionOperator):
+    """``fn(row)`` gives one row of ``schema``."""
+
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _MapInstance(self.fn, ctx, parse_schema(self.schema))
+        return _MapInstance(self, ctx)
 
 
 class _MapInstance(OperatorInstance):
-    def __init__(self, fn: Callable[[Row], Any], ctx: OperatorContext, schema: pa.Schema) -> None:
-        self._fn = fn
+    def __init__(self, descriptor: Map, ctx: OperatorContext) -> None:
+        self._fn = descriptor.fn
         self._ctx = ctx
-        self._converter = RowConverter(ctx.operator, ctx.subtask, schema)
+        self._converter = RowConverter(ctx.operator, ctx.subtask, parse_schema(descriptor.schema))
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -109,28 +105,19 @@ class _FilterInstance(OperatorInstance):
         return cut(batch.filter(pa.array(keep, pa.bool_())))
 
 
-@dataclass(frozen=True)
-class FlatMap(Operator):
+class FlatMap(_FunctionOperator):
     """``fn(row)`` gives an iterable of rows of ``schema``: none, one or many."""
-
-    name: str
-    fn: Callable[[Row], Iterable[Any]]
-    schema: str | pa.Schema
-
-    @override
-    def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        return parse_schema(self.schema)
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _FlatMapInstance(self.fn, ctx, parse_schema(self.schema))
+        return _FlatMapInstance(self, ctx)
 
 
 class _FlatMapInstance(OperatorInstance):
-    def __init__(self, fn: Callable[[Row], Iterable[Any]], ctx: OperatorContext, schema: pa.Schema) -> None:
-        self._fn = fn
+    def __init__(self, descriptor: FlatMap, ctx: OperatorContext) -> None:
+        self._fn = descriptor.fn
         self._ctx = ctx
-        self._collector = Collector(ctx, RowConverter(ctx.operator, ctx.subtask, schema))
+        self._collector = Collector(ctx, parse_schema(descriptor.schema))
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -145,11 +132,11 @@ class _FlatMapInstance(OperatorInstance):
 
 
 class Collector:
-    """Gathers the rows that a function gives for each input row, and hands them on as batches of bounded size."""
+    """Gathers the rows of ``schema`` that a function gives for each input row, as batches of bounded size."""
 
-    def __init__(self, ctx: OperatorContext, converter: RowConverter) -> None:
+    def __init__(self, ctx: OperatorContext, schema: pa.Schema) -> None:
         self._ctx = ctx
-        self._converter = converter
+        self._converter = RowConverter(ctx.operator, ctx.subtask, schema)
         self._results: list[Any] = []
         self._origins: list[object] = []
 
@@ -184,32 +171,23 @@ class Collector:
             yield self._converter.batch(results, origins.__getitem__)
 
 
-@dataclass(frozen=True)
-class MapBatches(Operator):
+class MapBatches(_FunctionOperator):
     """``fn(batch)`` gives a record batch or table of ``schema``, or an iterable of them.
 
     The function gets plain columns (no dictionaries). Columns of what it returns are matched by name; they are cast
     to the schema's types where that loses nothing. Timestamps with a zone and without are not cast to each other.
     """
 
-    name: str
-    fn: Callable[[pa.RecordBatch], Any]
-    schema: str | pa.Schema
-
-    @override
-    def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        return parse_schema(self.schema)
-
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _MapBatchesInstance(self.fn, ctx, parse_schema(self.schema))
+        return _MapBatchesInstance(self, ctx)
 
 
 class _MapBatchesInstance(OperatorInstance):
-    def __init__(self, fn: Callable[[pa.RecordBatch], Any], ctx: OperatorContext, schema: pa.Schema) -> None:
-        self._fn = fn
+    def __init__(self, descriptor: MapBatches, ctx: OperatorContext) -> None:
+        self._fn = descriptor.fn
         self._ctx = ctx
-        self._schema = schema
+        self._schema = parse_schema(descriptor.schema)
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -1,10 +1,8 @@
 """Lines to words, column-wise, and exactly as Python does it: ``line.lower().split()``.
 
-How: Arrow lowers and splits ASCII text at blank, tab, LF, VT, FF and CR. What Python does beyond that (other letters
-and blanks, and the control characters 1C to 1F, which it takes for blanks) is done by Python for those rows that need
-it; such a row goes back into the column as its words joined by blanks, which the ASCII split takes apart again
-without touching anything else. A few lines are taken apart by Python altogether: that costs less than to begin with
-Arrow.
+Arrow lowers and splits ASCII text at blank, tab, LF, VT, FF and CR. Rows that need more (other letters and blanks, and
+the control characters 1C to 1F, which Python takes for blanks) are split by Python and go back into the column as words
+joined by blanks, which the ASCII split takes apart again. Python alone splits a few lines: that costs less.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several streams as one: an operator that hands on what it gets, and gives what follows one place to be."""
+"""Several streams as one."""
 
 from __future__ import annotations
 

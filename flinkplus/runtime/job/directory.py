@@ -28,7 +28,7 @@ from flinkplus.printable import printable
 from flinkplus.runtime.host.cleanup import remove_tree
 from flinkplus.runtime.host.scratch import JOB_PREFIX, mark_over, mark_running, sweep_jobs, wait_for_slots
 from flinkplus.runtime.job.homes import local_master
-from flinkplus.state.files import absolute, filesystem_of
+from flinkplus.state.file_system import absolute, filesystem_of
 
 REMOVE_PATIENCE_S = 5.0
 LOCK_FILE = ".driver.lock"

@@ -25,7 +25,7 @@ from pathlib import Path
 from flinkplus.errors import ConfigurationError, without_secrets
 from flinkplus.local_files import open_regular
 from flinkplus.state.durable.seals import KEY_BYTES, SigningKey
-from flinkplus.state.files import filesystem_of, is_uri, sync_path
+from flinkplus.state.file_system import filesystem_of, is_uri, sync_path
 
 KEY_VARIABLE = "FLINKPLUS_KEY_FILE"
 HOW_TO_MAKE = "make one with: (umask 077; openssl rand -hex 32 > FILE)"

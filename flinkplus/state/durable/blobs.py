@@ -9,7 +9,7 @@ from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint
 from flinkplus.local_files import NoRegularFile
 from flinkplus.state.durable.seals import sealed, unsealed
 from flinkplus.state.durable.signed_files import SignedFiles
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 BLOB_MAGIC = b"flinkplus-blob"
 PLAN_BLOB = "plan"

@@ -4,8 +4,7 @@ A write may hang beyond every timeout and complete long after the driver abandon
 the existence of a manifest alone does not make it valid. Each is written in an *epoch*, a number that only rises: every
 run of the job begins one, and every *cut* ends one. After a cut, manifests of earlier epochs count only up to the
 checkpoint that it names. It is stored before any file is removed that a later manifest might need. So a late manifest
-is void at any time: before or after the output is discarded, before or during a resume, or beside the checkpoints of
-the next run.
+is always void.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ class Cut:
     through: int
 
     def voids(self, epoch: int, checkpoint: int) -> bool:
-        """Whether the manifest of ``checkpoint`` that was written in ``epoch`` does not count."""
         return epoch < self.epoch and checkpoint > self.through
 
 
@@ -39,10 +37,6 @@ class Cuts:
             if not self._cuts or cut.through < self._cuts[0].through:
                 self._cuts.insert(0, cut)
         del self._cuts[:-MAX_CUTS]
-
-    def with_cut(self, cut: Cut) -> Cuts:
-        """These and another one."""
-        return Cuts([*self._cuts, cut])
 
     def united(self, other: Cuts) -> Cuts:
         """These and those of ``other``."""
@@ -77,11 +71,10 @@ def left_behind(
 class UnusedFiles:
     """Finds the state files that no checkpoint can name any more, while the job runs.
 
-    A file is uploaded before the checkpoint that names it first is complete. When that checkpoint is aborted, a later
-    one may name it first. So a file that no manifest names is unused only when both hold:
+    A file is uploaded before the checkpoint that names it first is complete, and when that is aborted, a later one may
+    name it. So a file that no manifest names is unused only when both hold:
 
-    - a checkpoint is complete that was triggered after the file had been seen: what is uploaded when a checkpoint is
-      triggered is part of that one, or of none;
+    - a checkpoint is complete that was triggered after the file had been seen: that one names it, or none;
     - the number in its name is not after the newest complete checkpoint: a new base has a number ahead of it, and is
       named by checkpoints up to there, or not at all.
     """
@@ -89,11 +82,7 @@ class UnusedFiles:
     _seen: dict[str, int] = field(default_factory=dict)  # the newest checkpoint that was triggered when it was seen
 
     def find(self, stored: dict[str, int], named: Collection[str], complete: int, triggered: int) -> list[str]:
-        """The unused ones of ``stored`` (name -> number in it), by what is known now.
-
-        ``named``: what the manifests name. ``complete``: the newest complete checkpoint; ``triggered``: the newest that
-        was triggered.
-        """
+        """The unused ones of ``stored`` (name -> number); ``complete``, ``triggered``: the newest such checkpoint."""
         unnamed = [name for name in stored if name not in named]
         self._seen = {name: self._seen.get(name, triggered) for name in unnamed}
         return [name for name in unnamed if self._seen[name] < complete and stored[name] <= complete]

@@ -4,8 +4,8 @@ Rules:
 - a checkpoint exists when its manifest exists and no cut voids it. The manifest is written after every file it names;
 - a manifest that is short, altered or of another format is ``CorruptCheckpoint``. One that is not signed with the
   given key is ``UntrustedCheckpoint``: an older one never replaces it silently;
-- a manifest has the checksum of each state file, which the restoring process compares before RocksDB opens the file.
-  So the signature covers everything that a resumed job reads, except for staged input.
+- a manifest has the checksum of each state file, so the signature covers all that a resumed job reads, except for
+  staged input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.state.durable.runs import Runs
 from flinkplus.state.durable.signed_files import SignedFiles
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 MANIFEST_MAGIC = b"flinkplus-manifest"
 FOLDER = "checkpoints"
@@ -58,8 +58,7 @@ class Manifests:
     def read(self, checkpoint: int) -> Manifest:
         """The manifest as it was written.
 
-        Raises ``CorruptCheckpoint`` when it is missing, short, altered or of another format, ``UntrustedCheckpoint``
-        when it is not signed as it must be.
+        Raises ``CorruptCheckpoint`` when it is missing, short, altered or of another format; ``UntrustedCheckpoint``.
         """
         name = self.listed(lambda number, _: number == checkpoint).get(checkpoint, _name(checkpoint, 0))
         where = self._files.describe(name)
@@ -105,10 +104,10 @@ class Manifests:
         return found
 
     def latest_valid(self) -> tuple[int, Manifest, list[str]] | None:
-        """The newest checkpoint that can be restored: (checkpoint, manifest, why newer ones were skipped).
+        """The newest checkpoint that can be restored, and why newer ones were skipped; ``None`` without any checkpoint.
 
-        Reads and checks every state file. Returns ``None`` without any checkpoint. Raises ``CorruptCheckpoint`` when
-        all checkpoints are damaged, ``UntrustedCheckpoint`` when the newest undamaged one is not signed as it must be.
+        Reads and checks every state file. Raises ``CorruptCheckpoint`` when all checkpoints are damaged,
+        ``UntrustedCheckpoint`` when the newest undamaged one is not signed as it must be.
         """
         skipped: list[str] = []
         for checkpoint in reversed(self.checkpoints()):
@@ -135,8 +134,7 @@ class Manifests:
     def all_named(self) -> frozenset[str]:
         """The state files that any checkpoint names.
 
-        When that is not known, raises ``CorruptCheckpoint``, ``UntrustedCheckpoint``, ``CorruptState`` or
-        ``StateError``, so that nothing is removed.
+        Raises ``CorruptCheckpoint``, ``UntrustedCheckpoint``, ``CorruptState`` or ``StateError`` if that is not known.
         """
         with self._lock:
             known = set(self._named)
@@ -174,8 +172,7 @@ class Manifests:
             self._files.delete(name)
 
     def sign_again(self) -> None:
-        """Sign the trusted manifests with our own key. Each is stored under the name of this run's epoch before the
-        old file goes, so that one exists at any time."""
+        """Sign the trusted manifests with our own key, each under this run's epoch, before the old file goes."""
         for number, name in self.listed().items():
             renewed = _name(number, self._runs.epoch)
             with suppress(CorruptCheckpoint):  # every later read reports it

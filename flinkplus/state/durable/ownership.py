@@ -19,7 +19,7 @@ from flinkplus.state.durable.blobs import PLAN_BLOB, Blobs
 from flinkplus.state.durable.manifests import Manifests
 from flinkplus.state.durable.seals import SigningKey
 from flinkplus.state.durable.signed_files import SignedFiles
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 JOB_FORMAT = 5
 """2: a running sum of 0 is marked beside the number; manifests have epochs. 3: sizes and checksums of the files that a
@@ -59,18 +59,12 @@ class Ownership:
         self._prepared: dict[str, Any] | None = None
 
     def prepare(
-        self,
-        job: dict[str, Any],
-        resume: Resume,
-        claim: Callable[[], None] = lambda: None,
-        job_id: str | None = None,
+        self, job: dict[str, Any], resume: Resume, claim: Callable[[], None] = lambda: None, job_id: str | None = None
     ) -> bool:
         """Claim the directory for a job. Returns whether an existing history is continued.
 
-        ``job``: a JSON-able dict with ``name``, ``fingerprint`` and, optionally, ``shape``: what the fingerprint covers
-        (descriptions by name).
-        ``resume``: ``False`` starts a new checkpoint history, ``True`` continues the existing one, ``auto`` does either
-        (``has_begun``).
+        ``job``: for JSON, with ``name``, ``fingerprint`` and perhaps ``shape``: what the fingerprint covers, by name.
+        ``resume``: whether to continue the existing history of checkpoints; ``auto``: if it ``has_begun``.
         ``claim``: called once the directory is known to be the job's, before anything in it changes; raises when
         another process has claimed it.
         ``job_id``: the ID of a new job; that of a continued job is in the directory.
@@ -103,11 +97,7 @@ class Ownership:
             ) from error
 
     def has_begun(self) -> bool:
-        """Whether a job here must be continued, because it may have output and slots.
-
-        The plan is stored before the job's output is changed, and before its slots are started. A job that ended
-        earlier has left nothing to continue.
-        """
+        """Whether a job here must be continued: its plan is stored before its output changes or a slot starts."""
         return PLAN_BLOB in self._blobs.names() or bool(self._manifests.checkpoints())
 
     def release(self) -> None:

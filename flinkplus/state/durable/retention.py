@@ -30,7 +30,7 @@ class CheckpointRetention:
     def drop(self, checkpoint: int) -> list[str]:
         """Remove a checkpoint and the state files that only it names; returns the names of those files.
 
-        The checkpoint must be older than the newest complete one, because running snapshots reuse files of that one.
+        Not for the newest complete checkpoint: running snapshots reuse its files.
         """
         try:
             mine = self._manifests.names_of(checkpoint)
@@ -42,11 +42,9 @@ class CheckpointRetention:
         return alone
 
     def sweep(self, complete: int, triggered: int) -> list[str]:
-        """Remove unused state files, and void manifests that appeared late, while the job runs.
+        """Remove unused state files, at most ``MOST_REMOVED``, and void manifests, while the job runs.
 
-        ``complete``: the newest complete checkpoint.
-        ``triggered``: the newest triggered checkpoint.
-        Returns the names of the removed files, at most ``MOST_REMOVED``; the next call removes the others.
+        ``complete``, ``triggered``: the newest such checkpoint. Returns the names of the removed files.
         """
         self._manifests.remove_void()
         stored = {name: checkpoint for name, (_, checkpoint) in self._state_files.listed().items()}
@@ -66,10 +64,9 @@ class CheckpointRetention:
     def _remove_unused(self, unused: list[str]) -> None:
         """Remove what was listed, and no manifest named, before this call.
 
-        Checking the run once is enough, however long the removal takes. A run that begins later has written none of
-        these files and never names one: its manifests name files of the checkpoint it restores, which were named at
-        the time of the listing, and its own files, which have their own generations. A manifest that the previous run
-        stores late was cut before the listing.
+        Checking the run once is enough, however long the removal takes. A later run never names one of these files: it
+        names those of the checkpoint it restores, which were named at the time of the listing, and its own. A manifest
+        that the previous run stores late was cut before the listing.
         """
         if unused:
             self._runs.check()

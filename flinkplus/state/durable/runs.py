@@ -1,8 +1,7 @@
 """Runs of a job on its checkpoint directory, and the epochs of its manifests (``history``).
 
-Rule: a driver takes the directory over with ``begin``. An earlier driver that resumes after a pause finds out with
-``check`` before it changes anything, and none of its manifests appears. On object stores, which have no rename, a
-manifest whose upload has begun may still appear: ``cut`` makes it void.
+Rule: a driver takes the directory over with ``begin``. An earlier driver notices with ``check`` before it changes
+anything. On object stores, which have no rename, a manifest whose upload has begun may still appear: ``cut`` voids it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from flinkplus.state.durable.blobs import BLOB_MAGIC, FOLDER, Blobs
 from flinkplus.state.durable.history import EPOCHS_PER_RUN, Cut, Cuts
 from flinkplus.state.durable.seals import sealed
 from flinkplus.state.durable.uploads import Uploads
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 RUNS_BLOB = "runs"
 CUTS_BLOB = "cuts-"
@@ -69,12 +68,12 @@ class Runs:
         return self._stored_cuts() if self._cuts is None else self._cuts
 
     def cut(self, through: int) -> None:
-        """End the epoch: of the manifests written so far, only those up to checkpoint ``through`` count.
+        """End the epoch: its manifests, also those that appear later, count only up to checkpoint ``through``.
 
-        This includes a manifest that appears later. Call it before removing anything that such a manifest may need.
+        Call it before removing anything that such a manifest may need.
         """
         epoch = self.epoch + 1
-        cuts = self.cuts.with_cut(Cut(epoch, through))
+        cuts = self.cuts.united(Cuts([Cut(epoch, through)]))
         content = sealed(BLOB_MAGIC, json.dumps(cuts.to_json()).encode())
         try:
             self._files.write(f"{FOLDER}/{CUTS_BLOB}{self._number}", content, self.check)

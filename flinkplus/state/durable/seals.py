@@ -7,12 +7,12 @@ A file is one line and the content behind it::
 
 Rules:
 - the checksum is BLAKE2b over the content, of 20 bytes when it is sealed and of 32 when it is signed;
-- the signature is HMAC-SHA256 over the line before it and the name of the file within its directory. The checksum
-  stands for the content, so that signing takes about 30 microseconds for any content;
-- the key is that of the job: derived from the user's and the id of the job, so that what is signed for one job is of no
-  use for another. ``<key>`` names the user's key, and reveals nothing of it;
-- what is short or altered is ``CorruptCheckpoint``; what is whole, and signed by no key that is known here or not at
-  all, is ``UntrustedCheckpoint``. Nothing of either is believed.
+- the signature is HMAC-SHA256 over the line before it and the name of the file within its directory; the checksum
+  stands for the content;
+- the key is derived from the user's and the id of the job, so that what is signed for one job is of no use for another.
+  ``<key>`` names the user's key, and reveals nothing of it;
+- what is short or altered is ``CorruptCheckpoint``; what is whole, and not signed by a known key, is
+  ``UntrustedCheckpoint``.
 """
 
 from __future__ import annotations

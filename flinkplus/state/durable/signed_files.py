@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from flinkplus.errors import InvariantViolation, UntrustedCheckpoint
 from flinkplus.state.durable.seals import SigningKey, checked, signed
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 
 class SignedFiles:
     """Signs files for one job and checks their signatures.
 
     ``key``: signs, and must have signed what is read. ``None``: nothing is signed or checked.
-    ``trust``: until ``end_trust``, files signed with any key, or unsigned, are accepted. Each is read only once until
-    then, so that exactly what was used is signed again.
+    ``trust``: until ``end_trust``, any key or none is accepted; each file is read only once, so that exactly what was
+    used is signed again.
     """
 
     def __init__(self, files: Files, key: SigningKey | None, trust: bool) -> None:

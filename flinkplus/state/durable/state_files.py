@@ -10,7 +10,7 @@ from flinkplus.errors import CorruptState, StateError
 from flinkplus.local_files import NoRegularFile
 from flinkplus.path_names import STATE_FILE_PARTS, checked_name
 from flinkplus.protocol.snapshot.files import StateFile
-from flinkplus.state.files import Files
+from flinkplus.state.file_system import Files
 
 FOLDER = "state"
 _NAME = re.compile(r"(?P<generation>[0-9]+)-(?P<checkpoint>[0-9]+)-[0-9]+\.sst((\.[0-9a-f]+)?\.tmp)?\Z")

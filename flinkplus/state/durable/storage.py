@@ -28,7 +28,7 @@ from flinkplus.state.durable.seals import SigningKey
 from flinkplus.state.durable.signed_files import SignedFiles
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.durable.uploads import Uploads
-from flinkplus.state.files import open_directory
+from flinkplus.state.file_system import open_directory
 
 
 class CheckpointStorage:
@@ -64,9 +64,9 @@ class CheckpointStorage:
         self.ownership = Ownership(uri, files, self.signed, self.blobs, self.manifests)
 
     def sign_again(self) -> None:
-        """Sign trusted content with our own key; from then on nothing else is accepted. Call it within a run.
+        """Sign trusted content, as it was read, with our own key; from then on nothing else is accepted.
 
-        Content that was read before is signed as it was then, not as the directory has it now. Raises ``StateError``.
+        Call it within a run. Raises ``StateError``.
         """
         if not self.signed.trust:
             return

@@ -1,11 +1,11 @@
 """Multipart uploads to S3 that no process will complete.
 
 A file of more than 10 MB goes to S3 in parts. When its process is killed, the parts stay in the bucket: they are in no
-listing of files, and are paid for. ``pyarrow.fs`` has no call that finds or aborts them; botocore has.
+listing of files, and are paid for. botocore, which is optional (``flinkplus[s3]``), can abort them; ``pyarrow.fs``
+cannot.
 
-Rules: only uploads below the given folder are aborted. botocore is optional (``flinkplus[s3]``): without it nothing is
-aborted, and a warning says so once. What S3 refuses, for example without the permission
-``s3:ListBucketMultipartUploads``, is also only a warning: nothing of the job depends on it.
+Rules: only uploads below the given folder are aborted. Without botocore, or when S3 refuses (``abort`` needs
+``s3:ListBucketMultipartUploads``), there is only a warning: the job does not depend on it.
 """
 
 from __future__ import annotations

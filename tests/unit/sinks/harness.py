@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 from flinkplus.sinks.files import OutputFiles
@@ -19,11 +19,8 @@ from flinkplus.sinks.text import TextSink
 SCHEMA = pa.schema([("word", pa.string()), ("count", pa.int64())])
 
 
-@dataclass(frozen=True)
-class Context:
-    index: int
-    operator: str = "out"
-    parallelism: int = 2
+def context(index: int) -> OperatorContext:
+    return OperatorContext("out", f"out[{index}]", index, 2, SCHEMA)
 
 
 def rows(*pairs: tuple[str, int], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -50,7 +47,7 @@ class Job:
     def deploy(self) -> None:
         """A new generation of both subtasks; the old writers are forgotten, as after SIGKILL."""
         self.generation += 1
-        self.writers = [self.sink.writer(Context(index), self.generation) for index in range(2)]
+        self.writers = [self.sink.writer(context(index), self.generation) for index in range(2)]
 
     def stage(self, checkpoint: int, with_rows: bool = True) -> list[StagedFile]:
         """The snapshot of all subtasks. The descriptions go through JSON, as they do in a manifest."""

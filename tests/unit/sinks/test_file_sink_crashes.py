@@ -9,14 +9,14 @@ import pytest
 
 from flinkplus.errors import OutputDirectoryError
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks import spark_log, text
+from flinkplus.sinks import file_writer, spark_log
 from flinkplus.sinks.file_names import OWNER_FILE
 from tests.unit.sinks.harness import Crash, FaultyFiles, Job, expected_lines, text_job, visible_lines
 
 
 @pytest.fixture(autouse=True)
 def _faulty_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "OutputFiles", FaultyFiles)
+    monkeypatch.setattr(file_writer, "OutputFiles", FaultyFiles)
     monkeypatch.setattr(spark_log, "BATCH_BYTES", 2_000)  # so that some commits add to a batch, and some begin one
     FaultyFiles.plan(0, False)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from flinkplus.errors import ConfigurationError, InvariantViolation, OutputDirectoryError
 from flinkplus.operators.base.operator import OperatorContext
-from flinkplus.sinks import file_writer, spark_log, text
+from flinkplus.sinks import file_writer, spark_log
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.text import TextSink
@@ -381,7 +381,7 @@ class HdfsLikeFiles(OutputFiles):
 def test_compactions_that_list_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log reaches them after so many batches; here, where a rename does not replace, after seven commits."""
     monkeypatch.setattr(spark_log, "COMMITS_INTERVAL", 7)
-    monkeypatch.setattr(text, "OutputFiles", HdfsLikeFiles)
+    monkeypatch.setattr(file_writer, "OutputFiles", HdfsLikeFiles)
     job = text_job(tmp_path)
     for checkpoint in range(1, 24):
         job.checkpoint(checkpoint)
@@ -429,7 +429,7 @@ class CountingFiles(OutputFiles):
 
 def test_a_commit_costs_the_same_at_any_age_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations and bytes, after each commit; the list of files has grown a hundredfold meanwhile."""
-    monkeypatch.setattr(text, "OutputFiles", CountingFiles)
+    monkeypatch.setattr(file_writer, "OutputFiles", CountingFiles)
     monkeypatch.setattr(spark_log, "BATCH_BYTES", 4_000)
     job = text_job(tmp_path / "out")
     costs = []
@@ -459,7 +459,7 @@ def test_a_compaction_reads_one_interval_and_the_commits_between_cost_the_same(
             reads[checkpoint] += name.startswith("_spark_metadata")
             return super().read(name)
 
-    monkeypatch.setattr(text, "OutputFiles", Files)
+    monkeypatch.setattr(file_writer, "OutputFiles", Files)
     monkeypatch.setattr(spark_log, "COMPACT_INTERVAL" if replaces else "COMMITS_INTERVAL", interval)
     monkeypatch.setattr(spark_log, "BATCH_BYTES", 1_200)
     monkeypatch.setattr(spark_log, "LARGE_COMPACTION_BYTES", 20_000)
@@ -481,7 +481,7 @@ def test_a_compaction_reads_one_interval_and_the_commits_between_cost_the_same(
 
 def test_a_log_goes_on_with_the_interval_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text_job(tmp_path).checkpoint(1)
-    monkeypatch.setattr(text, "OutputFiles", HdfsLikeFiles)  # as if an older version had made it on HDFS
+    monkeypatch.setattr(file_writer, "OutputFiles", HdfsLikeFiles)  # as if an older version had made it on HDFS
     job = text_job(tmp_path, resume=True)
     job.committer.prepare(resume=True)
     job.deploy()

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus.sinks import spark_log
 from flinkplus.sinks.parquet import ParquetSink
-from tests.unit.sinks.harness import Context, Job, expected_lines, text_job
+from tests.unit.sinks.harness import Job, context, expected_lines, text_job
 
 pytestmark = pytest.mark.integration
 
@@ -213,7 +213,7 @@ def test_types_come_through(spark: SparkSession, tmp_path: Path) -> None:
     sink = ParquetSink("out", str(tmp_path)).bind(schema, "job-1")
     committer = sink.committer()
     committer.prepare(resume=False)
-    writer = sink.writer(Context(0), 1)
+    writer = sink.writer(context(0), 1)
     writer.write(pa.RecordBatch.from_pylist([row, dict.fromkeys(row)], schema=schema))
     committer.commit(1, writer.settle(writer.stage(1)))
     frame = spark.read.parquet(str(tmp_path))

@@ -16,8 +16,8 @@ from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
 from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, SubtaskState, versions
 from flinkplus.state.backend import folder_name
-from flinkplus.state.delta import WRITE_CHUNK_ENTRIES, Chunk, write_sst
 from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, write_sst
 from flinkplus.state.versions import FIRST_CHUNK_ENTRIES, FIRST_LEAD
 from tests.handles import manifest_of, part_of
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flinkplus.errors import ConfigurationError, CorruptState
-from flinkplus.state.delta import write_sst
 from flinkplus.state.memtable import FrozenPart, NumberState, state_prefix
+from flinkplus.state.sst_format import write_sst
 from flinkplus.state.store import SubtaskStore
 
 PREFIX = state_prefix("count")

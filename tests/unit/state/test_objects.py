@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flinkplus.errors import CorruptState
-from flinkplus.state.delta import write_sst
 from flinkplus.state.memtable import FrozenPart, state_prefix
-from flinkplus.state.objects import ObjectState, _decode, _encode, _pack, _unpack
+from flinkplus.state.objects import ObjectState, _decode, _encode, pack, unpack
+from flinkplus.state.sst_format import write_sst
 from flinkplus.state.store import SubtaskStore
 
 PREFIX = state_prefix("profile")
@@ -134,9 +134,9 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_every_value_comes_back_as_it_was(value: object) -> None:
-    kept = _pack(value)
-    again = _unpack(_decode(_encode(kept)))
-    assert again == _unpack(kept) == value
+    kept = pack(value)
+    again = unpack(_decode(_encode(kept)))
+    assert again == unpack(kept) == value
     assert type(again) is type(value)
 
 
@@ -144,8 +144,8 @@ def test_bytes_of_a_user_are_not_taken_for_a_pickle() -> None:
     class Tagged(bytes):
         pass
 
-    assert _unpack(_decode(_encode(_pack(b"\x80\x05N.")))) == b"\x80\x05N."
-    assert _pack(datetime.date(2020, 1, 1)) == datetime.date(2020, 1, 1)
+    assert unpack(_decode(_encode(pack(b"\x80\x05N.")))) == b"\x80\x05N."
+    assert pack(datetime.date(2020, 1, 1)) == datetime.date(2020, 1, 1)
     assert _decode(None) is _decode(None)
     with pytest.raises(CorruptState, match="format"):
         _decode(b"\x07abc")

@@ -10,9 +10,9 @@ import pytest
 from rocksdict import Options, SstFileWriter
 
 from flinkplus.errors import StateError
-from flinkplus.state import delta
-from flinkplus.state.delta import Chunk, write_sst
+from flinkplus.state import sst_format
 from flinkplus.state.spool import Spool
+from flinkplus.state.sst_format import Chunk, write_sst
 
 VALUES = 64
 
@@ -64,7 +64,7 @@ def test_rocksdb_writes_to_memory_and_syncs_that(tmp_path: Path, monkeypatch: py
             yield chunk
             blocks.append(os.stat(opened[0]).st_blocks * 512)
 
-    monkeypatch.setattr(delta, "SstFileWriter", Writer)
+    monkeypatch.setattr(sst_format, "SstFileWriter", Writer)
     write_sst(told(), tmp_path / "x.sst")
     assert finished != [tmp_path.stat().st_dev]
     assert (tmp_path / "x.sst").stat().st_size > 10_000_000

@@ -13,9 +13,9 @@ import pytest
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
-from flinkplus.state import BasePolicy, SubtaskState, delta, versions
-from flinkplus.state.delta import Chunk
+from flinkplus.state import BasePolicy, SubtaskState, sst_format, versions
 from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.sst_format import Chunk
 from flinkplus.state.store import SubtaskStore
 
 NEVER = BasePolicy(ratio=1e9, min_bytes=1 << 60, max_deltas=10_000)
@@ -59,7 +59,7 @@ def failing(owner: object, name: str, error: Exception, after: int = 0) -> Itera
 
 FULL = OSError(28, "No space left on device")
 STAGES = {
-    "writing": (delta, "_write_chunk", FULL),
+    "writing": (sst_format, "_write_chunk", FULL),
     "renaming": (os, "replace", FULL),
     "checksum": (versions, "describe", FULL),
     "ingest": (SubtaskStore, "ingest", StateError("cannot ingest")),
@@ -185,7 +185,7 @@ def test_a_base_that_fails_is_tried_again(open_state) -> None:
     for checkpoint in (2, 3, 4):
         add(state, KEYS[0])
         if checkpoint == 3:
-            with failing(delta, "_write_chunk", FULL, after=1), pytest.raises(StateError, match="No space"):
+            with failing(sst_format, "_write_chunk", FULL, after=1), pytest.raises(StateError, match="No space"):
                 snapshot(state, checkpoint)
         else:
             handle = snapshot(state, checkpoint)
@@ -337,5 +337,5 @@ def test_torn_chunks_never_become_a_file(open_state, tmp_path: Path) -> None:
         raise FULL
 
     with pytest.raises(StateError, match="No space"):
-        delta.write_sst(torn(), tmp_path / "x.sst")
+        sst_format.write_sst(torn(), tmp_path / "x.sst")
     assert not list(tmp_path.glob("x.sst*"))

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
-from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, SubtaskState, delta
+from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, SubtaskState, sst_format
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.store import SubtaskStore
 from tests.examples import examples
@@ -31,7 +31,7 @@ from tests.handles import manifest_of
 KEYS = [b"", b"\x00", b"\xff", *(b"k%d" % number for number in range(20))]
 SOME_KEYS = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8, unique=True)
 VALUES = st.one_of(st.integers(), st.lists(st.integers(), max_size=2), st.none())
-FAULTS = {"write": (delta, "_write_chunk"), "ingest": (SubtaskStore, "ingest"), "upload": (StateFiles, "upload")}
+FAULTS = {"write": (sst_format, "_write_chunk"), "ingest": (SubtaskStore, "ingest"), "upload": (StateFiles, "upload")}
 RETAINED = 2
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flinkplus.errors import CorruptState, StateError
-from flinkplus.state.delta import write_sst
-from flinkplus.state.files import link_or_copy
+from flinkplus.state.file_system import link_or_copy
+from flinkplus.state.sst_format import write_sst
 from flinkplus.state.store import FORMAT_KEY, SubtaskStore
 
 Entries = list[tuple[bytes, bytes | None]]
@@ -77,7 +77,7 @@ def test_failed_ingest_changes_nothing(store: SubtaskStore, tmp_path: Path) -> N
 
 def test_unknown_format_is_refused(store: SubtaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.check_format()
-    monkeypatch.setattr("flinkplus.state.delta.FORMAT_VALUE", b'{"format": 99}')
+    monkeypatch.setattr("flinkplus.state.sst_format.FORMAT_VALUE", b'{"format": 99}')
     store.ingest([sst(tmp_path / "1.sst", [(b"a", b"1")])])
     with pytest.raises(CorruptState, match="99"):
         store.check_format()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flinkplus.state import volatile
-from flinkplus.state.delta import write_sst
+from flinkplus.state.sst_format import write_sst
 from flinkplus.state.store import SubtaskStore
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from upstream_cache import OutputLog, Retention
+from upstream_cache.segments import Segment
 
 
 class InParts:
@@ -70,6 +71,16 @@ def spilled_log(
         log.append(body(seq, size), size)
         assert log.next_to_send(count) == (seq, body(seq, size))
     return retention, log
+
+
+def on_disk(retention: Retention[bytes]) -> list[Segment]:
+    """All segments that hold a message that is kept."""
+    logs: list[Any] = list(retention.logs)
+    return [segment for log in logs for segment in log._spilled._segments]
+
+
+def spilled_bytes(log: OutputLog[bytes]) -> int:
+    return sum(segment.file_bytes for segment in log._spilled._segments) if log._spilled is not None else 0
 
 
 def files(folder: Path) -> list[Path]:

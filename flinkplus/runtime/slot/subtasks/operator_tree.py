@@ -21,12 +21,12 @@ import pyarrow as pa
 from flinkplus.errors import CorruptState
 from flinkplus.graph import JobGraph, Node, Vertex
 from flinkplus.operators.base.operator import (
-    END_OF_TIME_MS,
     Operator,
     OperatorContext,
     OperatorInstance,
     WatermarkMaker,
 )
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
 from flinkplus.sinks.base import Sink, SinkWriter

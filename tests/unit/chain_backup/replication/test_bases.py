@@ -21,7 +21,7 @@ from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.slot.process.standbys import Standbys
 from flinkplus.state import CheckpointStorage, SubtaskState
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.files import LocalDirectory
+from flinkplus.state.file_system import LocalDirectory
 from tests.unit.chain_backup.replication.replica_cluster import POLICY, SUBTASK, Cluster
 
 

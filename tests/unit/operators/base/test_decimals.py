@@ -18,12 +18,13 @@ from flinkplus.errors import UserFunctionError
 from flinkplus.operators.base import decimals
 from flinkplus.operators.base.columns import plain
 from flinkplus.operators.base.keys import encode_keys, encode_values
-from flinkplus.operators.base.operator import END_OF_TIME_MS, Operator
+from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed import keyed
 from flinkplus.operators.keyed.aggregates import Aggregate, Groups
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.top import Top
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from tests.examples import examples
 from tests.unit.operators.operator_fakes import FakeState, create, run
 

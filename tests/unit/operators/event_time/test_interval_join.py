@@ -17,9 +17,9 @@ from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base import parts
 from flinkplus.operators.base.columns import plain
 from flinkplus.operators.base.keys import hash_keys
-from flinkplus.operators.base.operator import END_OF_TIME_MS
 from flinkplus.operators.event_time import interval_join
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage

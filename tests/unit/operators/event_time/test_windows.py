@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base import parts
 from flinkplus.operators.base.columns import plain
-from flinkplus.operators.base.operator import END_OF_TIME_MS
 from flinkplus.operators.event_time import windows
 from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage

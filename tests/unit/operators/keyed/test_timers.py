@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import UserFunctionError
-from flinkplus.operators.base.operator import END_OF_TIME_MS, OperatorInstance
+from flinkplus.operators.base.operator import OperatorInstance
 from flinkplus.operators.keyed import timers
 from flinkplus.operators.keyed.keyed_rows import Process
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage

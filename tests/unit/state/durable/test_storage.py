@@ -11,8 +11,8 @@ from pyarrow import fs
 
 from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, CorruptState, StateError
 from flinkplus.protocol.snapshot.files import StateFile
-from flinkplus.state.delta import describe
 from flinkplus.state.durable.storage import CheckpointStorage
+from flinkplus.state.sst_format import describe
 from tests.handles import manifest_of
 
 JOB = {"name": "wordcount", "fingerprint": "abc", "extra": 1}

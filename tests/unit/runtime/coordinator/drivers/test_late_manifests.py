@@ -28,10 +28,10 @@ from flinkplus.runtime.job import running
 from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN, _earlier_runs, _find_restore
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.sinks.text import TextSink
-from flinkplus.state.delta import describe
 from flinkplus.state.durable.storage import CheckpointStorage
+from flinkplus.state.sst_format import describe
 from tests.handles import handle_of, manifest_of, part_of
-from tests.unit.sinks.harness import SCHEMA, Context, rows, visible_lines
+from tests.unit.sinks.harness import SCHEMA, context, rows, visible_lines
 
 JOB = {"name": "job", "fingerprint": "f"}
 
@@ -59,7 +59,7 @@ class Driver:
         self.restored, self.number = restore.checkpoint, restore.next_checkpoint - 1
 
     def begin(self) -> None:
-        self.writer = self._sink.writer(Context(0), self.generation)
+        self.writer = self._sink.writer(context(0), self.generation)
         self.commits.collect_garbage(Generation(self.generation))
 
     def snapshot(self) -> list[tuple[SubtaskId, SnapshotHandle]]:

@@ -22,8 +22,8 @@ from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
-from flinkplus.state.delta import describe
 from flinkplus.state.durable.storage import CheckpointStorage
+from flinkplus.state.sst_format import describe
 from tests.handles import handle_of
 from tests.unit.runtime.coordinator.failover_job import Job
 

@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.graph import JobGraph, Node
-from flinkplus.operators.base.operator import END_OF_TIME_MS, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.event_time.event_time import WithWatermark
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator

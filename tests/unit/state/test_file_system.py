@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-import flinkplus.state.files
-from flinkplus.state.files import ArrowDirectory, Files, LocalDirectory, open_directory
+import flinkplus.state.file_system
+from flinkplus.state.file_system import ArrowDirectory, Files, LocalDirectory, open_directory
 
 
 @pytest.fixture(params=["local", "arrow", "arrow without a root"])
@@ -58,7 +58,7 @@ def test_what_cannot_be_read_to_its_end_is_not_put(monkeypatch: pytest.MonkeyPat
         yield b"the first chunk"
         raise OSError(errno.EIO, "the disk is bad")
 
-    monkeypatch.setattr(flinkplus.state.files, "file_chunks", breaks)
+    monkeypatch.setattr(flinkplus.state.file_system, "file_chunks", breaks)
     files = ArrowDirectory(fs.LocalFileSystem(), str(tmp_path / "root"))
     with pytest.raises(OSError, match="the disk is bad"):
         files.put(tmp_path / "from", "state/x")

@@ -11,8 +11,8 @@ import pytest
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.snapshot.files import StateFile
-from flinkplus.state.delta import Chunk, describe, write_sst
-from flinkplus.state.files import file_chunks
+from flinkplus.state.file_system import file_chunks
+from flinkplus.state.sst_format import Chunk, describe, write_sst
 
 
 def test_description_goes_through_json(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ Rules:
   of key; a deleted key is a RocksDB tombstone, so ingesting the file also deletes;
 - a file is written under a temporary name and renamed when it is whole; it never changes afterwards (ingestion was
   seen to leave its bytes alone, so hard links of it are safe);
-- the writer holds the interpreter lock for at most ``WRITE_CHUNK_ENTRIES`` entries (about 0.5 ms) and then sleeps a
-  moment, so that the stream's thread can continue; it never waits for the disk meanwhile (see ``spool``).
+- the writer holds the interpreter lock for at most ``WRITE_CHUNK_ENTRIES`` entries (about 0.5 ms), and never while it
+  waits for the disk (``spool``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rocksdict import SstFileWriter
 
 from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile, digest_of
-from flinkplus.state.files import file_chunks
+from flinkplus.state.file_system import file_chunks
 from flinkplus.state.spool import Spool
 from flinkplus.state.store import FORMAT_KEY, FORMAT_VALUE, sst_options
 
@@ -39,8 +39,8 @@ def give_way() -> None:
 def write_sst(chunks: Iterable[Chunk], path: Path) -> int:
     """Write sorted entries as an SST at ``path`` and return how many there were.
 
-    ``chunks``: lists of keys with lists of values (None: tombstone), ascending over all chunks. Nothing is left
-    behind when it fails: ``StateError`` for a disk or a key order that RocksDB refuses.
+    ``chunks``: lists of keys with lists of values (None: tombstone), ascending over all chunks. Raises ``StateError``
+    for a disk or a key order that RocksDB refuses; nothing is left behind then.
     """
     temporary = path.with_name(path.name + ".tmp")
     writer = SstFileWriter(sst_options())

@@ -3,10 +3,10 @@
 Rules:
 - names are relative, with ``/`` between parts; a name is written whole or not at all as far as the file system
   allows it (local: temporary file, fsync, rename; object stores: a write is visible when it is closed);
-- a missing file is ``FileNotFoundError``, any other failure an ``OSError``: callers say what it means;
-- a listing is whole, or an ``OSError``: callers remove what it does not name. Only a missing folder lists as empty. A
-  symbolic link in the place of a local folder is an ``OSError``: callers remove what is listed, too;
-- no state is kept here, so any thread may call anything.
+- a missing file is ``FileNotFoundError``, any other failure an ``OSError``;
+- a listing is whole, or an ``OSError``, since callers remove files by it: only a missing folder lists as empty, and a
+  symbolic link in the place of a local folder is an ``OSError``;
+- any thread may call anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pyarrow import fs
@@ -33,22 +33,6 @@ TEMPORARY_SUFFIX = ".tmp"
 SINGLE_UPLOADS = "allow_delayed_open"
 LOST_AND_FOUND = "lost+found"
 """The file system's own folder at the top of a volume: only root may list it, and nothing of a job is in it."""
-
-
-class Files(Protocol):
-    """What checkpoint storage needs of a file system."""
-
-    def describe(self, name: str) -> str: ...
-    def make_root(self) -> None: ...
-    def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes, check: Callable[[], None] | None = None, private: bool = False) -> None: ...
-    def put(self, local: Path, name: str) -> None: ...
-    def fetch(self, name: str, local: Path) -> None: ...
-    def size(self, name: str) -> int: ...
-    def chunks(self, name: str) -> Iterator[bytes]: ...
-    def names(self, folder: str) -> list[str]: ...
-    def delete(self, name: str) -> None: ...
-    def delete_unfinished(self, folder: str) -> None: ...
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
@@ -68,8 +52,7 @@ def sync_path(path: Path) -> None:
 
 
 class SteadyFile:
-    """A new local file that reaches the disk as it grows, all but the last ``SYNC_BYTES``. So the final sync, or the
-    sync of another file, does not wait for all of it."""
+    """A new local file that reaches the disk as it grows, so that the final sync waits for ``SYNC_BYTES`` at most."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb", buffering=0)
@@ -126,8 +109,8 @@ class LocalDirectory:
             return source.read()
 
     def write(self, name: str, data: bytes, check: Callable[[], None] | None = None, private: bool = False) -> None:
-        """``check`` is called when all is written, before it has its name; if it raises, nothing was written.
-        ``private``: for this user only, where a file system has users.
+        """``check``: called before the file has its name; if it raises, nothing was written. ``private``: for this user
+        only, where a file system has users.
         """
         with self._published(name, check, 0o600 if private else 0o666) as target:
             target.write(data)
@@ -278,6 +261,9 @@ class ArrowDirectory:
         """Nothing to do: a write is there when it is closed."""
 
 
+Files: TypeAlias = LocalDirectory | ArrowDirectory
+
+
 def is_uri(location: str) -> bool:
     """Whether this is a URI, and not a local path."""
     return "://" in location or location.startswith("file:")
@@ -304,10 +290,10 @@ def filesystem_of(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def _with_single_uploads(location: str) -> str:
-    """The same URI; of S3, one with which small files (below Arrow's part size, 10 MB) are stored by a single request.
+    """The same URI; for S3, one with which files below Arrow's part size (10 MB) are stored by a single request.
 
-    Arrow begins a multipart upload otherwise as soon as a file is opened. That of a process that is killed then stays
-    in the bucket, invisible and paid for.
+    Otherwise Arrow begins a multipart upload when a file is opened, and that of a killed process stays in the bucket,
+    invisible and paid for.
     """
     parts = urlsplit(location)
     if parts.scheme != "s3" or SINGLE_UPLOADS in dict(parse_qsl(parts.query)):
