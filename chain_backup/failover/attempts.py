@@ -40,7 +40,7 @@ from chain_backup.failover import effects
 from chain_backup.failover.chains import ChainTable
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import FailoverEffect, FailoverKind
-from chain_backup.failover.plans import Plans
+from chain_backup.failover.planned_members import PlannedMembers
 from chain_backup.failover.recovery_line import NoLine, unprovable
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
@@ -93,11 +93,11 @@ class _Promotion:
 class Attempts:
     """At most one failover with one attempt at a time, and the promotions of it and of the attempts before."""
 
-    def __init__(self, topology: Topology, config: FailoverConfig, table: ChainTable, plans: Plans) -> None:
+    def __init__(self, topology: Topology, config: FailoverConfig, table: ChainTable, planned: PlannedMembers) -> None:
         self._topology = topology
         self._config = config
         self._table = table
-        self._plans = plans
+        self._planned = planned
         self.newest_generation = Generation(0)
         """The newest generation ever given out."""
         self._count = 0
@@ -140,7 +140,7 @@ class Attempts:
         """The subtasks that restart when ``failed`` do, themselves included; sorted."""
         return self._topology.with_upstreams(failed) if self._config.partial else tuple(sorted(set(failed)))
 
-    def unsafe(self, failed: Sequence[SubtaskId]) -> str | None:
+    def why_unsafe(self, failed: Sequence[SubtaskId]) -> str | None:
         """Why ``failed`` cannot be moved together, if they cannot."""
         together = self.restarting_with(failed)
         return unprovable(together, self._topology, self._config.sharing_depth, self._table.unsettled(together))
@@ -158,14 +158,14 @@ class Attempts:
                 del self._promotions[key]
         for subtask in together if self._config.partial else ():
             if not self._table[subtask].members:  # it gets a slot that has not refused it
-                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.barred)
+                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._planned.barred)
         orphans = [str(subtask) for subtask in together if not self._table[subtask].members]
         if orphans:
             left = "slot for" if self._config.partial else "standby of"
-            return self.give_up(f"no {left} {', '.join(orphans)} is left")
-        unsafe = self.unsafe(together)
+            return self.fall_back(f"no {left} {', '.join(orphans)} is left")
+        unsafe = self.why_unsafe(together)
         if unsafe is not None:
-            return self.give_up(unsafe)
+            return self.fall_back(unsafe)
         for subtask in together:
             self._table[subtask].put_best_first(self._table.complete)
         return self._begin(now_ms, together, fence=True)
@@ -198,10 +198,10 @@ class Attempts:
             self._table[subtask].generation = self.newest_generation
         until_ms = now_ms + self._config.registry_timeout_ms
         attempt = self._attempt = _Attempt(self._count, self.newest_generation, failed, until_ms)
-        records = effects.WriteRecords(attempt.number, self._table.written(failed))
+        records = effects.WriteRecords(attempt.number, self._table.entries(failed))
         return [self._phase("detect"), records, *(self._fence(now_ms, attempt) if fence else ())]
 
-    def give_up(self, why: str) -> list[FailoverEffect]:
+    def fall_back(self, why: str) -> list[FailoverEffect]:
         """End the failover under way; the whole job must roll back."""
         failover = self._open()
         self.reset()
@@ -239,7 +239,7 @@ class Attempts:
 
     def _fence(self, now_ms: int, attempt: _Attempt) -> list[FailoverEffect]:
         attempt.fence_sent = True
-        attempt.awaited = [slot for slot in self._plans.slots if self._table.is_alive(slot)]
+        attempt.awaited = [slot for slot in self._planned.slots if self._table.is_alive(slot)]
         attempt.fence_until_ms = now_ms + self._config.fence_timeout_ms
         targets = tuple((subtask, self._table[subtask].head) for subtask in attempt.failed)
         fence = effects.FenceSlots(attempt.number, attempt.generation, targets, tuple(attempt.awaited))
@@ -283,7 +283,7 @@ class Attempts:
             return []
         line = self._table.line(attempt.failed, attempt.received, self._config.pending_versions)
         if isinstance(line, NoLine):
-            return self.give_up(f"no version to resume from: {line.reason}")
+            return self.fall_back(f"no version to resume from: {line.reason}")
         self._attempt = None
         found: list[FailoverEffect] = [self._phase("promote"), self._phase("restore")]
         by_slot: dict[int, list[tuple[SubtaskId, int]]] = {}

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chain_backup.failover.effects import ChainRecordLike, FailoverEffect, FormChains, TrimLogs, WriteRecords
+from chain_backup.failover.effects import ChainEntry, FailoverEffect, FormChains, TrimLogs, WriteRecords
 from chain_backup.failover.recovery_line import NoLine, VersionCursors, recovery_line
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
@@ -83,8 +83,8 @@ class Chain:
         staged = self.newest_staged(slot)
         return staged if staged >= 0 else None
 
-    def record(self) -> ChainRecordLike:
-        return ChainRecordLike(self.subtask, self.generation, self.members, max(self.stable, 0))
+    def entry(self) -> ChainEntry:
+        return ChainEntry(self.subtask, self.generation, self.members, max(self.stable, 0))
 
     def add_tail(self, slot: int) -> None:
         self.members = (*self.members, slot)
@@ -230,7 +230,7 @@ class ChainTable:
         chain.members = tuple(fit[:1])
         self._unwritten.add(subtask)
 
-    def restore(self, subtask: SubtaskId, members: tuple[int, ...]) -> None:
+    def reinstate(self, subtask: SubtaskId, members: tuple[int, ...]) -> None:
         """The working head continues as if no other had been chosen, with those of ``members`` that live."""
         chain = self[subtask]
         chain.members = tuple(slot for slot in members if slot in self._alive)
@@ -254,10 +254,10 @@ class ChainTable:
         )
         self._alive -= gone
 
-    def settle(self, hasty: Collection[int]) -> list[FailoverEffect]:
-        """No failover is under way: chains get to full strength, and to the plans. ``hasty``: see ``thin_out``."""
+    def adjust(self, forced: Collection[int]) -> list[FailoverEffect]:
+        """No failover is under way: chains get to full strength, and to the plans. ``forced``: see ``thin_out``."""
         self.replenish()
-        self.thin_out(hasty)
+        self.thin_out(forced)
         return self.publish() + self.trim()
 
     def replenish(self) -> None:
@@ -268,10 +268,10 @@ class ChainTable:
                     chain.add_tail(slot)
                     self._unwritten.add(chain.subtask)
 
-    def is_full(self, chain: Chain, but_dead: bool) -> bool:
-        """Whether all planned members of ``chain`` (``but_dead``: all that live) are there and have what is
+    def is_full(self, chain: Chain, only_living: bool) -> bool:
+        """Whether all planned members of ``chain`` (``only_living``: all that live) are there and have what is
         complete."""
-        wanted = [slot for slot in chain.planned if slot != chain.head and (slot in self._alive or not but_dead)]
+        wanted = [slot for slot in chain.planned if slot != chain.head and (slot in self._alive or not only_living)]
         return not self._standbys or all(
             slot in chain.members and slot not in chain.catching_up and chain.newest_staged(slot) >= self.complete
             for slot in wanted
@@ -283,23 +283,23 @@ class ChainTable:
             self.is_full(chain, False) and all(slot in chain.planned for slot in chain.members)
         )
 
-    def thin_out(self, hasty: Collection[int]) -> None:
-        """Surplus standbys leave, where the chain is full without them. ``hasty``: slots that do not wait for members
+    def thin_out(self, forced: Collection[int]) -> None:
+        """Surplus standbys leave, where the chain is full without them. ``forced``: slots that do not wait for members
         that are dead."""
         for chain in self if self._standbys else ():
             for slot in [slot for slot in chain.members[1:] if slot not in chain.planned]:
-                if self.is_full(chain, slot in hasty):
+                if self.is_full(chain, slot in forced):
                     chain.remove(slot)
                     self._unwritten.add(chain.subtask)
 
-    def written(self, subtasks: Sequence[SubtaskId]) -> tuple[ChainRecordLike, ...]:
+    def entries(self, subtasks: Sequence[SubtaskId]) -> tuple[ChainEntry, ...]:
         """The records of ``subtasks``, which are being written."""
         self._unwritten.difference_update(subtasks)
-        return tuple(self[subtask].record() for subtask in subtasks)
+        return tuple(self[subtask].entry() for subtask in subtasks)
 
     def publish(self) -> list[FailoverEffect]:
         """Write the records of the chains that changed, and send all slots the members; empty when none changed."""
-        records = self.written([chain.subtask for chain in self if chain.subtask in self._unwritten])
+        records = self.entries([chain.subtask for chain in self if chain.subtask in self._unwritten])
         return [WriteRecords(None, records), self.formation()] if records else []
 
     def formation(self) -> FormChains:

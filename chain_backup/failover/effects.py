@@ -21,7 +21,7 @@ MoveStatus: TypeAlias = Literal["refused", "under_way", "done", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class ChainRecordLike:
+class ChainEntry:
     """ZooKeeper's record of one subtask. ``members``: head first. ``stable``: the newest version that all have."""
 
     subtask: SubtaskId
@@ -38,7 +38,7 @@ class WriteRecords:
     """
 
     attempt: int | None
-    records: tuple[ChainRecordLike, ...]
+    records: tuple[ChainEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)

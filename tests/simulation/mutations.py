@@ -18,7 +18,7 @@ from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import recovery_line as line
 from chain_backup.failover.handover import Handover
 from chain_backup.failover.machine import FailoverProtocol
-from chain_backup.failover.plans import Plans
+from chain_backup.failover.planned_members import PlannedMembers
 from chain_backup.failover.topology import Topology
 from chain_backup.replication.receiver import Receiver
 from chain_backup.replication.replica import Replica, StagedVersion, _Copy
@@ -26,8 +26,8 @@ from chain_backup.replication.sender import Sender
 from chain_backup.replication.transfers import Partial
 from dedup.filter import MessageFilter
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.barriers.barriers import BarrierMachine
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
+from flinkplus.protocol.barriers.machine import BarrierMachine
 from flinkplus.protocol.barriers.recording import RecordingAlignment
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, InputCursor, Window
@@ -260,7 +260,7 @@ def one_barrier_is_enough(original: Any) -> Any:
     """A checkpoint is taken at the first barrier."""
 
     def block(self: Any, channel: Any, checkpoint: Any) -> Any:
-        self._blocked.append(channel)
+        self._taken.append(channel)
         return [effects.BlockChannel(channel), *self._begin_snapshot(checkpoint)]
 
     return block
@@ -910,7 +910,7 @@ def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
     """A subtask does not wait for the end of a synchronous checkpoint."""
 
     def can_proceed(self: Any) -> bool:
-        self.checkpoints.halted = None
+        self.checkpoints.paused_by = None
         return bool(original(self))
 
     return can_proceed
@@ -1048,7 +1048,7 @@ def back_edges_stay_in_memory(original: Any) -> Any:
     return lift_limits
 
 
-@mutation(RecordingAlignment, "_give_up_recording", scenario="48")
+@mutation(RecordingAlignment, "_end_recording", scenario="48")
 def given_up_recordings_are_waited_for(original: Any) -> Any:
     """A checkpoint that is given up while its barrier goes round holds up those behind it."""
     return lambda self, checkpoint: []
@@ -1186,7 +1186,7 @@ def consumers_may_have_begun_from_newer_versions(original: Any) -> Any:
 # --- weaker guarantees
 
 
-@mutation(OutputChannels, "tell_end")
+@mutation(OutputChannels, "append_end")
 def the_end_is_not_sent_again(original: Any) -> Any:
     """At most once: the end of input that a failed consumer had received is not sent to its successor."""
     return lambda self, end: None
@@ -1415,10 +1415,10 @@ def only_the_first_word_counts(original: Any) -> Any:
 @mutation(chains.ChainTable, "is_full", scenario="71")
 def surplus_standbys_leave_at_once(original: Any) -> Any:
     """A standby leaves a chain before those who take its place have its state."""
-    return lambda self, chain, but_dead: True
+    return lambda self, chain, only_living: True
 
 
-@mutation(Plans, "hosted")
+@mutation(PlannedMembers, "update_hosts")
 def drains_end_when_a_slot_joins(original: Any) -> Any:
     """A host that was drained gets work when slots are placed anew."""
 
@@ -1430,13 +1430,13 @@ def drains_end_when_a_slot_joins(original: Any) -> Any:
     return hosted
 
 
-@mutation(FailoverProtocol, "begins_on")
+@mutation(FailoverProtocol, "deployment_slots")
 def rollbacks_use_drained_hosts(original: Any) -> Any:
     """A rollback puts every subtask on the slot of its number, also on a host that is drained."""
     return lambda self, hosts: {}
 
 
-@mutation(Plans, "progress")
+@mutation(PlannedMembers, "progress")
 def done_when_the_standby_is_there(original: Any) -> Any:
     """A migration is said to be done before the work is handed over."""
 
@@ -1451,7 +1451,7 @@ def done_when_the_standby_is_there(original: Any) -> Any:
     return progress
 
 
-@mutation(Plans, "progress")
+@mutation(PlannedMembers, "progress")
 def what_is_done_is_not_reported(original: Any) -> Any:
     """Nobody learns that a request is done."""
     return lambda self, table: [report for report in original(self, table) if report.status != "done"]
@@ -1490,7 +1490,7 @@ def heads_never_leave_a_drained_host(original: Any) -> Any:
 # --- spare slots
 
 
-@mutation(Plans, "_left_to_scale")
+@mutation(PlannedMembers, "_left_to_scale")
 def retired_with_something_on_it(original: Any) -> Any:
     """A spare slot is no slot of the job any more while it is still in chains."""
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT, BarrierMachine
+from flinkplus.protocol.barriers.machine import NO_CHECKPOINT, BarrierMachine
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.effects import BarrierEffect
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
@@ -47,7 +47,7 @@ class BarrierAlignment(BarrierMachine):
         self._awaited = inputs
         self._blocking = blocking
         self._aligning: CheckpointId | None = None
-        self._blocked: list[ChannelId] = []
+        self._taken: list[ChannelId] = []
 
     @property
     def waiting_for(self) -> tuple[CheckpointId, ...]:
@@ -56,27 +56,27 @@ class BarrierAlignment(BarrierMachine):
     @property
     def blocked(self) -> tuple[ChannelId, ...]:
         """The channels from which no message may be taken."""
-        return tuple(self._blocked) if self._blocking else ()
+        return tuple(self._taken) if self._blocking else ()
 
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        if channel in self._blocked and self._blocking:
+        if channel in self._taken and self._blocking:
             raise PeerProtocolError(
                 f"{self._subtask}: barrier {checkpoint} on {channel}, which checkpoint {self._aligning} blocks"
             )
         if checkpoint == self._aligning:
-            return self._block(channel, checkpoint) if channel not in self._blocked else []
+            return self._block(channel, checkpoint) if channel not in self._taken else []
         if checkpoint <= self._newest_seen:
             return []
-        found = self._give_up_alignment(superseded_by=checkpoint)
+        found = self._decline_alignment(superseded_by=checkpoint)
         if self._see(checkpoint):
             self._aligning = checkpoint
             found += self._block(channel, checkpoint)
         return found
 
     def _block(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        self._blocked.append(channel)
+        self._taken.append(channel)
         found: list[BarrierEffect] = [effects.BlockChannel(channel)] if self._blocking else []
-        if len(self._blocked) == len(self._awaited):
+        if len(self._taken) == len(self._awaited):
             found += self._begin_snapshot(checkpoint)
         return found
 
@@ -97,19 +97,19 @@ class BarrierAlignment(BarrierMachine):
         ]
 
     def _unblock(self) -> list[BarrierEffect]:
-        found: list[BarrierEffect] = [effects.UnblockChannel(channel) for channel in self._blocked if self._blocking]
-        self._blocked.clear()
+        found: list[BarrierEffect] = [effects.UnblockChannel(channel) for channel in self._taken if self._blocking]
+        self._taken.clear()
         self._aligning = None
         return found
 
-    def _give_up_alignment(self, superseded_by: CheckpointId) -> list[BarrierEffect]:
+    def _decline_alignment(self, superseded_by: CheckpointId) -> list[BarrierEffect]:
         if self._aligning is None:
             return []
         reason = f"{self._subtask}: barrier {superseded_by} came while {self._aligning} was being aligned"
         return [effects.DeclineCheckpoint(self._aligning, reason), *self._unblock()]
 
-    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
+    def _abort_begun(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
         return self._unblock() if checkpoint == self._aligning else None
 
-    def _was_begun(self, checkpoint: CheckpointId) -> bool:
-        return super()._was_begun(checkpoint) and checkpoint != self._aligning
+    def _was_ordered(self, checkpoint: CheckpointId) -> bool:
+        return super()._was_ordered(checkpoint) and checkpoint != self._aligning

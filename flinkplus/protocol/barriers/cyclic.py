@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT
+from flinkplus.protocol.barriers.machine import NO_CHECKPOINT
 from flinkplus.protocol.barriers.recording import RecordingAlignment
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.effects import BarrierEffect

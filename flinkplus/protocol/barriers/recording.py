@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT
+from flinkplus.protocol.barriers.machine import NO_CHECKPOINT
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.effects import BarrierEffect
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
@@ -68,23 +68,23 @@ class RecordingAlignment(BarrierAlignment):
             found.append(effects.PersistSnapshot(checkpoint))
         return found
 
-    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
+    def _abort_begun(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
         if checkpoint in self._recordings:
-            return self._give_up_recording(checkpoint)
-        return super()._give_up(checkpoint)
+            return self._end_recording(checkpoint)
+        return super()._abort_begun(checkpoint)
 
     def _decline_recording(
         self, checkpoint: CheckpointId, channel: ChannelId, newer: CheckpointId
     ) -> list[BarrierEffect]:
         reason = f"{self._subtask}: barrier {newer} {self.COMES} on {channel} before {checkpoint} did"
-        return [effects.DeclineCheckpoint(checkpoint, reason), *self._give_up_recording(checkpoint)]
+        return [effects.DeclineCheckpoint(checkpoint, reason), *self._end_recording(checkpoint)]
 
-    def _give_up_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
+    def _end_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The copy is still persisted, since later snapshots build on it; then it is discarded."""
         self._asynchronous[checkpoint] = True
         closed = [self._close(checkpoint, channel) for channel in self._recordings[checkpoint]]
         self._recordings[checkpoint].clear()
         return [*closed, *self._persist()]
 
-    def _was_begun(self, checkpoint: CheckpointId) -> bool:
-        return super()._was_begun(checkpoint) and checkpoint not in self._recordings
+    def _was_ordered(self, checkpoint: CheckpointId) -> bool:
+        return super()._was_ordered(checkpoint) and checkpoint not in self._recordings

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT
+from flinkplus.protocol.barriers.machine import NO_CHECKPOINT
 from flinkplus.protocol.barriers.recording import RecordingAlignment
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import BarrierEffect
@@ -81,11 +81,11 @@ class UnalignedBarriers(RecordingAlignment):
 
     def overtaken_by(self, checkpoint: CheckpointId) -> tuple[ChannelId, ...]:
         """The inputs on which the barrier of ``checkpoint``, which has not begun, was not taken."""
-        return tuple(c for c in self._inputs if checkpoint != self._aligning or c not in self._blocked)
+        return tuple(c for c in self._inputs if checkpoint != self._aligning or c not in self._taken)
 
     def step(self, now_ms: int, event: BarrierEvent | OvertakingEvent) -> list[BarrierEffect]:
         match event:
-            case events.BarrierSighted(channel, checkpoint):
+            case events.BarrierArrived(channel, checkpoint):
                 found = self._on_sighted(channel, checkpoint)
             case events.OvertakingOrdered(checkpoint):
                 found = self._on_ordered(checkpoint)
@@ -138,7 +138,7 @@ class UnalignedBarriers(RecordingAlignment):
         )
         found: list[BarrierEffect] = []
         if checkpoint != self._aligning:
-            found += self._give_up_alignment(superseded_by=checkpoint)
+            found += self._decline_alignment(superseded_by=checkpoint)
             self._see(checkpoint)
         refusal = self._refusal()
         if refusal is not None:

@@ -175,7 +175,7 @@ class InputGate:
             self._filled = any(end.fills(self._window) for end in self._order)
         return taken
 
-    def end(self, end: InputChannel) -> None:
+    def mark_ended(self, end: InputChannel) -> None:
         """The producer of ``end`` sends nothing more."""
         if not end.queue and not end.ended:
             self._awaited -= 1

@@ -118,7 +118,7 @@ class PulseRule:
         """Whether any of ``names`` is late."""
         return any(name in self._last and self._is_late(now_ms, name) for name in names)
 
-    def given_up(
+    def to_evict(
         self, now_ms: int, slots: Sequence[PulsedSlot], chains: Iterable[Sequence[str]] | None = None
     ) -> list[str]:
         """Those of ``slots`` to evict, in their order.

@@ -21,7 +21,7 @@ from typing import Any
 from flinkplus.errors import MessageIdConflict, NondeterministicOperator
 from flinkplus.protocol.channels.channel import Accept, Decision, Duplicate
 from flinkplus.protocol.channels.inputs import InputChannel
-from flinkplus.protocol.subtask.work import SeenMessages
+from flinkplus.protocol.subtask.ports import SeenMessages
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 

@@ -13,7 +13,7 @@ from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import OutputChannels
 from flinkplus.protocol.loops.rounds import LoopRounds, Round, encoded
 from flinkplus.protocol.snapshot.handle import OperatorState
-from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.identity import SubtaskIdentity
 from flinkplus.protocol.vocabulary.ids import ChannelId, invariant
 
 
@@ -29,7 +29,7 @@ class LoopSide:
 
     def __init__(
         self,
-        incarnation: Incarnation,
+        identity: SubtaskIdentity,
         saved: OperatorState,
         inputs: InputGate,
         outputs: OutputChannels,
@@ -38,15 +38,15 @@ class LoopSide:
         reached: Callable[[str], None],
     ) -> None:
         channels = tuple(sorted(inputs.channels))
-        back = incarnation.back_edges(channels)
-        inner = incarnation.cycles.inner_edges
+        back = identity.back_edges(channels)
+        inner = identity.cycles.inner_edges
         self.back_edges = frozenset(back)
         self._inputs = inputs
         self._outputs = outputs
         self._edges = sorted({channel.edge for channel in outputs.channels if channel.edge in inner})
         over = [channel for channel in channels if inputs.channels[channel].ended]
         self._rounds = LoopRounds(back or channels, bool(back), over, saved.rounds)
-        self._id = incarnation.subtask
+        self._id = identity.subtask
         self._ended = ended
         self._end = end
         self._reached = reached

@@ -25,7 +25,7 @@ from flinkplus.protocol.determinants.determinants import (
     unpack,
 )
 from flinkplus.protocol.subtask.history import StepHistory
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 
 PASSED_OVER_ROWS = 16_384

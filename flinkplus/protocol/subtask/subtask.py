@@ -37,10 +37,10 @@ from flinkplus.protocol.channels.watermarks import InputWatermarks
 from flinkplus.protocol.determinants.determinants import Choice, InputPart, unpack
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
-from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.identity import SubtaskIdentity
 from flinkplus.protocol.subtask.loops import LoopSide
 from flinkplus.protocol.subtask.parts import SubtaskParts
-from flinkplus.protocol.subtask.work import SnapshotPort
+from flinkplus.protocol.subtask.ports import SnapshotPort
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
@@ -56,15 +56,15 @@ class SubtaskSteps:
 
     def __init__(
         self,
-        incarnation: Incarnation,
+        identity: SubtaskIdentity,
         saved: OperatorState,
         parts: SubtaskParts,
         producers: Sequence[tuple[ChannelId, SubtaskId]],
     ) -> None:
-        self.id = incarnation.subtask
-        self._incarnation = incarnation
+        self.id = identity.subtask
+        self._identity = identity
         self._is_source = parts.is_source
-        self._guarantee = incarnation.guarantee
+        self._guarantee = identity.guarantee
         self.inputs = parts.inputs
         self.outputs = parts.outputs
         self.history = parts.history
@@ -87,7 +87,7 @@ class SubtaskSteps:
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.watermarks, ended)
         self.checkpoints = SubtaskCheckpoints(
-            incarnation,
+            identity,
             saved,
             self.inputs,
             self.outputs,
@@ -100,23 +100,23 @@ class SubtaskSteps:
         self._channel_state = self.checkpoints.channel_state
         self._unaligned = self.checkpoints.unaligned
         self._loop: LoopSide | None = None
-        if incarnation.cycles.head_of(self.id.vertex) is not None:
+        if identity.cycles.head_of(self.id.vertex) is not None:
             self._loop = LoopSide(
-                incarnation, saved, self.inputs, self.outputs, lambda: self.ended, self._end, self._reports.reached
+                identity, saved, self.inputs, self.outputs, lambda: self.ended, self._end, self._reports.reached
             )
 
     def _add_inputs(
         self, saved: OperatorState, producers: Sequence[tuple[ChannelId, SubtaskId]], snapshots: SnapshotPort
     ) -> None:
-        incarnation = self._incarnation
-        promoted = incarnation.promotion is not None
+        identity = self._identity
+        promoted = identity.promotion is not None
         ended, first = frozenset(saved.ended_channels), dict(saved.inputs)
-        if incarnation.promotion is not None:
-            first.update(incarnation.promotion.inputs)
+        if identity.promotion is not None:
+            first.update(identity.promotion.inputs)
         for channel, producer in producers:
             name = str(channel)
             again = [snapshots.unpack(message) for message in saved.in_flight.get(name, ())]
-            slot, generation = incarnation.slot_of(producer), incarnation.generations[producer]
+            slot, generation = identity.slot_of(producer), identity.generations[producer]
             self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, promoted, again)
             self.admission.begin(channel, first.get(name, 0))
 
@@ -172,8 +172,8 @@ class SubtaskSteps:
         if self.replay.active or self._step is not None:
             self.replay.deferred.append(lambda: self.abort(checkpoint))
             return
-        if self.checkpoints.halted == checkpoint:
-            self.checkpoints.halted = None
+        if self.checkpoints.paused_by == checkpoint:
+            self.checkpoints.paused_by = None
         if checkpoint in self._triggers:
             self._triggers.remove(checkpoint)
         if not self._is_source:
@@ -231,7 +231,7 @@ class SubtaskSteps:
         return self._step is None or self.outputs.accepts_within(MAX_OVERTAKEN_BYTES)
 
     def _can_proceed(self) -> bool:
-        if (self.checkpoints.halted is None or self.replay.deferred) and self._has_work() and self.outputs.accepts:
+        if (self.checkpoints.paused_by is None or self.replay.deferred) and self._has_work() and self.outputs.accepts:
             return True
         return self._unaligned is not None and self.overdue
 
@@ -310,7 +310,7 @@ class SubtaskSteps:
             return self._pass_over()
         if replay.deferred:
             replay.carry_out_deferred()
-        if self.checkpoints.halted is not None:
+        if self.checkpoints.paused_by is not None:
             return None
         if self._is_source:
             if self._triggers:
@@ -413,7 +413,7 @@ class SubtaskSteps:
         return self._advanced(max((mark_ms for mark_ms in risen if mark_ms is not None), default=None))
 
     def _take_end(self, end: InputChannel) -> Iterator[None]:
-        self.inputs.end(end)
+        self.inputs.mark_ended(end)
         if self.ended:
             return iter(())  # from a back edge: the loop ended at this subtask
         if all(e.ended for e in self.inputs.channels.values()):
@@ -477,7 +477,7 @@ class SubtaskSteps:
             if end.producer not in failed:
                 continue
             slot = failed[end.producer]
-            yield channel, end.producer, end.fence(generation, None if slot == self._incarnation.slot else slot)
+            yield channel, end.producer, end.fence(generation, None if slot == self._identity.slot else slot)
             self.inputs.grant_anew(end)
 
     def fence_output(self, channel: ChannelId, generation: Generation) -> int:
@@ -489,5 +489,5 @@ class SubtaskSteps:
         sent = end.log.sent
         end.fence(generation)
         if self.ended and not self._guarantee.replays:  # the first end of input is not sent again: append another
-            self.outputs.tell_end(end)
+            self.outputs.append_end(end)
         return sent

@@ -23,7 +23,7 @@ class TimeAdvanced:
 
 
 @dataclass(frozen=True, slots=True)
-class BarrierArrived:
+class BarrierTaken:
     """The subtask took the barrier of ``checkpoint`` from ``channel``."""
 
     channel: ChannelId
@@ -61,11 +61,11 @@ class SnapshotFailed:
     cause: AbortCause = AbortCause.OTHER
 
 
-BarrierEvent: TypeAlias = BarrierArrived | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
+BarrierEvent: TypeAlias = BarrierTaken | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
 
 
 @dataclass(frozen=True, slots=True)
-class BarrierSighted:
+class BarrierArrived:
     """The barrier of ``checkpoint`` has arrived on ``channel``, and waits there."""
 
     channel: ChannelId
@@ -86,7 +86,7 @@ class BarrierOvertook:
     checkpoint: CheckpointId
 
 
-OvertakingEvent: TypeAlias = BarrierSighted | OvertakingOrdered | BarrierOvertook
+OvertakingEvent: TypeAlias = BarrierArrived | OvertakingOrdered | BarrierOvertook
 
 # ------------------------------------------------------------------------------------------------ checkpointing
 

@@ -27,7 +27,7 @@ from typing import Any, Generic, Protocol, TypeAlias
 from flinkplus.errors import described
 from flinkplus.protocol.determinants.determinants import KnownSteps, Span, merge, unite
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.base.clock import Clock

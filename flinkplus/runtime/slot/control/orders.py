@@ -15,7 +15,7 @@ from typing import Any, Generic
 
 from flinkplus.errors import CorruptState, described
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget

@@ -71,7 +71,7 @@ class _Scaling:
     left: tuple[SubtaskId, ...] = ()
 
 
-class Plans:
+class PlannedMembers:
     """The plans of one job; they outlive its deployments. Raises ``PlacementError`` if ``strategy`` gives no chain."""
 
     def __init__(self, topology: Topology, slots: tuple[int, ...], replicas: int, strategy: Strategy) -> None:
@@ -96,7 +96,7 @@ class Plans:
         target = self._targets.get(subtask)
         return planned if target is None else with_target(planned, target, self._hosts)
 
-    def begins_on(self, subtask: SubtaskId, slots: Collection[int]) -> int:
+    def deployment_slot(self, subtask: SubtaskId, slots: Collection[int]) -> int:
         """The slot among ``slots`` on which a deployment puts ``subtask``: that of its number, if it or none is usable;
         otherwise the first planned slot that is usable, or any that is."""
         own = self._own[subtask.index % len(self._own)]
@@ -139,7 +139,7 @@ class Plans:
         return tuple(sorted(self._host_drains))
 
     @property
-    def hasty(self) -> tuple[int, ...]:
+    def forced(self) -> tuple[int, ...]:
         """The slots that are drained, or retire, by force."""
         forced = {host for host, drain in self._host_drains.items() if drain.forced}
         retiring = self._scaling.slots if self._scaling.forced else ()
@@ -166,7 +166,7 @@ class Plans:
             found[index] = _least_loaded(usable, taken, hosts, standbys)
         return [slot for slot in found if slot is not None]
 
-    def hosted(self, hosts: Mapping[int, str]) -> None:
+    def update_hosts(self, hosts: Mapping[int, str]) -> None:
         """Slots are on ``hosts``, others where they were; spare ones may be new. Raises ``PlacementError``, changing
         nothing."""
         known = {**self._hosts, **hosts}

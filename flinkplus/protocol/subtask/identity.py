@@ -47,7 +47,7 @@ class Promotion:
 
 
 @dataclass(kw_only=True)
-class Incarnation:
+class SubtaskIdentity:
     """A subtask in one generation on one slot, and its neighbours.
 
     ``slots``, ``generations``: of all subtasks of the job.
@@ -67,7 +67,7 @@ class Incarnation:
     checkpoint: CheckpointId
     promotion: Promotion | None = None
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
-    stands_still: bool = False
+    synchronous: bool = False
     unaligned: bool = False
     cycles: Cycles = NO_CYCLES
     in_flight: InFlightBudget = field(default_factory=InFlightBudget)

@@ -13,7 +13,7 @@ state is copied, when the barrier is forwarded, and which messages belong to the
 
 In every mode, the barrier goes to every output right after the copy. ``cyclic`` is for loops only. *Synchronous*, the
 stop-the-world snapshot that the paper compares with, needs no machine: the subtask runs no step between its copy and
-the end of the checkpoint (``Incarnation.stands_still``). *At least once* is ``alignment`` without blocking: what
+the end of the checkpoint (``SubtaskIdentity.synchronous``). *At least once* is ``alignment`` without blocking: what
 follows a barrier meanwhile is in the copy, and arrives again after a restore. *Unaligned* is *aligned* until the
 coordinator orders that a checkpoint may overtake, and while more waits than a snapshot may hold. ``recording`` is
 common to ``cyclic`` and ``unaligned``. A back edge is *early* when its barrier arrives before the copy.
@@ -92,7 +92,7 @@ class BarrierMachine(ABC):
     def step(self, now_ms: int, event: BarrierEvent) -> list[BarrierEffect]:
         """The effects of ``event``. Raises ``PeerProtocolError``, changing nothing, when a peer broke the protocol."""
         match event:
-            case events.BarrierArrived(channel, checkpoint):
+            case events.BarrierTaken(channel, checkpoint):
                 if channel not in self._inputs:
                     raise PeerProtocolError(
                         f"{self._subtask}: barrier {checkpoint} on {channel}, which is not one of its inputs"
@@ -120,7 +120,7 @@ class BarrierMachine(ABC):
         """Copy the state now; a source does so when it is triggered."""
 
     @abstractmethod
-    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
+    def _abort_begun(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
         """Abort ``checkpoint`` if it has begun and its snapshot is not being persisted; otherwise ``None``."""
 
     # ------------------------------------------------------------------------------------------------ numbers
@@ -140,7 +140,7 @@ class BarrierMachine(ABC):
         return not aborted
 
     def _on_abort(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        found = self._give_up(checkpoint)
+        found = self._abort_begun(checkpoint)
         if found is not None:
             return found
         if checkpoint in self._asynchronous:
@@ -160,25 +160,25 @@ class BarrierMachine(ABC):
         return f"{self._subtask}: {len(self._asynchronous)} older snapshots are still being persisted"
 
     def _on_persisted(self, checkpoint: CheckpointId, handle: object) -> list[BarrierEffect]:
-        self._check_was_begun(checkpoint)
+        self._check_was_ordered(checkpoint)
         aborted = self._asynchronous.pop(checkpoint, None)
         if aborted is None:
             return []
         return [effects.DiscardSnapshot(checkpoint) if aborted else effects.AcknowledgeCheckpoint(checkpoint, handle)]
 
     def _on_failed(self, failed: events.SnapshotFailed) -> list[BarrierEffect]:
-        self._check_was_begun(failed.checkpoint)
+        self._check_was_ordered(failed.checkpoint)
         aborted = self._asynchronous.pop(failed.checkpoint, True)
         return [] if aborted else [effects.DeclineCheckpoint(failed.checkpoint, failed.reason, failed.cause)]
 
-    def _was_begun(self, checkpoint: CheckpointId) -> bool:
+    def _was_ordered(self, checkpoint: CheckpointId) -> bool:
         """Whether a snapshot may have been ordered."""
         return checkpoint <= self._newest_seen
 
-    def _check_was_begun(self, checkpoint: CheckpointId) -> None:
+    def _check_was_ordered(self, checkpoint: CheckpointId) -> None:
         """A repeated completion passes; the completion of a snapshot that was never ordered is a bug."""
         invariant(
-            self._was_begun(checkpoint),
+            self._was_ordered(checkpoint),
             "a snapshot ended that was never begun",
             subtask=self._subtask,
             checkpoint=checkpoint,
