@@ -22,7 +22,11 @@ MoveStatus: TypeAlias = Literal["refused", "under_way", "done", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class ChainEntry:
-    """ZooKeeper's record of one subtask. ``members``: head first. ``stable``: the newest version that all have."""
+    """The content of ZooKeeper's record of one chain.
+
+    ``members``: head first.
+    ``stable``: the newest version that all of them have.
+    """
 
     subtask: SubtaskId
     generation: Generation
@@ -74,8 +78,7 @@ class PromoteStandbys:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceInCheckpoints:
-    """In pending checkpoints, snapshots of these subtasks newer than the given version are void: the new heads take
-    them again, and sources among them must be triggered again."""
+    """Pass ``SubtasksReplaced`` with these (subtask, version) to ``CheckpointCoordinator``."""
 
     subtasks: tuple[tuple[SubtaskId, int], ...]
 

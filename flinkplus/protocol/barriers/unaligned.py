@@ -4,8 +4,8 @@ After Chandy and Lamport, "Distributed Snapshots" (1985), with barriers as marke
 slow aligned checkpoint turns into an unaligned one. It is algorithm 1 (``alignment``) until the coordinator orders, at
 once or after a timeout, that a checkpoint may *overtake*. From then on:
 
-- *first barrier*: it need not be taken; it is enough that it has arrived on one channel (is *sighted*). Before any
-  other step, the state is copied, and the barrier is sent to every output at once;
+- *first barrier*: it need not be taken; it is enough that it has arrived on one channel. Before any other step, the
+  state is copied, and the barrier is sent to every output at once;
 - *record channel*: on every input whose barrier was not taken, all messages not yet taken, up to the barrier, were in
   flight. They belong to the snapshot, whether they are here already or still to arrive;
 - *last barrier*: when it has arrived on all inputs, the snapshot, which is the copy and the records, is persisted.
@@ -31,7 +31,7 @@ A barrier overtakes no more than a snapshot can hold (``MAX_OVERTAKEN_BYTES`` of
 all); until less is left, it waits as an aligned one does. What remains is one step at each subtask on the way, and the
 transfer of the messages in flight.
 
-Departures beyond those of ``barriers`` and ``recording``:
+Departures beyond those of ``machine`` and ``recording``:
 
 - Barriers do not say how to take them: whether one may overtake is a separate order. A subtask that misses the order
   aligns; that takes longer, and is equally correct.
@@ -42,7 +42,8 @@ Departures beyond those of ``barriers`` and ``recording``:
 Invariants:
 
 - Without an order, this is algorithm 1, effect by effect.
-- Sighting a barrier affects only the time at which a snapshot is persisted; all other effects follow from the steps.
+- The arrival of a barrier affects no message: it makes a checkpoint due, ends a recording, or declines an older one.
+  The copy, and all that is sent, follow from the steps.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class UnalignedBarriers(RecordingAlignment):
     ) -> None:
         super().__init__(subtask, inputs, version, aborted)
         self._ordered: list[CheckpointId] = []  # ascending; may overtake, and have not begun
-        self._sighted: dict[CheckpointId, list[ChannelId]] = {}  # of checkpoints that have not begun
+        self._arrived: dict[CheckpointId, list[ChannelId]] = {}  # of checkpoints that have not begun
         self.due: CheckpointId | None = None
 
     def may_overtake(self, checkpoint: CheckpointId) -> bool:
@@ -86,7 +87,7 @@ class UnalignedBarriers(RecordingAlignment):
     def step(self, now_ms: int, event: BarrierEvent | OvertakingEvent) -> list[BarrierEffect]:
         match event:
             case events.BarrierArrived(channel, checkpoint):
-                found = self._on_sighted(channel, checkpoint)
+                found = self._on_arrived(channel, checkpoint)
             case events.OvertakingOrdered(checkpoint):
                 found = self._on_ordered(checkpoint)
             case events.BarrierOvertook(checkpoint):
@@ -101,8 +102,8 @@ class UnalignedBarriers(RecordingAlignment):
 
     def _look_for_due(self) -> None:
         self._ordered = [number for number in self._ordered if self._is_to_come(number)]
-        self._sighted = {number: found for number, found in self._sighted.items() if self._is_to_come(number)}
-        ready = [n for n in self._ordered if n in self._sighted and n not in self._aborted_unseen]
+        self._arrived = {number: found for number, found in self._arrived.items() if self._is_to_come(number)}
+        ready = [n for n in self._ordered if n in self._arrived and n not in self._aborted_unseen]
         self.due = ready[0] if ready else None
 
     # --------------------------------------------------------------------------------------------- orders
@@ -112,10 +113,10 @@ class UnalignedBarriers(RecordingAlignment):
             self._ordered = sorted((*self._ordered, checkpoint))
         return []
 
-    def _on_sighted(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
+    def _on_arrived(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         found = self._came(channel, checkpoint)
         if self._is_to_come(checkpoint):
-            self._sighted.setdefault(checkpoint, []).append(channel)
+            self._arrived.setdefault(checkpoint, []).append(channel)
         return found
 
     # ------------------------------------------------------------------------------------------- snapshots
@@ -146,7 +147,7 @@ class UnalignedBarriers(RecordingAlignment):
             return [*found, barrier, *self._unblock(), effects.DeclineCheckpoint(checkpoint, refusal)]
         self._asynchronous[checkpoint] = False
         recorded = self.overtaken_by(checkpoint)
-        here = self._sighted.get(checkpoint, ())
+        here = self._arrived.get(checkpoint, ())
         self._recordings[checkpoint] = [channel for channel in recorded if channel not in here]
         return [
             *found,
@@ -161,7 +162,7 @@ class UnalignedBarriers(RecordingAlignment):
     def _decline_if_passed(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """Decline if a newer barrier has already arrived on a channel where this one has not."""
         for channel in self._recordings.get(checkpoint, ()):
-            for newer, channels in self._sighted.items():
+            for newer, channels in self._arrived.items():
                 if newer > checkpoint and channel in channels:
                     return self._decline_recording(checkpoint, channel, newer)
         return []

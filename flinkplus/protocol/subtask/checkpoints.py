@@ -1,7 +1,7 @@
 """Checkpoints of one subtask: carries out what its barrier machine decides, and gives the machine its events.
 
-The machine is the algorithm (``protocol.barriers``). Common to all algorithms is what is here: the channels' cursors
-at each snapshot, what the outputs may trim, how a snapshot becomes a handle.
+The machine is the algorithm (``protocol.barriers``). This module has what is common to all algorithms: the channels'
+cursors at each snapshot, what the outputs may trim, how a snapshot becomes a handle.
 
 Rules: one thread, that of the steps. Barriers and snapshots fall between two steps.
 """
@@ -18,13 +18,11 @@ from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
 from flinkplus.protocol.barriers.machine import BarrierMachine
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
-from flinkplus.protocol.channels.inputs import InputChannel, InputGate
-from flinkplus.protocol.channels.outputs import OutputChannels
+from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.channel_state import ChannelState
 from flinkplus.protocol.subtask.identity import SubtaskIdentity
-from flinkplus.protocol.subtask.ports import SnapshotPort, SubtaskReports
-from flinkplus.protocol.subtask.replay import Replay
+from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, Logs
@@ -38,8 +36,8 @@ class SubtaskCheckpoints:
     """The checkpoint side of one subtask.
 
     ``saved``: the protocol's part of the snapshot that the subtask starts from.
+    ``parts``: with all input and output channels.
     ``gather``: returns the protocol's part of a new snapshot.
-    ``keeps_outputs``: whether the outputs keep what they sent until a checkpoint covers it.
 
     ``unaligned``: the barrier machine, where barriers may overtake; otherwise ``None``.
     ``paused_by``: the synchronous checkpoint whose end the subtask waits for.
@@ -49,29 +47,24 @@ class SubtaskCheckpoints:
         self,
         identity: SubtaskIdentity,
         saved: OperatorState,
-        inputs: InputGate,
-        outputs: OutputChannels,
-        replay: Replay,
-        port: SnapshotPort,
-        reports: SubtaskReports,
+        parts: SubtaskParts,
         gather: Callable[[CheckpointId], OperatorState],
-        keeps_outputs: bool,
     ) -> None:
         self._identity = identity
-        self._inputs = inputs
-        self._outputs = outputs
-        self._replay = replay
-        self._port = port
-        self._reached = reports.reached
+        self._inputs = parts.inputs
+        self._outputs = parts.outputs
+        self._replay = parts.replay
+        self._port = parts.snapshots
+        self._reached = parts.reports.reached
         self._gather = gather
-        self._keeps_outputs = keeps_outputs
+        self._keeps_outputs = parts.local
         self.channel_state = ChannelState(identity.in_flight)
         self.paused_by: CheckpointId | None = None
         version = self._complete = identity.checkpoint
-        self._cursors_at: dict[CheckpointId, dict[str, int]] = {version: dict(saved.outputs)}
+        self._cursors_at: dict[CheckpointId, dict[str, int]] = {version: dict(saved.outputs)}  # of the outputs
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
         self._outputs.epoch = version
-        self._machine = _machine(identity, tuple(sorted(inputs.channels)), saved)
+        self._machine = _machine(identity, tuple(sorted(self._inputs.channels)), saved)
         self.unaligned = self._machine if isinstance(self._machine, UnalignedBarriers) else None
 
     def saved(self, checkpoint: CheckpointId) -> OperatorState:

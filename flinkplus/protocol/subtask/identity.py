@@ -53,7 +53,7 @@ class SubtaskIdentity:
     ``slots``, ``generations``: of all subtasks of the job.
     ``lineage``, ``guarantee``, ``cycles``: of the job.
     ``checkpoint``: the version that it starts from.
-    ``stands_still``: it waits behind each barrier until the checkpoint has ended.
+    ``synchronous``: it runs no step from each snapshot to the end of the checkpoint.
     ``unaligned``: barriers may overtake.
     ``in_flight``: the slot's budget for channel state.
     """
@@ -83,7 +83,7 @@ class SubtaskIdentity:
         return None if slot == self.slot else slot
 
     def back_edges(self, channels: Sequence[ChannelId]) -> tuple[ChannelId, ...]:
-        """Those of its input ``channels`` that lead back to the head of a loop."""
+        """Those of its input ``channels`` that are back edges."""
         return tuple(channel for channel in channels if channel.edge in self.cycles.back_edges)
 
     def peers(self, edge: int, consumers: Sequence[SubtaskId]) -> list[Peer]:

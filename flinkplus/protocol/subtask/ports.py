@@ -1,6 +1,6 @@
 """The ports of a subtask's steps: the work itself, its snapshots, and its reports to the coordinator.
 
-The runtime implements them in ``runtime.slot.subtasks``; the simulator has its own implementations.
+The runtime implements them in ``runtime.slot.subtasks``, the simulator in ``tests.simulation``.
 
 Rules: the steps (``flinkplus.protocol.subtask.subtask``) call them in their thread. An iterator that a method returns
 stops before each message that needs room in an output log, and continues when there is room.

@@ -103,7 +103,7 @@ class Replay:
 
 class StepTime:
     """The time of day of each step: read once, logged, and the same when the step is repeated. It never goes back, even
-    when the subtask moves to another machine.
+    when the subtask moves to another host.
 
     ``wall_ms``: returns the time of day, in milliseconds since the Unix epoch.
     ``ms``: the step clock of the version that the subtask starts from.

@@ -3,17 +3,13 @@
 A *step* processes one bundle of messages (or one source range, or one checkpoint trigger) to its end. It is a
 generator, so it can wait in the middle for room in an output log without blocking the slot. Barriers and snapshots
 fall between steps.
+
 A *bundle* is the records that wait on all input channels, up to a limit (``InputGate.next``). The work processes it as
-one batch: the cost of a step does not grow with the number of messages that its rows came in. A bundle of watermarks
-likewise raises event time once. A step takes only one message of any other kind. A bundle never extends past a message
-of another kind on its channel. The messages that a bundle took are the step's determinant.
+one batch. A bundle of watermarks likewise raises event time once. A step takes only one message of any other kind, and
+no bundle extends past a message of another kind on its channel. What a bundle took is the step's determinant.
 
-The parts, each with its own state: ``history`` (how steps began), ``replay`` (the steps to repeat), ``time`` (the
-clock of each step), ``checkpoints`` (barriers and snapshots), ``loop`` (rounds), ``admission`` (which messages are
-new). The work, the contents of snapshots and the connections to the coordinator are ports (``work``).
-
-The slot's loop calls ``run`` while ``runnable``. The steps call their ports directly: a list of effects for each
-message would cost more than the message.
+The slot's loop calls ``run`` while ``runnable``. The steps call their ports (``ports``) directly: a list of effects for
+each message would cost more than the message.
 
 Rules: one thread. An exception anywhere in a step is the subtask's failure. The work never gets a message of an older
 generation of its producer, a duplicate, or a message after a gap.
@@ -86,24 +82,12 @@ class SubtaskSteps:
         self._position = {channel: at for at, channel in enumerate(channels)}
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.watermarks, ended)
-        self.checkpoints = SubtaskCheckpoints(
-            identity,
-            saved,
-            self.inputs,
-            self.outputs,
-            self.replay,
-            parts.snapshots,
-            self._reports,
-            self.saved,
-            parts.local,
-        )
+        self.checkpoints = SubtaskCheckpoints(identity, saved, parts, self.saved)
         self._channel_state = self.checkpoints.channel_state
         self._unaligned = self.checkpoints.unaligned
         self._loop: LoopSide | None = None
         if identity.cycles.head_of(self.id.vertex) is not None:
-            self._loop = LoopSide(
-                identity, saved, self.inputs, self.outputs, lambda: self.ended, self._end, self._reports.reached
-            )
+            self._loop = LoopSide(identity, saved, parts, lambda: self.ended, self._end)
 
     def _add_inputs(
         self, saved: OperatorState, producers: Sequence[tuple[ChannelId, SubtaskId]], snapshots: SnapshotPort

@@ -24,7 +24,7 @@ class TimeAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class BarrierTaken:
-    """The subtask took the barrier of ``checkpoint`` from ``channel``."""
+    """A step took the barrier of ``checkpoint`` off ``channel``."""
 
     channel: ChannelId
     checkpoint: CheckpointId
@@ -66,7 +66,7 @@ BarrierEvent: TypeAlias = BarrierTaken | CheckpointTriggered | CheckpointAborted
 
 @dataclass(frozen=True, slots=True)
 class BarrierArrived:
-    """The barrier of ``checkpoint`` has arrived on ``channel``, and waits there."""
+    """The barrier of ``checkpoint`` has arrived on ``channel``, and waits there until a step takes it."""
 
     channel: ChannelId
     checkpoint: CheckpointId
@@ -177,9 +177,8 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True)
 class SubtasksReplaced:
-    """Local failover: each of these subtasks resumes from its version (a checkpoint's number; 0: the start) in another
-    incarnation. Its answers about newer checkpoints are void.
-    """
+    """Local failover: each of these subtasks resumes from its version (a checkpoint's number; 0: the start). Newer
+    checkpoints that not all subtasks have acknowledged are aborted."""
 
     subtasks: tuple[tuple[SubtaskId, CheckpointId], ...]
 
