@@ -9,15 +9,15 @@ Rules:
 - A version belongs to a history. When a successor starts from version ``v``, newer versions are void everywhere.
 - A member that joins a running chain does not count for what is stable before it has caught up, and no longer counts
   when it falls too many complete checkpoints behind. (It would keep every log in the job from being trimmed.)
-- A slot that joins becomes the tail of the chains that it is planned for, when no failover is under way. Another one
-  would have to fetch all the state, and would keep the home slot out of its own chains.
-- Plans change while the job runs. A standby that is not planned any more is *surplus*: it leaves when all planned
-  members are there and have what is complete, so that a chain never gets shorter by a change of plans.
-- Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, which has
-  nothing, and gets the version from the durable store.
+- A slot that joins becomes the tail of the chains that it is planned for, when no failover is under way.
+- The planned members change while the job runs. A standby that is not planned any more is *surplus*. It leaves when all
+  planned members are there and have what is complete, so that a change of plans makes no chain shorter; by force, it
+  does not wait for planned members that are dead.
+- Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, and gets
+  the version from the durable store.
 
-Invariants: the members of a chain are alive and all different; versions older than the last trim are forgotten, and
-aborted ones except for the newest.
+Invariants: the members of a chain are alive and all different; of each member, versions that are aborted, or older than
+the last trim, are forgotten, except for its newest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Chain:
 
     subtask: SubtaskId
     planned: tuple[int, ...]
-    """The slots that the plans ask for, the home slot first."""
+    """The planned members, the home slot first."""
     members: tuple[int, ...]
     """Living slots, the head (the one that runs, or the one to be promoted) first."""
     generation: Generation
@@ -123,17 +123,13 @@ class Chain:
         }
         self.catching_up.discard(self.head)
 
-    def forget(self, versions: set[int]) -> None:
+    def forget(self, is_void: Callable[[int], bool]) -> None:
         """Forget these versions, except for the newest of each member."""
         newest = max(self.persisted)
-        self.persisted = {v: cursors for v, cursors in self.persisted.items() if v == newest or v not in versions}
+        self.persisted = {v: cursors for v, cursors in self.persisted.items() if v == newest or not is_void(v)}
         for slot, staged in self.staged.items():
             newest = self.newest_staged(slot)
-            self.staged[slot] = {v for v in staged if v == newest or v not in versions}
-
-    def forget_before(self, version: int) -> None:
-        known = {*self.persisted, *(v for staged in self.staged.values() for v in staged)}
-        self.forget({v for v in known if v < version})
+            self.staged[slot] = {v for v in staged if v == newest or not is_void(v)}
 
 
 class ChainTable:
@@ -218,15 +214,15 @@ class ChainTable:
         self[subtask].remove(self[subtask].head)
         self._unwritten.add(subtask)
 
-    def put_anywhere(self, subtask: SubtaskId, but: Sequence[int], last: Collection[int]) -> None:
-        """A subtask without a head gets one, on a living slot other than ``but``, if there is one: home if possible,
-        else where its standbys would be, else where fewest subtasks run, and only then on one of the ``last``."""
+    def put_anywhere(self, subtask: SubtaskId, excluded: Sequence[int], avoided: Collection[int]) -> None:
+        """A subtask without a head gets one on a living slot that is not ``excluded``, if there is one: on the first
+        planned one, otherwise where the fewest subtasks run, and on an ``avoided`` one only if no other is left."""
         chain = self[subtask]
         running = [other.head for other in self if other.members]
         others = sorted(
-            self._alive.difference(chain.planned), key=lambda slot: (slot in last, running.count(slot), slot)
+            self._alive.difference(chain.planned), key=lambda slot: (slot in avoided, running.count(slot), slot)
         )
-        fit = [slot for slot in (*chain.planned, *others) if slot in self._alive and slot not in but]
+        fit = [slot for slot in (*chain.planned, *others) if slot in self._alive and slot not in excluded]
         chain.members = tuple(fit[:1])
         self._unwritten.add(subtask)
 
@@ -247,15 +243,12 @@ class ChainTable:
     def keep(self, slots: Collection[int]) -> None:
         """Slots other than ``slots`` have left the job; they are in no chain."""
         gone = self._alive.difference(slots)
-        invariant(
-            not any(slot in gone for chain in self for slot in chain.members),
-            "a slot with work was taken away",
-            slots=gone,
-        )
+        in_use = any(slot in gone for chain in self for slot in chain.members)
+        invariant(not in_use, "a slot with work was taken away", slots=gone)
         self._alive -= gone
 
     def adjust(self, forced: Collection[int]) -> list[FailoverEffect]:
-        """No failover is under way: chains get to full strength, and to the plans. ``forced``: see ``thin_out``."""
+        """No failover is under way: planned members join, surplus ones leave. ``forced``: see ``thin_out``."""
         self.replenish()
         self.thin_out(forced)
         return self.publish() + self.trim()
@@ -269,8 +262,10 @@ class ChainTable:
                     self._unwritten.add(chain.subtask)
 
     def is_full(self, chain: Chain, only_living: bool) -> bool:
-        """Whether all planned members of ``chain`` (``only_living``: all that live) are there and have what is
-        complete."""
+        """Whether all planned members of ``chain`` are there and have what is complete.
+
+        ``only_living``: dead ones do not count.
+        """
         wanted = [slot for slot in chain.planned if slot != chain.head and (slot in self._alive or not only_living)]
         return not self._standbys or all(
             slot in chain.members and slot not in chain.catching_up and chain.newest_staged(slot) >= self.complete
@@ -279,13 +274,11 @@ class ChainTable:
 
     def is_as_planned(self, chain: Chain) -> bool:
         """Whether all planned members are there and have what is complete, and no others are."""
-        return not self._standbys or (
-            self.is_full(chain, False) and all(slot in chain.planned for slot in chain.members)
-        )
+        return not self._standbys or (self.is_full(chain, False) and set(chain.members) <= set(chain.planned))
 
     def thin_out(self, forced: Collection[int]) -> None:
-        """Surplus standbys leave, where the chain is full without them. ``forced``: slots that do not wait for members
-        that are dead."""
+        """Surplus standbys leave, where the chain is full without them; those on ``forced`` slots do not wait for dead
+        planned members."""
         for chain in self if self._standbys else ():
             for slot in [slot for slot in chain.members[1:] if slot not in chain.planned]:
                 if self.is_full(chain, slot in forced):
@@ -312,13 +305,13 @@ class ChainTable:
         chain = self[subtask]
         if version > chain.restored:
             chain.persisted.setdefault(version, cursors)
-            chain.forget(self._aborted)
+            chain.forget(self._aborted.__contains__)
 
     def stage(self, subtask: SubtaskId, slot: int, version: int) -> None:
         """``slot`` has ``version``; it has caught up when that is not older than what is trimmed."""
         chain = self[subtask]
         chain.staged.setdefault(slot, set()).add(version)
-        chain.forget(self._aborted)
+        chain.forget(self._aborted.__contains__)
         if version >= self.trimmed:
             chain.catching_up.discard(slot)
 
@@ -362,7 +355,7 @@ class ChainTable:
         self.trimmed = done[-1]
         self._untrimmed = self._untrimmed[len(done) :]
         for chain in self:
-            chain.forget_before(self.trimmed)
+            chain.forget(lambda version: version < self.trimmed)
         return [TrimLogs(self.trimmed)]
 
     # ---------------------------------------------------------------------------------------------------- the line
