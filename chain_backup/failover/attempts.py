@@ -1,6 +1,6 @@
 """The failover under way: its attempts, from the failed set to standbys that run.
 
-The life of one attempt, for a failed set of subtasks::
+The life of one attempt, for a failed set of subtasks (of a handover: the subtasks that move)::
 
                 +--records ordered--> REGISTRY --written------------------+
     detected ---+                                                         +--both--> line --> promoting --> done
@@ -15,12 +15,12 @@ Rules:
 
 - No standby is promoted before the new generation and members are in ZooKeeper, nor before every living slot has fenced
   the old generation, which is when the line is known. Neither waits for the other: to refuse the old generation is
-  right whether or not a new one follows. Slots that have fenced while ZooKeeper is away just wait.
+  right whether or not a new one follows.
 - An attempt takes one new number and one new generation for all of its failed set. An answer to an older attempt has no
-  effect, with one exception: an ordered promotion stays ordered. When something else fails while standbys are being
-  promoted, these promotions continue, and their answers count; only what failed is in the new attempt.
-- Partial recovery: a set of subtasks that goes back contains every producer of each of its members. So no message that
-  was sent before is requested, and the set needs no output log of other subtasks.
+  effect, except for an ordered promotion, which stays ordered: when something else fails meanwhile, it continues, and
+  its answer counts. Only what failed is in the new attempt.
+- Partial recovery: the failed set contains every producer of each of its members. So it needs no output log of other
+  subtasks.
 - Failed subtasks go back to the last complete version, or to a newer one that every head has in the durable store
   (then it is about to become complete, and must not be undone); with ``pending_versions`` also to a newer one that
   all new heads of a component have staged.
@@ -55,21 +55,21 @@ class _Failover:
     kind: FailoverKind
     reason: str
     error: object
-    subtasks: dict[SubtaskId, None] = field(default_factory=dict)  # an ordered set
-    moved: dict[SubtaskId, None] = field(default_factory=dict)  # another: these, and those that restart due to them
+    subtasks: dict[SubtaskId, None] = field(default_factory=dict)  # failed or handed over; used as an ordered set
+    moved: dict[SubtaskId, None] = field(default_factory=dict)  # ``subtasks`` and all that restart with them; likewise
     refused: dict[SubtaskId, list[int]] = field(default_factory=dict)
     """Partial: the slots on which a subtask could not start."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """The failed set on its way to the line; each of it has its new head first in its chain."""
+    """An attempt whose line is not known yet. In the chain of each ``failed`` subtask, its new head is first."""
 
     number: int
     generation: Generation
     failed: tuple[SubtaskId, ...]
     registry_until_ms: int
-    written: bool = False
+    is_written: bool = False
     fence_sent: bool = False
     fence_until_ms: int = 0
     awaited: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class _Attempt:
 
     @property
     def deadlines_ms(self) -> list[int]:
-        registry = [] if self.written else [self.registry_until_ms]
+        registry = [] if self.is_written else [self.registry_until_ms]
         return [*registry, self.fence_until_ms] if self.awaited else registry
 
 
@@ -122,7 +122,7 @@ class Attempts:
 
     @property
     def failed(self) -> Collection[SubtaskId]:
-        """The failed set that is still on its way to the line."""
+        """The failed set whose line is not known yet."""
         return () if self._attempt is None else self._attempt.failed
 
     @property
@@ -141,14 +141,15 @@ class Attempts:
         return self._topology.with_upstreams(failed) if self._config.partial else tuple(sorted(set(failed)))
 
     def why_unsafe(self, failed: Sequence[SubtaskId]) -> str | None:
-        """Why ``failed`` cannot be moved together, if they cannot."""
+        """Why ``failed`` cannot be promoted together; ``None`` if they can."""
         together = self.restarting_with(failed)
         return unprovable(together, self._topology, self._config.sharing_depth, self._table.unsettled(together))
 
     def fail(
         self, now_ms: int, kind: FailoverKind, failed: Sequence[SubtaskId], reason: str, error: object = None
     ) -> list[FailoverEffect]:
-        """Start an attempt for ``failed``, whose heads have left their chains, and for all not promoted yet."""
+        """Start an attempt for ``failed``, the failed set of the attempt under way, and what restarts with them. Where
+        there are standbys, the heads of ``failed`` have left their chains."""
         failover = self._join(kind, failed, reason, error)
         together = self.restarting_with([*failed, *self.failed])
         failover.moved.update(dict.fromkeys(together))
@@ -171,8 +172,7 @@ class Attempts:
         return self._begin(now_ms, together, fence=True)
 
     def hand_over(self, now_ms: int, moving: Sequence[SubtaskId], reason: str) -> list[FailoverEffect]:
-        """Begin an attempt for ``moving``, whose new heads come first in their chains. No slot fences before ZooKeeper
-        has the records."""
+        """Begin an attempt for ``moving``, whose new heads come first in their chains."""
         failover = self._join("handover", moving, reason, None)
         moved = self.restarting_with(moving)
         failover.moved.update(dict.fromkeys(moved))
@@ -209,7 +209,7 @@ class Attempts:
         return [effects.FallBack(failover.kind, subtasks, f"{failover.reason}; {why}", failover.error)]
 
     def call_off(self) -> list[FailoverEffect]:
-        """End a handover that no slot knows of, when its subtasks have their members from before again."""
+        """End a handover that no slot knows of. Its chains already have their former members again."""
         failover = self._open()
         self.reset()
         return [effects.FinishFailover(failover.number)]
@@ -227,14 +227,14 @@ class Attempts:
     # ---------------------------------------------------------------------------------------- registry and fence
 
     def awaits_records(self, number: int) -> bool:
-        return self._attempt is not None and self._attempt.number == number and not self._attempt.written
+        return self._attempt is not None and self._attempt.number == number and not self._attempt.is_written
 
     def written(self, now_ms: int, number: int) -> list[FailoverEffect]:
         """ZooKeeper has the records of attempt ``number``."""
         attempt = self._attempt
         if attempt is None or not self.awaits_records(number):
             return []
-        attempt.written = True
+        attempt.is_written = True
         return self._promote_when_ready(now_ms) if attempt.fence_sent else self._fence(now_ms, attempt)
 
     def _fence(self, now_ms: int, attempt: _Attempt) -> list[FailoverEffect]:
@@ -256,7 +256,7 @@ class Attempts:
         return self._promote_when_ready(now_ms)
 
     def fencing(self, now_ms: int, number: int, slot: int) -> None:
-        """A slot whose answer is long is not late as long as parts of it come."""
+        """A part of a long answer came from ``slot``: its timeout starts again."""
         attempt = self._attempt
         if attempt is not None and attempt.number == number and slot in attempt.awaited:
             attempt.fence_until_ms = now_ms + self._config.fence_timeout_ms
@@ -270,7 +270,7 @@ class Attempts:
 
     def is_registry_late(self, now_ms: int) -> bool:
         attempt = self._attempt
-        return attempt is not None and not attempt.written and now_ms >= attempt.registry_until_ms
+        return attempt is not None and not attempt.is_written and now_ms >= attempt.registry_until_ms
 
     def late_to_fence(self, now_ms: int) -> list[int]:
         """The slots that have not fenced in time."""
@@ -279,7 +279,7 @@ class Attempts:
 
     def _promote_when_ready(self, now_ms: int) -> list[FailoverEffect]:
         attempt = self._attempt
-        if attempt is None or not attempt.written or attempt.awaited:
+        if attempt is None or not attempt.is_written or attempt.awaited:
             return []
         line = self._table.line(attempt.failed, attempt.received, self._config.pending_versions)
         if isinstance(line, NoLine):
@@ -306,7 +306,7 @@ class Attempts:
         return done
 
     def not_promoted(self, number: int, slot: int) -> tuple[SubtaskId, ...]:
-        """The subtasks whose promotion on ``slot`` has failed; none when no promotion was awaited."""
+        """The subtasks whose promotion on ``slot`` has failed; none when no promotion was ordered there."""
         promotion = self._promotions.pop((number, slot), None)
         if promotion is None:
             return ()

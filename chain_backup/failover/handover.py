@@ -4,8 +4,9 @@ Rules:
 
 - A handover is an optional failover: only after a complete checkpoint, while no failover is under way, and only of
   subtasks whose failover is provable. Until the fence is sent to the first slot, any failure calls it off.
-- A head moves to its planned slot (``plans``): back home after a failover, or elsewhere on request.
-- No handover makes a chain shorter: a head that is not planned any more waits until all planned members have caught up.
+- A head moves to its planned slot (``planned_members``): back home after a failover, or elsewhere on request.
+- A head that is not planned any more waits until all planned members have caught up, so that no chain becomes shorter.
+  By force, it does not wait for planned members that are dead.
 - A slot that could not take its work back is skipped for some checkpoints.
 
 Invariants: all subtasks of a handover go to one slot, which has the last complete version of each; a handover that is
@@ -35,25 +36,25 @@ class Handover:
         self._table = table
         self._planned = planned
         self._attempts = attempts
-        self._before: dict[SubtaskId, tuple[int, ...]] = {}  # of the newest handover
+        self._former: dict[SubtaskId, tuple[int, ...]] = {}  # members of the chains before the newest handover
         self._paused: dict[int, int] = {}  # slots that could not take their work back -> checkpoints to wait
         self._ready: set[int] = set()  # home slots that can take their work back; never iterated
 
     def reset(self) -> None:
-        self._before = {}
+        self._former = {}
         self._paused.clear()
         self._ready.clear()
 
     @property
-    def before(self) -> Mapping[SubtaskId, tuple[int, ...]]:
+    def former_members(self) -> Mapping[SubtaskId, tuple[int, ...]]:
         """The former members of the chains in the handover under way; empty when it cannot be called off."""
-        return self._before if self._attempts.can_be_called_off else {}
+        return self._former if self._attempts.can_be_called_off else {}
 
-    def completed(self, before: int) -> None:
-        """A checkpoint is complete; ``before``: the complete version before it."""
+    def completed(self, previous: int) -> None:
+        """A checkpoint is complete; ``previous``: the complete version before it."""
         self._paused = {slot: left - 1 for slot, left in self._paused.items() if left > 1}
         fit = [slot for slot in self._planned.slots if slot not in self._paused]
-        self._ready = {slot for slot in fit if self._has_at_home(slot, before)}
+        self._ready = {slot for slot in fit if self._has_at_home(slot, previous)}
 
     def joined(self, slot: int) -> None:
         """The process of ``slot`` is new: try it again."""
@@ -83,9 +84,8 @@ class Handover:
 
     def _may_take(self, slot: int) -> bool:
         """Whether no chain whose head moves to ``slot`` becomes shorter permanently."""
-        forced = self._planned.forced
         leaving = [chain for chain in self._away(slot) if chain.head not in chain.planned]
-        return all(self._table.is_full(chain, chain.head in forced) for chain in leaving)
+        return all(self._table.is_full(chain, chain.head in self._planned.forced) for chain in leaving)
 
     def _away(self, slot: int) -> list[Chain]:
         away = [chain for chain in self._table if self._goal(chain) == slot != chain.head]
@@ -111,7 +111,7 @@ class Handover:
         if not moving:
             return []
         reason = self._planned.reason(self._table[moving[0]])
-        self._before = {subtask: self._table[subtask].members for subtask in self._attempts.restarting_with(moving)}
+        self._former = {subtask: self._table[subtask].members for subtask in self._attempts.restarting_with(moving)}
         for subtask in moving:
             self._table.drop_head(subtask)
             self._table[subtask].put_first(slot)
@@ -121,6 +121,6 @@ class Handover:
         """End the handover under way, unless a slot knows of it: the old heads continue."""
         if not self._attempts.can_be_called_off:
             return []
-        for subtask, members in self._before.items():
+        for subtask, members in self._former.items():
             self._table.reinstate(subtask, members)
         return self._attempts.call_off()

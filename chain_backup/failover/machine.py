@@ -5,17 +5,17 @@
 - ``attempts``: the failover under way, from the failed set to standbys that run;
 - ``handover``: planned moves;
 - ``chains``: members that join and leave, versions, trimming;
-- ``plans``: where the members ought to be, and requests.
+- ``planned_members``: where the members ought to be, and requests.
 
 *Partial* recovery (ABS, section 5) is the same without standbys. No output logs are kept, so the failed set is what
 failed *and all its upstreams*, up to the sources: each goes back to a version in the durable store, in place where its
-slot lives, else on another living slot. Subtasks that are not upstream continue, and drop what they had received.
+slot lives, otherwise on another living slot. Other subtasks continue, and drop what they had received from the set.
 
 Rules:
 
 - A head that fails leaves its chain, even when its slot lives: the slot joins again as the tail when the failover is
   done. (Partial: it restarts where it was, and elsewhere only when that does not work.)
-- A failure calls off the handover under way before anything else, if no slot knows of it.
+- A failure first calls off the handover under way, if no slot knows of it.
 - What cannot be proved safe is left to rollback (``FallBack``): the same subtask throws twice without a complete
   checkpoint in between, a subtask does not repeat what its predecessor did, or ``attempts`` refuses.
 
@@ -66,12 +66,10 @@ class FailoverProtocol:
 
     @property
     def heads(self) -> Mapping[SubtaskId, int]:
-        """Where each subtask runs, or will when the failover under way is done; empty while no job runs. A subtask that
-        is handed over is where it was, as long as no slot knows of the handover."""
-        before = self._handover.before
-        return {
-            chain.subtask: before[chain.subtask][0] if chain.subtask in before else chain.head for chain in self._table
-        }
+        """Where each subtask runs, or will when the failover under way is done; empty while no job runs. A handover
+        counts from the moment that a slot knows of it."""
+        former = self._handover.former_members
+        return {chain.subtask: former.get(chain.subtask, chain.members)[0] for chain in self._table}
 
     def deployment_slots(self, hosts: Mapping[int, str]) -> Mapping[SubtaskId, int]:
         """The slot among ``hosts`` (slot -> host) on which the next deployment puts each subtask: on a drained host
@@ -82,8 +80,8 @@ class FailoverProtocol:
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:
         """The newest generation of each subtask that slots should accept."""
-        before = self._handover.before
-        return {chain.subtask: chain.working if chain.subtask in before else chain.generation for chain in self._table}
+        former = self._handover.former_members
+        return {chain.subtask: chain.working if chain.subtask in former else chain.generation for chain in self._table}
 
     @property
     def chains(self) -> Mapping[SubtaskId, tuple[int, ...]]:
@@ -98,8 +96,8 @@ class FailoverProtocol:
     @property
     def missing(self) -> int:
         """How many planned standbys are missing or behind; 0 while no job runs."""
-        in_step = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]
-        return sum(max(0, len(chain.planned) - count) for chain, count in in_step)
+        caught_up = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]
+        return sum(max(0, len(chain.planned) - count) for chain, count in caught_up)
 
     @property
     def drained_hosts(self) -> tuple[str, ...]:
@@ -148,8 +146,8 @@ class FailoverProtocol:
         return self._attempts.kind not in (None, "handover")
 
     def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
-        """Whether a snapshot (or a failure) that ``subtask`` reports in ``generation`` counts. Checkpoints must take
-        acknowledgements by the same rule, otherwise one is complete with a history that was left."""
+        """Whether a snapshot or a failure of ``subtask`` in ``generation`` counts. The driver of checkpoints must drop
+        acknowledgements by this rule: otherwise a checkpoint may complete with the snapshot of a replaced subtask."""
         return self._running and self._table[subtask].working == generation
 
     def next_deadline_ms(self) -> int | None:
@@ -243,7 +241,7 @@ class FailoverProtocol:
         return self._table.publish()
 
     def _stop(self, reason: str) -> list[FailoverEffect]:
-        """Forget the deployment, not the numbers that were used, nor which hosts are drained."""
+        """Forget the deployment, except for the numbers that were used and the hosts that are drained."""
         self._running = False
         self._table.clear()
         self._attempts.reset()
@@ -259,11 +257,11 @@ class FailoverProtocol:
         return self._on_progress(now_ms)
 
     def _on_completed(self, now_ms: int, version: int) -> list[FailoverEffect]:
-        before = self._table.complete
+        previous = self._table.complete
         if not self._table.finish(version, self._config.max_versions_behind):
             return []
         self._threw.clear()
-        self._handover.completed(before)
+        self._handover.completed(previous)
         return self._on_progress(now_ms)
 
     def _on_progress(self, now_ms: int) -> list[FailoverEffect]:
@@ -297,7 +295,7 @@ class FailoverProtocol:
         return self._table.adjust(self._planned.forced)
 
     def _replanned(self, reports: list[ReportMove]) -> list[FailoverEffect]:
-        """The plans have changed, as ``reports`` say; members move when the chains settle."""
+        """The planned members have changed, as ``reports`` say; members move when no failover is under way."""
         self._table.replan(self._planned.of)
         return [*reports]
 

@@ -717,7 +717,7 @@ def zookeeper_not_awaited(original: Any) -> Any:
 
     def promote(self: Any, now_ms: int) -> Any:
         if self._attempt is not None:
-            self._attempt.written = True
+            self._attempt.is_written = True
         return original(self, now_ms)
 
     return promote

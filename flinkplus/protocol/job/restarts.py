@@ -8,15 +8,14 @@ One *recovery* counts once, with all failures in it. A failure is part of the la
   waits for a missing slot as long as a rollback does (``restart_slot_timeout_ms``). Its moment ends ``same_moment_ms``
   after the delay of a rollback.
 
-So an outage in which many subtasks raise exceptions costs a job with local failover no more than one that rolls back: a
-rollback halts all subtasks at the first exception, and does not see the others. A local failover that ends in a
-rollback is one recovery, too.
+So an outage in which many subtasks raise exceptions costs a job with local failover no more than one that rolls back,
+which halts all subtasks at the first exception. A local failover that ends in a rollback is one recovery, too.
 
 Other rules. Failures of user code tend to recur, so each counts for at least ``restart_window_ms``, and until a
-checkpoint has become complete after it: an input that fails each time prevents that, however long a repetition takes.
-Rare exceptions that the job recovered from do not add up over weeks. Losses of slots count only until a checkpoint
-becomes complete, since machines do die in a long run. The first of several recoveries in a row has no delay; each
-further one doubles it. A corrupt checkpoint costs nothing: each one is tried once.
+checkpoint has become complete after it: an input that fails each time prevents that. Rare exceptions do not add up over
+weeks. Losses of slots count only until a checkpoint becomes complete, since hosts do die in a long run. The first of
+several recoveries in a row has no delay; each further one doubles it. A corrupt checkpoint costs nothing: each one is
+tried once.
 """
 
 from __future__ import annotations
