@@ -24,6 +24,7 @@ that is gone have no effect.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -175,16 +176,8 @@ class Reachability:
 
     def _forget(self, slot: int) -> None:
         self._waiting.pop(slot, None)
-        self._silent.pop(slot, None)
-        self._blamed.pop(slot, None)
-        for other, blamed in self._blamed.items():
-            self._blamed[other] = tuple(peer for peer in blamed if peer != slot)
-        for other, peers in list(self._silent.items()):
-            left = tuple(peer for peer in peers if peer != slot)
-            if left:
-                self._silent[other] = left
-            else:
-                del self._silent[other]
+        self._silent = _without(self._silent, slot)
+        self._blamed = _without(self._blamed, slot)
         if not self._silent:
             self._look_ms = self._hopeless_since_ms = None
 
@@ -304,6 +297,12 @@ class Reachability:
         count = 1 if known is None or now_ms - known.last_ms > FORGOTTEN_AFTER_MS else known.count + 1
         self._strikes[place] = _Strikes(count, now_ms, now_ms + pause_ms(count))
         return now_ms + pause_ms(count)
+
+
+def _without(reports: Mapping[int, tuple[int, ...]], slot: int) -> dict[int, tuple[int, ...]]:
+    """``reports`` (slot -> peers) without those by ``slot`` and about it."""
+    left = {by: tuple(peer for peer in peers if peer != slot) for by, peers in reports.items() if by != slot}
+    return {by: peers for by, peers in left.items() if peers}
 
 
 def pause_ms(count: int) -> int:
