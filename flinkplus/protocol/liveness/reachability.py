@@ -33,6 +33,7 @@ from typing_extensions import assert_never
 from flinkplus.protocol.vocabulary.config import earliest_ms
 from flinkplus.protocol.vocabulary.effects import EvictSlot
 from flinkplus.protocol.vocabulary.events import JobInterrupted, SlotLost
+from flinkplus.protocol.vocabulary.frozen import Frozen
 
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
@@ -43,8 +44,7 @@ SHORT_LIVES = 3
 """Number of consecutive short lives after which the next process waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReachabilityConfig:
+class ReachabilityConfig(Frozen):
     """``gather_ms``: from the first report of a peer to the decision. ``patience_ms``: see above."""
 
     gather_ms: int = 100
@@ -54,8 +54,7 @@ class ReachabilityConfig:
 # --- events
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPeersUnreached:
+class SlotPeersUnreached(Frozen):
     """``slot`` gets no answer from ``peers``, which replaces its earlier report.
 
     ``blamed``: those of them that refuse its connections, or keep sending unreadable frames.
@@ -66,16 +65,14 @@ class SlotPeersUnreached:
     blamed: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SlotArrived:
+class SlotArrived(Frozen):
     """A new process of ``slot``, on ``host``, asks to join the running job."""
 
     slot: int
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Frozen):
     """The state of a slot. ``subtasks``: number that run on it. ``doubtful``: the driver is missing its pulses."""
 
     slot: int
@@ -85,8 +82,7 @@ class Standing:
     doubtful: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsSeen:
+class SlotsSeen(Frozen):
     """The state of all slots, at the deadline; empty while the job does not run."""
 
     standings: tuple[Standing, ...]
@@ -97,16 +93,14 @@ ReachabilityEvent: TypeAlias = SlotPeersUnreached | SlotLost | SlotArrived | Slo
 # --- effects
 
 
-@dataclass(frozen=True, slots=True)
-class SetSlotAside:
+class SetSlotAside(Frozen):
     """No slot may connect to ``slot``, which has not joined, until ``LetSlotJoin``."""
 
     slot: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LetSlotJoin:
+class LetSlotJoin(Frozen):
     slot: int
 
 
