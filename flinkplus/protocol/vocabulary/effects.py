@@ -1,7 +1,8 @@
 """Effects: what each machine of the core orders, and its driver carries out.
 
-Rules: frozen data (``Frozen``). A list of effects is carried out in its order; none waits for the completion of another of the same
-list. A failed effect comes back as an event. An effect that only passes an event to another machine is that event.
+Rules: frozen data (``Frozen``). A list of effects is carried out in its order; none waits for the
+completion of another of the same list. A failed effect comes back as an event. An effect that only passes an event to
+another machine is that event.
 Effects that go to subtasks have a ``generation``: subtasks of another generation ignore them.
 """
 

@@ -1,7 +1,7 @@
 """Events of each machine of the core, in the past tense.
 
-Rules: frozen data (``Frozen``); a completion carries what identifies a late, repeated or old one (checkpoint, generation,
-incarnation). ``handle`` and ``error`` are opaque: the core passes them on and never looks inside.
+Rules: frozen data (``Frozen``); a completion carries what identifies a late, repeated or old one (checkpoint,
+generation, incarnation). ``handle`` and ``error`` are opaque: the core passes them on and never looks inside.
 """
 
 from __future__ import annotations
