@@ -10,8 +10,8 @@ algorithm 1 (``alignment``) on the regular inputs, with additions for the back e
   follows the barrier must not be in the copy, so the back edge is blocked until the copy, which waits for no back edge;
 - *all regular inputs blocked*: the state is copied, the barrier goes to every output, the inputs are unblocked. From
   here on, messages taken off a back edge are processed as usual and logged;
-- *barrier on a back edge*: it came through the loop: the edge's log up to here is what was in flight on it. When that
-  is so on all back edges, the snapshot, which is the copy and the logs, is persisted;
+- *barrier on a back edge*: it came through the loop: the edge's log up to here, the barrier included, is what was in
+  flight on it. When that is so on all back edges, the snapshot, which is the copy and the logs, is persisted;
 - *restore*: logged messages are put back in front of their channel (``InputGate.add``), and processed first.
 
 Departures beyond those of ``machine``, ``alignment`` and ``recording``:
@@ -20,7 +20,6 @@ Departures beyond those of ``machine``, ``alignment`` and ``recording``:
 - A barrier of the version that the subtask starts from only ends the messages that were put back. It is never early.
 - Checkpoints may overlap: the state is copied for one while another's barrier is still in the loop. Each has its own
   logs.
-- The barrier itself is the last message of the log: a successor that repeats the steps after the copy takes it again.
 
 Invariant: a snapshot without back edges equals that of algorithm 1, effect by effect.
 """

@@ -1,8 +1,7 @@
-"""The common part of algorithms whose snapshots hold channel state in addition to the copy of the state.
+"""What ``cyclic`` and ``unaligned`` share: snapshots that hold channel state in addition to the copy of the state.
 
 A *recording* is a checkpoint whose state is copied, and whose barrier is still awaited on some inputs: messages before
-it there belong to the snapshot. The algorithm (``cyclic``, ``unaligned``) decides which inputs these are, and what
-counts as the barrier's arrival.
+it there belong to the snapshot. The algorithm decides which inputs these are, and what counts as the barrier's arrival.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""Unaligned snapshots of one subtask: barriers that overtake waiting messages, after Chandy and Lamport.
+"""Unaligned snapshots of one subtask: barriers that overtake waiting messages.
 
 After Chandy and Lamport, "Distributed Snapshots" (1985), with barriers as markers. From Flink comes the idea that a
 slow aligned checkpoint turns into an unaligned one. It is algorithm 1 (``alignment``) until the coordinator orders, at
@@ -14,22 +14,15 @@ once or after a timeout, that a checkpoint may *overtake*. From then on:
 
 Why the cut is that of an aligned checkpoint. Channels keep their order and their numbers, and a barrier has its place
 on each. All that a subtask does before its own barrier depends on what precedes the barriers of its inputs. So every
-snapshot, aligned or not, stands behind the barrier at both ends of every channel. Both kinds can mix within one
-checkpoint, and the same cursors decide what producers keep, what is trimmed, and where a failed set resumes. A message
-before the barrier is either in the state of its consumer, or in its record.
+snapshot, aligned or not, stands behind the barrier at both ends of every channel, and both kinds can mix within one
+checkpoint. A message before the barrier is either in the state of its consumer, or in its record.
 
-Why it does not wait for the backlog. A barrier skips what it would wait for at all three places:
-
-- the queue of its consumer: it counts when it arrives, not when it is taken;
-- credit on the wire: it is sent with all that its producer has appended before it (``OutputChannels.overdraw``). That
-  is bounded: a producer keeps few messages unsent, and appends no more until credit has caught up. Messages sent again
-  to a consumer's successor may be many: they go with credit, and the barrier waits for them there;
-- room in its producer: a step that waits for room runs to its end (``OutputChannels.endless``), or as far as a barrier
-  may overtake.
+Why it does not wait for the backlog. A barrier counts when it arrives in the queue of its consumer. It is sent without
+credit, with all that its producer has appended before it (``OutputChannels.overdraw`` has the exceptions). A step that
+waits for room in its producer runs to its end (``OutputChannels.endless``), or as far as a barrier may overtake.
 
 A barrier overtakes no more than a snapshot can hold (``MAX_OVERTAKEN_BYTES`` of a channel, ``InFlightBudget.room`` of
-all); until less is left, it waits as an aligned one does. What remains is one step at each subtask on the way, and the
-transfer of the messages in flight.
+all); until less is left, it waits as an aligned one does.
 
 Departures beyond those of ``machine`` and ``recording``:
 
@@ -89,7 +82,9 @@ class UnalignedBarriers(RecordingAlignment):
             case events.BarrierArrived(channel, checkpoint):
                 found = self._on_arrived(channel, checkpoint)
             case events.OvertakingOrdered(checkpoint):
-                found = self._on_ordered(checkpoint)
+                found = []
+                if self._is_to_come(checkpoint) and checkpoint not in self._ordered:
+                    self._ordered = sorted((*self._ordered, checkpoint))
             case events.BarrierOvertook(checkpoint):
                 found = self._on_overtook(checkpoint)
             case _:
@@ -106,20 +101,11 @@ class UnalignedBarriers(RecordingAlignment):
         ready = [n for n in self._ordered if n in self._arrived and n not in self._aborted_unseen]
         self.due = ready[0] if ready else None
 
-    # --------------------------------------------------------------------------------------------- orders
-
-    def _on_ordered(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        if self._is_to_come(checkpoint) and checkpoint not in self._ordered:
-            self._ordered = sorted((*self._ordered, checkpoint))
-        return []
-
     def _on_arrived(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         found = self._came(channel, checkpoint)
         if self._is_to_come(checkpoint):
             self._arrived.setdefault(checkpoint, []).append(channel)
         return found
-
-    # ------------------------------------------------------------------------------------------- snapshots
 
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """Aligned, or of a source: the snapshot does not overtake, but its barrier may do so downstream."""
@@ -131,12 +117,9 @@ class UnalignedBarriers(RecordingAlignment):
         ]
 
     def _on_overtook(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        invariant(
-            self._is_to_come(checkpoint) and checkpoint not in self._aborted_unseen,
-            "a barrier overtakes for a checkpoint that cannot begin",
-            subtask=self._subtask,
-            checkpoint=checkpoint,
-        )
+        can_begin = self._is_to_come(checkpoint) and checkpoint not in self._aborted_unseen
+        why = "a barrier overtakes for a checkpoint that cannot begin"
+        invariant(can_begin, why, subtask=self._subtask, checkpoint=checkpoint)
         found: list[BarrierEffect] = []
         if checkpoint != self._aligning:
             found += self._decline_alignment(superseded_by=checkpoint)

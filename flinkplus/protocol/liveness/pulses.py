@@ -8,18 +8,17 @@ not receive. So:
   than half of ``timeout_ms``, and the last long pause is at least ``timeout_ms`` ago. A slot that has just come back
   does not count: when the driver receives again after a cut, others are about to come back, too.
 - When more are late, only heartbeats decide, except for late slots with proof that the cause is not the driver. Either
-  their own pulses report that they are stopped, or their control streams are silent too and a *witness* exists. A
-  witness is a slot on another host than the driver and all late slots. Each of its pulses has arrived in time for
-  ``WITNESS_TIMEOUTS`` timeouts: so the network works, and this process receives. These slots are evicted if the job can
-  run without all late slots, so if each chain has a member that is received well. Otherwise, the job would have to wait
-  for slots anyway.
+  their own pulses report that they are stopped, or their control streams are silent too and a *witness* exists: a slot
+  on another host than the driver and all late slots, whose pulses have all arrived in time for ``WITNESS_TIMEOUTS``
+  timeouts. These slots are evicted if each chain has a member that is received well. Otherwise, the job would have to
+  wait for slots anyway.
 - Time in which no pulse could be received does not count: the driver itself was stopped, or was flooded with other
   datagrams (``missed``). It also resets all witnesses.
 - After such a time, if it was long, and after a time in which most were late, slots get a grace period of the same
   length, in which failing to receive from the driver does not count: TCP retransmits the later, the longer it was cut.
 - A slot that never sent a pulse is judged only by its heartbeats.
 
-So a driver that is stopped, cut off from all slots, or on an overloaded machine evicts no slot. A driver that has lost
+So a driver that is stopped, cut off from all slots, or on an overloaded host evicts no slot. A driver that has lost
 most slots, but has a good connection to one on another host, evicts: that cannot be distinguished from hosts that hang.
 
 Rules: pure. Whole milliseconds of a monotonic clock.

@@ -1,8 +1,7 @@
 """Which slots to evict when slots that the driver reaches do not reach each other.
 
-A slot reports the peers that do not answer, and those that refuse its connections or send unreadable frames
-(``SlotPeersUnreached``). Shortly after, when the other slots have had time to report, the machine decides by the state
-of all slots (``SlotsSeen``).
+A slot reports such peers (``SlotPeersUnreached``). Shortly after, when the other slots have had time to report, the
+machine decides by the state of all slots (``SlotsSeen``).
 
 Rules:
 
