@@ -76,11 +76,6 @@ class _Attempt:
     """Slots to which the fence was sent and that have not answered."""
     received: dict[ChannelId, int] = field(default_factory=dict)
 
-    @property
-    def deadlines_ms(self) -> list[int]:
-        registry = [] if self.is_written else [self.registry_until_ms]
-        return [*registry, self.fence_until_ms] if self.awaited else registry
-
 
 @dataclass(slots=True)
 class _Promotion:
@@ -132,8 +127,11 @@ class Attempts:
 
     def next_deadline_ms(self) -> int | None:
         deadlines = [promotion.until_ms for promotion in self._promotions.values()]
-        if self._attempt is not None:
-            deadlines += self._attempt.deadlines_ms
+        attempt = self._attempt
+        if attempt is not None and not attempt.is_written:
+            deadlines.append(attempt.registry_until_ms)
+        if attempt is not None and attempt.awaited:
+            deadlines.append(attempt.fence_until_ms)
         return min(deadlines, default=None)
 
     def restarting_with(self, failed: Sequence[SubtaskId]) -> tuple[SubtaskId, ...]:

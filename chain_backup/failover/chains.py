@@ -248,18 +248,19 @@ class ChainTable:
         self._alive -= gone
 
     def adjust(self, forced: Collection[int]) -> list[FailoverEffect]:
-        """No failover is under way: planned members join, surplus ones leave. ``forced``: see ``thin_out``."""
-        self.replenish()
-        self.thin_out(forced)
-        return self.publish() + self.trim()
-
-    def replenish(self) -> None:
-        """Living slots join, as tails, the chains that they are planned for."""
+        """No failover is under way: living planned members join, as tails; surplus standbys leave full chains. Those on
+        ``forced`` slots do not wait for dead planned members."""
         for chain in self if self._standbys else ():
+            members = chain.members
             for slot in chain.planned:
                 if slot in self._alive and slot not in chain.members:
                     chain.add_tail(slot)
-                    self._unwritten.add(chain.subtask)
+            for slot in [slot for slot in chain.members[1:] if slot not in chain.planned]:
+                if self.is_full(chain, slot in forced):
+                    chain.remove(slot)
+            if chain.members != members:
+                self._unwritten.add(chain.subtask)
+        return self.publish() + self.trim()
 
     def is_full(self, chain: Chain, only_living: bool) -> bool:
         """Whether all planned members of ``chain`` are there and have what is complete.
@@ -275,15 +276,6 @@ class ChainTable:
     def is_as_planned(self, chain: Chain) -> bool:
         """Whether all planned members are there and have what is complete, and no others are."""
         return not self._standbys or (self.is_full(chain, False) and set(chain.members) <= set(chain.planned))
-
-    def thin_out(self, forced: Collection[int]) -> None:
-        """Surplus standbys leave, where the chain is full without them; those on ``forced`` slots do not wait for dead
-        planned members."""
-        for chain in self if self._standbys else ():
-            for slot in [slot for slot in chain.members[1:] if slot not in chain.planned]:
-                if self.is_full(chain, slot in forced):
-                    chain.remove(slot)
-                    self._unwritten.add(chain.subtask)
 
     def entries(self, subtasks: Sequence[SubtaskId]) -> tuple[ChainEntry, ...]:
         """The records of ``subtasks``, which are being written."""

@@ -89,10 +89,6 @@ class BarrierMachine(ABC):
         """Aborted checkpoints of which no barrier was taken yet: they will not begin."""
         return tuple(self._aborted_unseen)
 
-    def next_deadline_ms(self) -> int | None:
-        """Always None: the coordinator times every checkpoint, and sends the abort."""
-        return None
-
     def step(self, now_ms: int, event: BarrierEvent) -> list[BarrierEffect]:
         """The effects of ``event``. Raises ``PeerProtocolError``, changing nothing, when a peer broke the protocol."""
         match event:
@@ -112,8 +108,6 @@ class BarrierMachine(ABC):
                 return self._on_failed(event)
             case _:
                 assert_never(event)
-
-    # ------------------------------------------------------------------------------------- of each algorithm
 
     @abstractmethod
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:

@@ -76,11 +76,6 @@ class RestartBudget:
 
         Returns why the limit is exceeded, or None.
         """
-        why_not = self._spend(now_ms, kind)
-        self._last = _Recovery(now_ms, kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
-        return why_not
-
-    def _spend(self, now_ms: int, kind: FailureKind) -> str | None:
         if kind in USER_FAILURES:
             self._forget_old(now_ms)
             self._user_failures_ms.append(now_ms)
@@ -88,6 +83,7 @@ class RestartBudget:
         elif kind in SLOT_FAILURES:
             self._slot_failures += 1
             self._in_a_row += 1
+        self._last = _Recovery(now_ms, kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
         failures = len(self._user_failures_ms)
         if failures > self._config.max_restarts:
             return f"failure {failures}, and max_restarts is {self._config.max_restarts}"

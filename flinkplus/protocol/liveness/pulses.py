@@ -131,7 +131,9 @@ class PulseRule:
             return [slot.name for slot in late]
         found = self._proved(now_ms, late, well, chains)
         if not found and 2 * len(late) > len(known):
-            self._in_the_dark(now_ms)
+            if self._grace_until_ms is None or now_ms > self._grace_until_ms + self._timeout_ms:
+                self._dark_ms = now_ms - self._timeout_ms
+            self._give_grace(now_ms, now_ms - self._dark_ms)
         return found
 
     def _proved(
@@ -146,13 +148,11 @@ class PulseRule:
         if chains is None or not all(any(name in names for name in chain) for chain in chains):
             return []
         away = {self._driver_host, *(slot.host for slot in late)}  # never iterated
-        witnessed = any(slot.host not in away and self._is_witness(now_ms, slot.name) for slot in well)
+        steady = [
+            slot for slot in well if now_ms - self._last[slot.name].steady_ms >= WITNESS_TIMEOUTS * self._timeout_ms
+        ]
+        witnessed = any(slot.host not in away for slot in steady)
         return [slot.name for slot in late if self._is_proved(now_ms, slot, witnessed)]
-
-    def _in_the_dark(self, now_ms: int) -> None:
-        if self._grace_until_ms is None or now_ms > self._grace_until_ms + self._timeout_ms:
-            self._dark_ms = now_ms - self._timeout_ms
-        self._give_grace(now_ms, now_ms - self._dark_ms)
 
     def _give_grace(self, now_ms: int, for_ms: int) -> None:
         grace_ms = min(for_ms + self._timeout_ms, MOST_GRACE_TIMEOUTS * self._timeout_ms)
@@ -167,9 +167,6 @@ class PulseRule:
 
     def _is_well(self, now_ms: int, name: str) -> bool:
         return not self.is_doubtful(now_ms, name) and now_ms - self._last[name].back_ms >= self._timeout_ms
-
-    def _is_witness(self, now_ms: int, name: str) -> bool:
-        return now_ms - self._last[name].steady_ms >= WITNESS_TIMEOUTS * self._timeout_ms
 
     def _is_late(self, now_ms: int, name: str) -> bool:
         last = self._last[name]

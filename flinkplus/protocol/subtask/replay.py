@@ -28,9 +28,6 @@ from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 
-PASSED_OVER_ROWS = 16_384
-"""Maximum number of rows that one step skips."""
-
 
 class Replay:
     """The steps that one subtask still has to repeat.
@@ -91,10 +88,6 @@ class Replay:
         orders, self.deferred = self.deferred, []
         for order in orders:
             order()
-
-    def rows_to_skip_now(self) -> int:
-        """How many rows the next step reads without sending them."""
-        return min(self.rows_to_skip, PASSED_OVER_ROWS)
 
     def skipped(self, rows: int, more: bool) -> None:
         """A step read ``rows`` without sending them; ``more``: whether the source has further rows."""

@@ -18,7 +18,7 @@ generation of its producer, a duplicate, or a message after a gap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -41,6 +41,9 @@ from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+
+PASSED_OVER_ROWS = 16_384
+"""Maximum number of rows that one step skips."""
 
 
 class SubtaskSteps:
@@ -383,7 +386,8 @@ class SubtaskSteps:
             case MessageKind.END_OF_INPUT:
                 return self._take_end(end)
             case MessageKind.WATERMARK:
-                return self._take_watermarks(mark for mark, _ in taken)
+                risen = [self._watermarks.advance(mark.channel, mark.watermark_ms) for mark, _ in taken]
+                return self._advanced(max((mark_ms for mark_ms in risen if mark_ms is not None), default=None))
             case MessageKind.ROUND:
                 assert self._loop is not None
                 return self._loop.take(message.channel, message.watermark_ms)
@@ -391,10 +395,6 @@ class SubtaskSteps:
                 raise PeerProtocolError(f"{message.kind.name} on input channel {message.channel}")
             case _:
                 assert_never(message.kind)
-
-    def _take_watermarks(self, marks: Iterable[Message]) -> Iterator[None]:
-        risen = [self._watermarks.advance(mark.channel, mark.watermark_ms) for mark in marks]
-        return self._advanced(max((mark_ms for mark_ms in risen if mark_ms is not None), default=None))
 
     def _take_end(self, end: InputChannel) -> Iterator[None]:
         self.inputs.mark_ended(end)
@@ -432,7 +432,7 @@ class SubtaskSteps:
         before = self.history.rows_read
         self.outputs.silent = True
         try:
-            more = yield from self._work.read_rows(self.replay.rows_to_skip_now())
+            more = yield from self._work.read_rows(min(self.replay.rows_to_skip, PASSED_OVER_ROWS))
         finally:
             self.outputs.silent = False
         self.replay.skipped(self.history.rows_read - before, more)
