@@ -157,10 +157,8 @@ class FailoverProtocol:
     # ------------------------------------------------------------------------------------------------------- step
 
     def step(self, now_ms: int, event: events.FailoverEvent) -> list[FailoverEffect]:
-        """The effects of ``event``, and of all that is due at ``now_ms``.
-
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
-        """
+        """The effects of ``event``, and of all that is due at ``now_ms``. Raises ``PeerProtocolError`` or
+        ``InvariantViolation``, changing nothing, when the event is impossible."""
         self._check(event, self.newest_generation, self._running)
         if isinstance(event, events.JobStarted):
             return self._on_started(event)

@@ -80,10 +80,8 @@ class _Emptying:
 
 
 class PlannedMembers:
-    """The planned members of one job, over all its deployments.
-
-    Raises ``PlacementError`` if ``strategy`` gives no chain.
-    """
+    """The planned members of one job, over all its deployments. Raises ``PlacementError`` if ``strategy`` gives no
+    chain."""
 
     def __init__(self, topology: Topology, slots: tuple[int, ...], replicas: int, strategy: Strategy) -> None:
         self._topology = topology
@@ -178,10 +176,8 @@ class PlannedMembers:
         return [slot for slot in found if slot is not None]
 
     def update_hosts(self, hosts: Mapping[int, str]) -> None:
-        """``hosts``: slot -> host; other slots are where they were, spare ones may be new.
-
-        Raises ``PlacementError``, changing nothing.
-        """
+        """``hosts``: slot -> host; other slots are where they were, spare ones may be new. Raises ``PlacementError``,
+        changing nothing."""
         known = {**self._hosts, **hosts}
         layout = self._lay_out(known, self._host_drains, self._scaling.slots)
         self._hosts, self._layout, self._slots = known, layout, tuple(sorted(known))

@@ -123,10 +123,8 @@ class CheckpointCoordinator:
         )
 
     def step(self, now_ms: int, event: CheckpointingEvent) -> list[CheckpointingEffect]:
-        """The effects of ``event``, and of all that is due at ``now_ms``.
-
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
-        """
+        """The effects of ``event``, and of all that is due at ``now_ms``. Raises ``PeerProtocolError`` or
+        ``InvariantViolation``, changing nothing, when the event is impossible."""
         if self._dead and not isinstance(event, events.JobInterrupted | events.QuiesceRequested):
             return []
         found = self._handle(now_ms, event)

@@ -74,10 +74,8 @@ class Crashes:
         self._places: list[tuple[Place, CheckpointId]] = []
 
     def ended(self, place: Place, triggered: CheckpointId) -> Place | None:
-        """A process ended at ``place``, when ``triggered`` was the newest checkpoint.
-
-        Returns the place, with the row if either record names it, the second time; otherwise ``None``.
-        """
+        """A process ended at ``place``, when ``triggered`` was the newest checkpoint. Returns the place, with the row
+        if either record names it, the second time; otherwise ``None``."""
         for known, _ in self._places:
             if known.is_same(place):
                 return place if place.row else known

@@ -166,10 +166,8 @@ class JobProtocol:
         return None
 
     def step(self, now_ms: int, event: JobEvent) -> list[JobEffect]:
-        """The effects of ``event``, and of all that is due at ``now_ms``.
-
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
-        """
+        """The effects of ``event``, and of all that is due at ``now_ms``. Raises ``PeerProtocolError`` or
+        ``InvariantViolation``, changing nothing, when the event is impossible."""
         if self._state.terminal:
             return [effects.StopSlots()] if isinstance(event, events.SlotRegistered) else []
         found = self._handle(now_ms, event)

@@ -72,10 +72,8 @@ class RestartBudget:
         return under_way or is_waited_for or last.has_moment(now_ms)
 
     def spend(self, now_ms: int, kind: FailureKind, newest: Generation) -> str | None:
-        """Count a recovery that begins now; ``newest``: the newest running generation.
-
-        Returns why the limit is exceeded, or None.
-        """
+        """Count a recovery that begins now; ``newest``: the newest running generation. Returns why the limit is
+        exceeded, or None."""
         if kind in USER_FAILURES:
             self._forget_old(now_ms)
             self._user_failures_ms.append(now_ms)

@@ -148,10 +148,8 @@ class PulseRule:
         if chains is None or not all(any(name in names for name in chain) for chain in chains):
             return []
         away = {self._driver_host, *(slot.host for slot in late)}  # never iterated
-        steady = [
-            slot for slot in well if now_ms - self._last[slot.name].steady_ms >= WITNESS_TIMEOUTS * self._timeout_ms
-        ]
-        witnessed = any(slot.host not in away for slot in steady)
+        since_ms = now_ms - WITNESS_TIMEOUTS * self._timeout_ms
+        witnessed = any(slot.host not in away and self._last[slot.name].steady_ms <= since_ms for slot in well)
         return [slot.name for slot in late if self._is_proved(now_ms, slot, witnessed)]
 
     def _give_grace(self, now_ms: int, for_ms: int) -> None:

@@ -79,10 +79,8 @@ class LoopRounds:
         self._moves = True
 
     def take(self, channel: ChannelId, value: int) -> Round | None:
-        """A step took a round off ``channel``. Returns it, combined, when it has arrived on all channels.
-
-        ``after`` gives what to send then. On some channels, the next round may arrive before that.
-        """
+        """A step took a round off ``channel``. Returns it, combined, when it has arrived on all channels. ``after``
+        gives what to send then. On some channels, the next round may arrive before that."""
         self._came[channel].append(decoded(value))
         return self._complete()
 

@@ -1,4 +1,4 @@
-"""Files that snapshots name: state files, and the output that sinks have staged."""
+"""Descriptions of the files that snapshots name: state files, and the output that sinks have staged."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class StateFile(Document):
     """One immutable state file, identified by name, size and checksum.
 
     ``entries``: counts tombstones, not the format entry.
-    ``replaces``: files that together hold the same content as a base, in order; read from JSON, they lack kind and
-    entries.
+    ``replaces``: files that together hold the content of this base, in order; read from JSON, without kind and entries.
     """
 
     name: str
@@ -98,7 +97,7 @@ class StagedFile(Document):
     """Output of one subtask, staged for ``checkpoint`` and invisible until that is complete.
 
     ``name``: unique in the job.
-    ``bytes``: its size, known when it is settled.
+    ``bytes``: its size, known when the file is finished.
     ``arrow``: the rows themselves (Arrow IPC, base64), for a sink without files.
     """
 

@@ -87,10 +87,8 @@ class ChannelState:
         return logs.channels
 
     def persisted(self, checkpoint: CheckpointId, handle: SnapshotHandle | None) -> str:
-        """The asynchronous part has ended; ``handle`` is ``None`` if it failed.
-
-        Returns why the channel state exceeds its budget; empty when it does not.
-        """
+        """The asynchronous part has ended; ``handle`` is ``None`` if it failed. Returns why the channel state exceeds
+        its budget; empty when it does not."""
         logs = self._persisting.pop(checkpoint, None)
         if logs is None:
             return ""

@@ -118,10 +118,8 @@ class StepTime:
         return self._clock.ms
 
     def now_ms(self) -> int:
-        """The time of day of the current step.
-
-        Raises ``NondeterministicOperator`` when a repeated step reads it, and the original step did not.
-        """
+        """The time of day of the current step. Raises ``NondeterministicOperator`` when a repeated step reads it, and
+        the original step did not."""
         if self._read_in != self._history.begun:
             self._read_in = self._history.begun
             self._read()

@@ -465,10 +465,8 @@ class SubtaskSteps:
             self.inputs.grant_anew(end)
 
     def fence_output(self, channel: ChannelId, generation: Generation) -> int:
-        """The consumer of ``channel`` has failed: close it until a consumer of ``generation`` opens it.
-
-        Returns the next ``seq`` that was not sent.
-        """
+        """The consumer of ``channel`` has failed: close it until a consumer of ``generation`` opens it. Returns the
+        next ``seq`` that was not sent."""
         end = self.outputs.channels[channel]
         sent = end.log.sent
         end.fence(generation)

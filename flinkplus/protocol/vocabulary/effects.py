@@ -192,9 +192,8 @@ class CompleteCheckpoint(Frozen):
 class CommitOutput(Frozen):
     """Make the output of ``checkpoint`` visible: ``OutputCommitted`` or ``CommitFailed``. Idempotent.
 
-    A job that dies may leave several complete checkpoints uncommitted, and drops none of them. The next run commits all
-    of them in order, up to the one that it restores.
-    """
+    A job that dies may leave several complete checkpoints uncommitted. Its next run commits them in order, up to that
+    which it restores."""
 
     checkpoint: CheckpointId
     final: bool
@@ -267,8 +266,7 @@ class InterruptCheckpoints(Frozen):
 
 
 class HaltSubtasks(Frozen):
-    """Order the slots to stop the subtasks of ``generation`` and keep their processes. It has no answer: a
-    ``DeploySubtasks`` implies it."""
+    """Order the slots to stop the subtasks of ``generation``, not their processes. It has no answer."""
 
     generation: Generation
 
@@ -285,9 +283,8 @@ class RetractOutputAfter(Frozen):
 
 
 class DeploySubtasks(Frozen):
-    """Reset every slot to ``generation``: drop older subtasks; create, restore (None: initial state) and connect the
-    assigned ones, without starting them. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
-    ``CheckpointRestoreFailed``."""
+    """Reset every slot to ``generation``: drop older subtasks; create, restore (None: initial state) and connect, but do
+    not start, the assigned ones. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or ``CheckpointRestoreFailed``."""
 
     generation: Generation
     restore: CheckpointId | None
