@@ -222,8 +222,6 @@ class Attempts:
         subtasks, moved = tuple(sorted(failover.subtasks)), tuple(sorted(failover.moved))
         return effects.RecordFailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
 
-    # ---------------------------------------------------------------------------------------- registry and fence
-
     def awaits_records(self, number: int) -> bool:
         return self._attempt is not None and self._attempt.number == number and not self._attempt.is_written
 

@@ -121,8 +121,6 @@ class BarrierMachine(ABC):
     def _abort_begun(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
         """Abort ``checkpoint`` if its barriers are being aligned or awaited here; otherwise ``None``."""
 
-    # ------------------------------------------------------------------------------------------------ numbers
-
     def _on_trigger(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if self._inputs:
             raise PeerProtocolError(f"{self._subtask}: checkpoint {checkpoint} triggered, but it is not a source")
@@ -148,8 +146,6 @@ class BarrierMachine(ABC):
             if len(self._aborted_unseen) > MAX_REMEMBERED_ABORTS:
                 self._newest_seen = self._aborted_unseen.pop(0)
         return []
-
-    # ------------------------------------------------------------------------------------------------ snapshots
 
     def _refusal(self) -> str | None:
         """Why no further snapshot can be taken now, or ``None``."""

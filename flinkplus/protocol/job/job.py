@@ -112,9 +112,7 @@ class JobProtocol:
         invariant(bool(subtasks) and len(set(subtasks)) == len(subtasks), "a job has subtasks, each once")
         invariant(list(available) == sorted(set(available)), "available checkpoints must be ascending", given=available)
         is_there = restore_from is None or restore_from in available
-        invariant(
-            is_there, "the checkpoint to restore is not available", restore_from=restore_from, available=available
-        )
+        invariant(is_there, "the checkpoint to restore is not available", wanted=restore_from, available=available)
         self._config = config
         self._slots = SlotTable(slots)
         self._assignment = tuple((subtask, subtask.index % slots) for subtask in sorted(subtasks))

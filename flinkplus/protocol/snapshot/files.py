@@ -61,13 +61,11 @@ class StateFile(Document):
                 ),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CorruptState(
-                f"malformed description of a state file: {document!r:.200}: {printable(error)}"
-            ) from error
+            why = f"malformed description of a state file: {document!r:.200}: {printable(error)}"
+            raise CorruptState(why) from error
         known = (file, *file.replaces)
-        texts = [each.checksum for each in known]
         numbers = [file.entries, *(each.bytes for each in known)]
-        if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        if any(type(each.checksum) is not str for each in known) or any(type(number) is not int for number in numbers):
             raise CorruptState(f"malformed description of a state file: {document!r:.200}")
         if file.kind not in ("base", "delta"):
             raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r:.100}")

@@ -113,8 +113,6 @@ class SubtaskCheckpoints:
             self._inputs_at.setdefault(checkpoint, {}).setdefault(str(end.channel), end.cursor.consumed)
         self.handle(events.BarrierTaken(end.channel, checkpoint))
 
-    # --- barriers that overtake
-
     def overtake(self, checkpoint: CheckpointId) -> None:
         """The barriers of ``checkpoint`` must not wait, whether they are sent already or not."""
         if self.unaligned is not None:
@@ -144,15 +142,13 @@ class SubtaskCheckpoints:
                 return False
         return True
 
-    # --- the barrier machine
-
     def decide(self, event: events.BarrierEvent) -> list[effects.BarrierEffect]:
         """The effects of ``event``; the caller passes them to ``carry_out`` when the step has begun."""
         return self._machine.step(NO_TIME_MS, event)
 
     def handle(self, event: events.BarrierEvent) -> None:
         """Carry out the effects of ``event``."""
-        self.carry_out(self._machine.step(NO_TIME_MS, event))
+        self.carry_out(self.decide(event))
 
     def carry_out(self, found: Sequence[effects.BarrierEffect]) -> None:
         """Carry out effects of the machine, in this order."""

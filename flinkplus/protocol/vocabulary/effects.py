@@ -283,8 +283,9 @@ class RetractOutputAfter(Frozen):
 
 
 class DeploySubtasks(Frozen):
-    """Reset every slot to ``generation``: drop older subtasks; create, restore (None: initial state) and connect, but do
-    not start, the assigned ones. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or ``CheckpointRestoreFailed``."""
+    """Reset every slot to ``generation``: drop older subtasks; create, restore (None: initial state) and connect the
+    assigned ones, but do not start them. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
+    ``CheckpointRestoreFailed``."""
 
     generation: Generation
     restore: CheckpointId | None
