@@ -938,7 +938,7 @@ def one_barrier_round_is_enough(original: Any) -> Any:
         awaited = self._recordings.get(checkpoint)
         if channel in self._back and awaited:
             del self._recordings[checkpoint]
-            closed = [effects.CloseLog(checkpoint, other) for other in awaited]
+            closed = [effects.EndCapture(checkpoint, other) for other in awaited]
             return [*found, *closed, effects.PersistSnapshot(checkpoint)]
         return found
 
@@ -1315,7 +1315,7 @@ def complete_with_the_first_barrier(original: Any) -> Any:
     def overtook(self: Any, checkpoint: Any) -> Any:
         found = original(self, checkpoint)
         awaited = self._recordings.pop(checkpoint, ())
-        closed = [effects.CloseRecord(checkpoint, channel) for channel in awaited]
+        closed = [effects.EndCapture(checkpoint, channel) for channel in awaited]
         return [*found, *closed, *([effects.PersistSnapshot(checkpoint)] if awaited else ())]
 
     return overtook

@@ -86,9 +86,6 @@ class CyclicAlignment(RecordingAlignment):
             del self._early[channel]
         return [effects.UnblockChannel(channel) for channel in released]
 
-    def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
-        return effects.CloseLog(checkpoint, channel)
-
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if not self._back or self._refusal() is not None:
             return super()._begin_snapshot(checkpoint)

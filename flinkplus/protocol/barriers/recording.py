@@ -12,7 +12,6 @@ Rules:
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
@@ -41,10 +40,6 @@ class RecordingAlignment(BarrierAlignment):
     def waiting_for(self) -> tuple[CheckpointId, ...]:
         return (*self._recordings, *super().waiting_for)
 
-    @abstractmethod
-    def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
-        """No further message of ``channel`` belongs to the snapshot."""
-
     def _came(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The barrier of ``checkpoint`` has arrived on ``channel``."""
         found: list[BarrierEffect] = []
@@ -54,7 +49,7 @@ class RecordingAlignment(BarrierAlignment):
         awaited = self._recordings.get(checkpoint, [])
         if channel in awaited:
             awaited.remove(channel)
-            found += [self._close(checkpoint, channel), *self._persist()]
+            found += [effects.EndCapture(checkpoint, channel), *self._persist()]
         return found
 
     def _persist(self) -> list[BarrierEffect]:
@@ -81,9 +76,9 @@ class RecordingAlignment(BarrierAlignment):
     def _end_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The copy is still persisted, since later snapshots build on it; then it is discarded."""
         self._asynchronous[checkpoint] = True
-        closed = [self._close(checkpoint, channel) for channel in self._recordings[checkpoint]]
+        ended = [effects.EndCapture(checkpoint, channel) for channel in self._recordings[checkpoint]]
         self._recordings[checkpoint].clear()
-        return [*closed, *self._persist()]
+        return [*ended, *self._persist()]
 
     def _was_ordered(self, checkpoint: CheckpointId) -> bool:
         return super()._was_ordered(checkpoint) and checkpoint not in self._recordings

@@ -149,6 +149,3 @@ class UnalignedBarriers(RecordingAlignment):
                 if newer > checkpoint and channel in channels:
                     return self._decline_recording(checkpoint, channel, newer)
         return []
-
-    def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
-        return effects.CloseRecord(checkpoint, channel)

@@ -181,15 +181,12 @@ class SubtaskCheckpoints:
             case effects.LogChannel(checkpoint, channel):
                 self.channel_state.open_log(checkpoint, channel)
                 self._reached("logging")
-            case effects.CloseLog(checkpoint, channel):
-                self.channel_state.close_log(checkpoint, channels[channel])
-                self._reached("returned")
             case effects.RecordChannel(checkpoint, channel):
                 self.channel_state.open_record(checkpoint, channels[channel])
                 self._reached("recording")
-            case effects.CloseRecord(checkpoint, channel):
-                self.channel_state.close_record(checkpoint, channels[channel])
-                self._reached("recorded")
+            case effects.EndCapture(checkpoint, channel):
+                logged = self.channel_state.end_capture(checkpoint, channels[channel])
+                self._reached("returned" if logged else "recorded")
             case _:
                 assert_never(effect)
 

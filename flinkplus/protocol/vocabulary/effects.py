@@ -78,14 +78,7 @@ class DiscardSnapshot(Frozen):
 
 
 class LogChannel(Frozen):
-    """Messages taken from ``channel`` belong to the snapshot of ``checkpoint`` from now on, until ``CloseLog``."""
-
-    checkpoint: CheckpointId
-    channel: ChannelId
-
-
-class CloseLog(Frozen):
-    """The message last taken from ``channel`` is the last of the snapshot of ``checkpoint``."""
+    """Messages taken from ``channel`` belong to the snapshot of ``checkpoint`` from now on, until ``EndCapture``."""
 
     checkpoint: CheckpointId
     channel: ChannelId
@@ -99,8 +92,9 @@ class RecordChannel(Frozen):
     channel: ChannelId
 
 
-class CloseRecord(Frozen):
-    """The message that last arrived on ``channel`` is the last of the snapshot of ``checkpoint``."""
+class EndCapture(Frozen):
+    """The message last taken from ``channel`` (after ``LogChannel``), or the one that last arrived on it (after
+    ``RecordChannel``), is the last of the snapshot of ``checkpoint``."""
 
     checkpoint: CheckpointId
     channel: ChannelId
@@ -116,9 +110,8 @@ BarrierEffect: TypeAlias = (
     | DeclineCheckpoint
     | DiscardSnapshot
     | LogChannel
-    | CloseLog
     | RecordChannel
-    | CloseRecord
+    | EndCapture
 )
 
 # ------------------------------------------------------------------------------------------------ checkpointing

@@ -10,9 +10,9 @@ from flinkplus.protocol.vocabulary.effects import (
     AcknowledgeCheckpoint,
     BarrierEffect,
     BlockChannel,
-    CloseLog,
     DeclineCheckpoint,
     DiscardSnapshot,
+    EndCapture,
     ForwardBarrier,
     LogChannel,
     PersistSnapshot,
@@ -57,8 +57,8 @@ def test_the_state_is_copied_when_the_regular_inputs_are_blocked_and_back_edges_
 def test_the_snapshot_is_persisted_when_the_barrier_has_come_round_on_every_back_edge() -> None:
     one = machine()
     feed(one, BarrierTaken(A, ONE), BarrierTaken(B, ONE))
-    assert feed(one, BarrierTaken(OTHER_BACK, ONE)) == [CloseLog(ONE, OTHER_BACK)]
-    assert feed(one, BarrierTaken(BACK, ONE)) == [CloseLog(ONE, BACK), PersistSnapshot(ONE)]
+    assert feed(one, BarrierTaken(OTHER_BACK, ONE)) == [EndCapture(ONE, OTHER_BACK)]
+    assert feed(one, BarrierTaken(BACK, ONE)) == [EndCapture(ONE, BACK), PersistSnapshot(ONE)]
     assert feed(one, SnapshotPersisted(ONE, "handle")) == [AcknowledgeCheckpoint(ONE, "handle")]
     assert one.waiting_for == ()
 
@@ -66,7 +66,7 @@ def test_the_snapshot_is_persisted_when_the_barrier_has_come_round_on_every_back
 def test_a_back_edge_does_not_wait_for_its_own_barrier() -> None:
     one = machine()
     feed(one, BarrierTaken(A, ONE), BarrierTaken(B, ONE))
-    assert feed(one, BarrierTaken(BACK, ONE)) == [CloseLog(ONE, BACK)]
+    assert feed(one, BarrierTaken(BACK, ONE)) == [EndCapture(ONE, BACK)]
     assert one.blocked == ()
 
 
@@ -85,7 +85,7 @@ def test_an_early_barrier_on_a_back_edge_blocks_it_until_the_copy(first: tuple[C
         UnblockChannel(B),
         UnblockChannel(BACK),
     ]
-    assert feed(one, BarrierTaken(OTHER_BACK, ONE)) == [CloseLog(ONE, OTHER_BACK), PersistSnapshot(ONE)]
+    assert feed(one, BarrierTaken(OTHER_BACK, ONE)) == [EndCapture(ONE, OTHER_BACK), PersistSnapshot(ONE)]
 
 
 def test_with_all_barriers_of_back_edges_early_the_copy_is_the_snapshot() -> None:
@@ -117,9 +117,9 @@ def test_checkpoints_overlap_and_each_has_its_own_logs() -> None:
     one = machine()
     feed(one, BarrierTaken(A, ONE), BarrierTaken(B, ONE), BarrierTaken(BACK, ONE))
     assert feed(one, BarrierTaken(A, TWO), BarrierTaken(B, TWO)) == copied(TWO)
-    assert feed(one, BarrierTaken(BACK, TWO)) == [CloseLog(TWO, BACK)]
-    assert feed(one, BarrierTaken(OTHER_BACK, ONE)) == [CloseLog(ONE, OTHER_BACK), PersistSnapshot(ONE)]
-    assert feed(one, BarrierTaken(OTHER_BACK, TWO)) == [CloseLog(TWO, OTHER_BACK), PersistSnapshot(TWO)]
+    assert feed(one, BarrierTaken(BACK, TWO)) == [EndCapture(TWO, BACK)]
+    assert feed(one, BarrierTaken(OTHER_BACK, ONE)) == [EndCapture(ONE, OTHER_BACK), PersistSnapshot(ONE)]
+    assert feed(one, BarrierTaken(OTHER_BACK, TWO)) == [EndCapture(TWO, OTHER_BACK), PersistSnapshot(TWO)]
 
 
 def test_a_newer_barrier_round_declines_the_older_checkpoint() -> None:
@@ -128,10 +128,10 @@ def test_a_newer_barrier_round_declines_the_older_checkpoint() -> None:
     why = "head[0]: barrier 2 came round on 7:0->0 before 1 did"
     assert feed(one, BarrierTaken(BACK, TWO)) == [
         DeclineCheckpoint(ONE, why),
-        CloseLog(ONE, BACK),
-        CloseLog(ONE, OTHER_BACK),
+        EndCapture(ONE, BACK),
+        EndCapture(ONE, OTHER_BACK),
         PersistSnapshot(ONE),
-        CloseLog(TWO, BACK),
+        EndCapture(TWO, BACK),
     ]
     assert feed(one, SnapshotPersisted(ONE, "handle")) == [DiscardSnapshot(ONE)]
 
@@ -139,7 +139,7 @@ def test_a_newer_barrier_round_declines_the_older_checkpoint() -> None:
 def test_an_aborted_checkpoint_is_persisted_for_those_that_follow_and_discarded() -> None:
     one = machine()
     feed(one, BarrierTaken(A, ONE), BarrierTaken(B, ONE), BarrierTaken(BACK, ONE))
-    assert feed(one, CheckpointAborted(ONE)) == [CloseLog(ONE, OTHER_BACK), PersistSnapshot(ONE)]
+    assert feed(one, CheckpointAborted(ONE)) == [EndCapture(ONE, OTHER_BACK), PersistSnapshot(ONE)]
     assert feed(one, SnapshotPersisted(ONE, "handle")) == [DiscardSnapshot(ONE)]
     assert feed(one, BarrierTaken(OTHER_BACK, ONE)) == []
 
@@ -147,10 +147,10 @@ def test_an_aborted_checkpoint_is_persisted_for_those_that_follow_and_discarded(
 def test_copies_are_persisted_in_the_order_in_which_they_were_taken() -> None:
     one = machine()
     feed(one, BarrierTaken(A, ONE), BarrierTaken(B, ONE), BarrierTaken(A, TWO), BarrierTaken(B, TWO))
-    assert feed(one, CheckpointAborted(TWO)) == [CloseLog(TWO, BACK), CloseLog(TWO, OTHER_BACK)]
+    assert feed(one, CheckpointAborted(TWO)) == [EndCapture(TWO, BACK), EndCapture(TWO, OTHER_BACK)]
     assert feed(one, BarrierTaken(BACK, ONE), BarrierTaken(OTHER_BACK, ONE)) == [
-        CloseLog(ONE, BACK),
-        CloseLog(ONE, OTHER_BACK),
+        EndCapture(ONE, BACK),
+        EndCapture(ONE, OTHER_BACK),
         PersistSnapshot(ONE),
         PersistSnapshot(TWO),
     ]
@@ -203,6 +203,6 @@ def test_a_newer_barrier_that_came_early_declines_the_checkpoint_that_is_begun_b
     feed(one, BarrierTaken(A, ONE), BarrierTaken(BACK, TWO))
     effects = feed(one, BarrierTaken(B, ONE))
     assert [effect.checkpoint for effect in effects if isinstance(effect, DeclineCheckpoint)] == [ONE]
-    assert effects[-3:] == [CloseLog(ONE, BACK), CloseLog(ONE, OTHER_BACK), PersistSnapshot(ONE)]
+    assert effects[-3:] == [EndCapture(ONE, BACK), EndCapture(ONE, OTHER_BACK), PersistSnapshot(ONE)]
     assert feed(one, SnapshotPersisted(ONE, "handle")) == [DiscardSnapshot(ONE)]
     assert one.blocked == (BACK,)

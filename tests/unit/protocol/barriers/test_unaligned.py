@@ -13,9 +13,9 @@ from flinkplus.protocol.vocabulary.effects import (
     AcknowledgeCheckpoint,
     BarrierEffect,
     BlockChannel,
-    CloseRecord,
     DeclineCheckpoint,
     DiscardSnapshot,
+    EndCapture,
     ForwardBarrier,
     PersistSnapshot,
     RecordChannel,
@@ -71,7 +71,7 @@ def test_what_is_in_flight_is_recorded_until_the_last_barrier_comes_in() -> None
     feed(one, OvertakingOrdered(ONE), BarrierArrived(B, ONE))
     assert feed(one, BarrierOvertook(ONE)) == copied(ONE, A, B)
     assert one.due is None and one.waiting_for == (ONE,)
-    assert feed(one, BarrierArrived(A, ONE)) == [CloseRecord(ONE, A), PersistSnapshot(ONE)]
+    assert feed(one, BarrierArrived(A, ONE)) == [EndCapture(ONE, A), PersistSnapshot(ONE)]
     assert feed(one, SnapshotPersisted(ONE, "handle")) == [AcknowledgeCheckpoint(ONE, "handle")]
     assert not one.waiting_for
 
@@ -86,7 +86,7 @@ def test_a_barrier_whose_turn_comes_when_it_has_overtaken_means_nothing() -> Non
     one = machine()
     feed(one, OvertakingOrdered(ONE), BarrierArrived(B, ONE), BarrierOvertook(ONE))
     assert feed(one, BarrierTaken(B, ONE)) == [] and one.blocked == ()
-    assert feed(one, BarrierArrived(A, ONE)) == [CloseRecord(ONE, A), PersistSnapshot(ONE)]
+    assert feed(one, BarrierArrived(A, ONE)) == [EndCapture(ONE, A), PersistSnapshot(ONE)]
     assert feed(one, BarrierTaken(A, ONE)) == [] and one.blocked == ()
 
 
@@ -103,7 +103,7 @@ def test_an_alignment_that_takes_too_long_is_overtaken() -> None:
     assert one.due == ONE, "one barrier was taken: no other need be here"
     assert feed(one, BarrierOvertook(ONE)) == [*copied(ONE, B), UnblockChannel(A)]
     assert one.waiting_for == (ONE,)
-    assert feed(one, BarrierArrived(B, ONE)) == [CloseRecord(ONE, B), PersistSnapshot(ONE)]
+    assert feed(one, BarrierArrived(B, ONE)) == [EndCapture(ONE, B), PersistSnapshot(ONE)]
 
 
 def test_the_barrier_of_an_aligned_snapshot_overtakes_too_when_it_may() -> None:
@@ -121,8 +121,8 @@ def test_the_barrier_of_an_aligned_snapshot_overtakes_too_when_it_may() -> None:
 def test_who_repeats_does_not_wait_for_a_barrier() -> None:
     one = machine()
     assert feed(one, BarrierOvertook(ONE)) == copied(ONE, A, B)
-    assert feed(one, BarrierArrived(A, ONE)) == [CloseRecord(ONE, A)]
-    assert feed(one, BarrierArrived(B, ONE)) == [CloseRecord(ONE, B), PersistSnapshot(ONE)]
+    assert feed(one, BarrierArrived(A, ONE)) == [EndCapture(ONE, A)]
+    assert feed(one, BarrierArrived(B, ONE)) == [EndCapture(ONE, B), PersistSnapshot(ONE)]
 
 
 def test_a_checkpoint_that_is_given_up_is_not_due() -> None:
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_is_given_up_while_it_is_recorded_is_persisted_and_dis
     """Later snapshots build on its copy."""
     one = machine()
     feed(one, OvertakingOrdered(ONE), BarrierArrived(B, ONE), BarrierOvertook(ONE))
-    assert feed(one, CheckpointAborted(ONE)) == [CloseRecord(ONE, A), PersistSnapshot(ONE)]
+    assert feed(one, CheckpointAborted(ONE)) == [EndCapture(ONE, A), PersistSnapshot(ONE)]
     assert feed(one, SnapshotPersisted(ONE, "handle")) == [DiscardSnapshot(ONE)]
     assert feed(one, BarrierArrived(A, ONE)) == [] and one.due is None
 
@@ -151,8 +151,8 @@ def test_checkpoints_that_overlap_are_persisted_in_order() -> None:
     assert feed(one, BarrierOvertook(ONE)) == copied(ONE, A, B)
     assert one.due == TWO
     assert feed(one, BarrierOvertook(TWO)) == copied(TWO, A, B)
-    assert feed(one, BarrierArrived(B, ONE)) == [CloseRecord(ONE, B), PersistSnapshot(ONE)]
-    assert feed(one, BarrierArrived(B, TWO)) == [CloseRecord(TWO, B), PersistSnapshot(TWO)]
+    assert feed(one, BarrierArrived(B, ONE)) == [EndCapture(ONE, B), PersistSnapshot(ONE)]
+    assert feed(one, BarrierArrived(B, TWO)) == [EndCapture(TWO, B), PersistSnapshot(TWO)]
 
 
 def test_a_newer_barrier_proves_that_the_older_one_will_not_come() -> None:
@@ -160,7 +160,7 @@ def test_a_newer_barrier_proves_that_the_older_one_will_not_come() -> None:
     feed(one, OvertakingOrdered(ONE), BarrierArrived(A, ONE), BarrierOvertook(ONE))
     effects = feed(one, BarrierArrived(B, TWO))
     assert isinstance(effects[0], DeclineCheckpoint) and effects[0].checkpoint == ONE
-    assert effects[1:] == [CloseRecord(ONE, B), PersistSnapshot(ONE)]
+    assert effects[1:] == [EndCapture(ONE, B), PersistSnapshot(ONE)]
 
 
 def test_a_newer_barrier_may_have_come_before_the_older_one_overtakes() -> None:
@@ -168,7 +168,7 @@ def test_a_newer_barrier_may_have_come_before_the_older_one_overtakes() -> None:
     feed(one, OvertakingOrdered(ONE), BarrierArrived(B, TWO), BarrierArrived(A, ONE))
     effects = feed(one, BarrierOvertook(ONE))
     assert effects[: len(copied(ONE, A, B))] == copied(ONE, A, B)
-    assert [type(effect) for effect in effects[-3:]] == [DeclineCheckpoint, CloseRecord, PersistSnapshot]
+    assert [type(effect) for effect in effects[-3:]] == [DeclineCheckpoint, EndCapture, PersistSnapshot]
     assert one.waiting_for == ()
 
 
