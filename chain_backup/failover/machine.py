@@ -108,15 +108,11 @@ class FailoverProtocol:
     def holdings(self) -> list[tuple[SubtaskId, int, int, list[tuple[int, int | None, bool]]]]:
         """For each chain: subtask, generation, newest version of the head, and for each member, head first: slot,
         newest version that it has (``None``: none), whether it is catching up."""
-        return [
-            (
-                chain.subtask,
-                int(chain.generation),
-                max(chain.persisted),
-                [(slot, chain.newest_held(slot), slot in chain.catching_up) for slot in chain.members],
-            )
-            for chain in self._table
-        ]
+        found = []
+        for chain in self._table:
+            held = [(slot, chain.newest_held(slot), slot in chain.catching_up) for slot in chain.members]
+            found.append((chain.subtask, int(chain.generation), max(chain.persisted), held))
+        return found
 
     def versions(self, subtask: SubtaskId) -> tuple[int, ...]:
         """The versions that ``subtask`` may have to go back to; empty while no job runs."""

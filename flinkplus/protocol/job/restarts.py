@@ -12,10 +12,9 @@ So an outage in which many subtasks raise exceptions costs a job with local fail
 which halts all subtasks at the first exception. A local failover that ends in a rollback is one recovery, too.
 
 Other rules. Failures of user code tend to recur, so each counts for at least ``restart_window_ms``, and until a
-checkpoint has become complete after it: an input that fails each time prevents that. Rare exceptions do not add up over
-weeks. Losses of slots count only until a checkpoint becomes complete, since hosts do die in a long run. The first of
-several recoveries in a row has no delay; each further one doubles it. A corrupt checkpoint costs nothing: each one is
-tried once.
+checkpoint has become complete after it: an input that fails each time prevents that. Losses of slots count only until a
+checkpoint becomes complete, since hosts do die in a long run. The first of several recoveries in a row has no delay;
+each further one doubles it. A corrupt checkpoint costs nothing: each one is tried once.
 """
 
 from __future__ import annotations

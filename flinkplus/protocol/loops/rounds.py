@@ -97,12 +97,8 @@ class LoopRounds:
             return None
         number = together[0][0]
         expected = self._number if self._is_head else self._number + 1
-        invariant(
-            all(other == expected for other, _ in together),
-            "a round of a loop arrived out of order",
-            expected=expected,
-            rounds=together,
-        )
+        in_order = all(other == expected for other, _ in together)
+        invariant(in_order, "a round of a loop arrived out of order", expected=expected, rounds=together)
         self._number = number
         return number, any(moved for _, moved in together)
 

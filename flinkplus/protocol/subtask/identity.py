@@ -22,12 +22,10 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 class Promotion:
     """What a standby receives when it becomes active.
 
-    ``received``: channel -> next ``seq`` that its consumer expected when the survivors answered. Answers of consumers
-    that have died since are included, and count.
+    ``received``: channel -> next ``seq`` that its consumer expected in its answer, even if it has died since.
     ``determinants``: of the steps to repeat.
     ``ancestors``: what the survivors know of the subtasks that these steps may depend on.
-    ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: from there on,
-    messages are new.
+    ``marks``: channel -> first ``seq`` that its living producer had not sent before the failure: new messages.
     ``resuming``: subtasks that are promoted as well.
     ``state``: what the standby holds, opaque.
     ``had``: channel -> digests, by ``seq``, of what its consumer had received; ``None``: nothing is compared.
