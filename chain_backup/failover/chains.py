@@ -66,11 +66,8 @@ class Chain:
     @property
     def stable(self) -> int:
         """The newest version that the head and all standbys that count have; -1 without one."""
-        newest = max(self.persisted)
-        for slot in self.members[1:]:
-            if slot not in self.catching_up:
-                newest = min(newest, self.newest_staged(slot))
-        return newest
+        counted = [self.newest_staged(slot) for slot in self.members[1:] if slot not in self.catching_up]
+        return min([max(self.persisted), *counted])
 
     def newest_staged(self, slot: int) -> int:
         """The newest version that the standby on ``slot`` has; -1 without one."""
@@ -78,10 +75,7 @@ class Chain:
 
     def newest_held(self, slot: int) -> int | None:
         """The newest version that a member has, the head or a standby; ``None``: none."""
-        if slot == self.head:
-            return max(self.persisted)
-        staged = self.newest_staged(slot)
-        return staged if staged >= 0 else None
+        return max(self.persisted if slot == self.head else self.staged.get(slot, ()), default=None)
 
     def entry(self) -> ChainEntry:
         return ChainEntry(self.subtask, self.generation, self.members, max(self.stable, 0))

@@ -24,26 +24,23 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.vocabulary.frozen import Frozen
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, Seq, invariant
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(Frozen):
     """The next message: the cursor counts it as received."""
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicate:
+class Duplicate(Frozen):
     """Received before: drop it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
+class Stale(Frozen):
     """From an older generation of the producer: drop it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Frozen):
     """Ahead of ``expected``: drop it and ask the producer to send again from there."""
 
     expected: Seq

@@ -301,17 +301,13 @@ class JobProtocol:
     def _on_local_failure(self, now_ms: int, event: events.FailureTakenOn | events.FailoverFellBack) -> list[JobEffect]:
         if self._state is not JobState.RUNNING:
             return []
-        match event:
-            case events.FailureTakenOn(kind, generation, under_way, reason, error):
-                if self._budget.is_counted(now_ms, generation, under_way, bool(self._slots.missing)):
-                    return []
-                enough = self._budget.spend(now_ms, kind, self._newest_used)
-                return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
-            case events.FailoverFellBack(kind, subtasks, reason, error, counted):
-                failure = _Failure(kind, subtasks, reason)
-                return self._interrupt(now_ms, failure) if counted else self._fail(now_ms, failure, error)
-            case _:
-                assert_never(event)
+        if isinstance(event, events.FailoverFellBack):
+            failure = _Failure(event.kind, event.subtasks, event.reason)
+            return self._interrupt(now_ms, failure) if event.counted else self._fail(now_ms, failure, event.error)
+        if self._budget.is_counted(now_ms, event.generation, event.under_way, bool(self._slots.missing)):
+            return []
+        enough = self._budget.spend(now_ms, event.kind, self._newest_used)
+        return [] if enough is None else self._too_many(now_ms, event.kind, event.reason, event.error, enough)
 
     def _too_many(self, now_ms: int, kind: FailureKind, reason: str, error: object, enough: str) -> list[JobEffect]:
         return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({enough})", kind))

@@ -15,12 +15,7 @@ from typing import Any
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId
-from flinkplus.protocol.vocabulary.in_flight import (
-    ChannelLogged,
-    InFlightBudget,
-    Logs,
-    SnapshotLogs,
-)
+from flinkplus.protocol.vocabulary.in_flight import ChannelLogged, InFlightBudget, Logs, SnapshotLogs
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 OpenLogs = dict[ChannelId, dict[CheckpointId, ChannelLogged]]

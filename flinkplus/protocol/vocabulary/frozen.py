@@ -1,4 +1,4 @@
-"""The base class of events and effects."""
+"""The base class of events, effects and decisions."""
 
 from __future__ import annotations
 
