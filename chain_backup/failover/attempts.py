@@ -1,6 +1,6 @@
 """The failover under way: its attempts, from the failed set to standbys that run.
 
-The life of one attempt, for a failed set of subtasks::
+The life of one attempt, for a failed set of subtasks (of a handover: the subtasks that move)::
 
                 +--records ordered--> REGISTRY --written------------------+
     detected ---+                                                         +--both--> line --> promoting --> done
@@ -15,12 +15,12 @@ Rules:
 
 - No standby is promoted before the new generation and members are in ZooKeeper, nor before every living slot has fenced
   the old generation, which is when the line is known. Neither waits for the other: to refuse the old generation is
-  right whether or not a new one follows. Slots that have fenced while ZooKeeper is away just wait.
+  right whether or not a new one follows.
 - An attempt takes one new number and one new generation for all of its failed set. An answer to an older attempt has no
-  effect, with one exception: an ordered promotion stays ordered. When something else fails while standbys are being
-  promoted, these promotions continue, and their answers count; only what failed is in the new attempt.
-- Partial recovery: a set of subtasks that goes back contains every producer of each of its members. So no message that
-  was sent before is requested, and the set needs no output log of other subtasks.
+  effect, except for an ordered promotion, which stays ordered: when something else fails meanwhile, it continues, and
+  its answer counts. Only what failed is in the new attempt.
+- Partial recovery: the failed set contains every producer of each of its members. So it needs no output log of other
+  subtasks.
 - Failed subtasks go back to the last complete version, or to a newer one that every head has in the durable store
   (then it is about to become complete, and must not be undone); with ``pending_versions`` also to a newer one that
   all new heads of a component have staged.
@@ -40,7 +40,7 @@ from chain_backup.failover import effects
 from chain_backup.failover.chains import ChainTable
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import FailoverEffect, FailoverKind
-from chain_backup.failover.plans import Plans
+from chain_backup.failover.planned_members import PlannedMembers
 from chain_backup.failover.recovery_line import NoLine, unprovable
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
@@ -55,31 +55,26 @@ class _Failover:
     kind: FailoverKind
     reason: str
     error: object
-    subtasks: dict[SubtaskId, None] = field(default_factory=dict)  # an ordered set
-    moved: dict[SubtaskId, None] = field(default_factory=dict)  # another: these, and those that restart due to them
+    subtasks: dict[SubtaskId, None] = field(default_factory=dict)  # failed or handed over; used as an ordered set
+    moved: dict[SubtaskId, None] = field(default_factory=dict)  # ``subtasks`` and all that restart with them; likewise
     refused: dict[SubtaskId, list[int]] = field(default_factory=dict)
     """Partial: the slots on which a subtask could not start."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """The failed set on its way to the line; each of it has its new head first in its chain."""
+    """An attempt whose line is not known yet. In the chain of each ``failed`` subtask, its new head is first."""
 
     number: int
     generation: Generation
     failed: tuple[SubtaskId, ...]
     registry_until_ms: int
-    written: bool = False
+    is_written: bool = False
     fence_sent: bool = False
     fence_until_ms: int = 0
     awaited: list[int] = field(default_factory=list)
     """Slots to which the fence was sent and that have not answered."""
     received: dict[ChannelId, int] = field(default_factory=dict)
-
-    @property
-    def deadlines_ms(self) -> list[int]:
-        registry = [] if self.written else [self.registry_until_ms]
-        return [*registry, self.fence_until_ms] if self.awaited else registry
 
 
 @dataclass(slots=True)
@@ -93,11 +88,11 @@ class _Promotion:
 class Attempts:
     """At most one failover with one attempt at a time, and the promotions of it and of the attempts before."""
 
-    def __init__(self, topology: Topology, config: FailoverConfig, table: ChainTable, plans: Plans) -> None:
+    def __init__(self, topology: Topology, config: FailoverConfig, table: ChainTable, planned: PlannedMembers) -> None:
         self._topology = topology
         self._config = config
         self._table = table
-        self._plans = plans
+        self._planned = planned
         self.newest_generation = Generation(0)
         """The newest generation ever given out."""
         self._count = 0
@@ -122,7 +117,7 @@ class Attempts:
 
     @property
     def failed(self) -> Collection[SubtaskId]:
-        """The failed set that is still on its way to the line."""
+        """The failed set whose line is not known yet."""
         return () if self._attempt is None else self._attempt.failed
 
     @property
@@ -132,23 +127,27 @@ class Attempts:
 
     def next_deadline_ms(self) -> int | None:
         deadlines = [promotion.until_ms for promotion in self._promotions.values()]
-        if self._attempt is not None:
-            deadlines += self._attempt.deadlines_ms
+        attempt = self._attempt
+        if attempt is not None and not attempt.is_written:
+            deadlines.append(attempt.registry_until_ms)
+        if attempt is not None and attempt.awaited:
+            deadlines.append(attempt.fence_until_ms)
         return min(deadlines, default=None)
 
     def restarting_with(self, failed: Sequence[SubtaskId]) -> tuple[SubtaskId, ...]:
         """The subtasks that restart when ``failed`` do, themselves included; sorted."""
         return self._topology.with_upstreams(failed) if self._config.partial else tuple(sorted(set(failed)))
 
-    def unsafe(self, failed: Sequence[SubtaskId]) -> str | None:
-        """Why ``failed`` cannot be moved together, if they cannot."""
+    def why_unsafe(self, failed: Sequence[SubtaskId]) -> str | None:
+        """Why ``failed`` cannot be promoted together; ``None`` if they can."""
         together = self.restarting_with(failed)
         return unprovable(together, self._topology, self._config.sharing_depth, self._table.unsettled(together))
 
     def fail(
         self, now_ms: int, kind: FailoverKind, failed: Sequence[SubtaskId], reason: str, error: object = None
     ) -> list[FailoverEffect]:
-        """Start an attempt for ``failed``, whose heads have left their chains, and for all not promoted yet."""
+        """Start an attempt for ``failed``, the failed set of the attempt under way, and what restarts with them. Where
+        there are standbys, the heads of ``failed`` have left their chains."""
         failover = self._join(kind, failed, reason, error)
         together = self.restarting_with([*failed, *self.failed])
         failover.moved.update(dict.fromkeys(together))
@@ -158,21 +157,20 @@ class Attempts:
                 del self._promotions[key]
         for subtask in together if self._config.partial else ():
             if not self._table[subtask].members:  # it gets a slot that has not refused it
-                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._plans.barred)
+                self._table.put_anywhere(subtask, failover.refused.get(subtask, ()), self._planned.barred)
         orphans = [str(subtask) for subtask in together if not self._table[subtask].members]
         if orphans:
             left = "slot for" if self._config.partial else "standby of"
-            return self.give_up(f"no {left} {', '.join(orphans)} is left")
-        unsafe = self.unsafe(together)
+            return self.fall_back(f"no {left} {', '.join(orphans)} is left")
+        unsafe = self.why_unsafe(together)
         if unsafe is not None:
-            return self.give_up(unsafe)
+            return self.fall_back(unsafe)
         for subtask in together:
             self._table[subtask].put_best_first(self._table.complete)
         return self._begin(now_ms, together, fence=True)
 
     def hand_over(self, now_ms: int, moving: Sequence[SubtaskId], reason: str) -> list[FailoverEffect]:
-        """Begin an attempt for ``moving``, whose new heads come first in their chains. No slot fences before ZooKeeper
-        has the records."""
+        """Begin an attempt for ``moving``, whose new heads come first in their chains."""
         failover = self._join("handover", moving, reason, None)
         moved = self.restarting_with(moving)
         failover.moved.update(dict.fromkeys(moved))
@@ -198,10 +196,10 @@ class Attempts:
             self._table[subtask].generation = self.newest_generation
         until_ms = now_ms + self._config.registry_timeout_ms
         attempt = self._attempt = _Attempt(self._count, self.newest_generation, failed, until_ms)
-        records = effects.WriteRecords(attempt.number, self._table.written(failed))
+        records = effects.WriteRecords(attempt.number, self._table.entries(failed))
         return [self._phase("detect"), records, *(self._fence(now_ms, attempt) if fence else ())]
 
-    def give_up(self, why: str) -> list[FailoverEffect]:
+    def fall_back(self, why: str) -> list[FailoverEffect]:
         """End the failover under way; the whole job must roll back."""
         failover = self._open()
         self.reset()
@@ -209,7 +207,7 @@ class Attempts:
         return [effects.FallBack(failover.kind, subtasks, f"{failover.reason}; {why}", failover.error)]
 
     def call_off(self) -> list[FailoverEffect]:
-        """End a handover that no slot knows of, when its subtasks have their members from before again."""
+        """End a handover that no slot knows of. Its chains already have their former members again."""
         failover = self._open()
         self.reset()
         return [effects.FinishFailover(failover.number)]
@@ -224,22 +222,20 @@ class Attempts:
         subtasks, moved = tuple(sorted(failover.subtasks)), tuple(sorted(failover.moved))
         return effects.RecordFailoverPhase(failover.number, phase, failover.kind, subtasks, failover.reason, moved)
 
-    # ---------------------------------------------------------------------------------------- registry and fence
-
     def awaits_records(self, number: int) -> bool:
-        return self._attempt is not None and self._attempt.number == number and not self._attempt.written
+        return self._attempt is not None and self._attempt.number == number and not self._attempt.is_written
 
     def written(self, now_ms: int, number: int) -> list[FailoverEffect]:
         """ZooKeeper has the records of attempt ``number``."""
         attempt = self._attempt
         if attempt is None or not self.awaits_records(number):
             return []
-        attempt.written = True
+        attempt.is_written = True
         return self._promote_when_ready(now_ms) if attempt.fence_sent else self._fence(now_ms, attempt)
 
     def _fence(self, now_ms: int, attempt: _Attempt) -> list[FailoverEffect]:
         attempt.fence_sent = True
-        attempt.awaited = [slot for slot in self._plans.slots if self._table.is_alive(slot)]
+        attempt.awaited = [slot for slot in self._planned.slots if self._table.is_alive(slot)]
         attempt.fence_until_ms = now_ms + self._config.fence_timeout_ms
         targets = tuple((subtask, self._table[subtask].head) for subtask in attempt.failed)
         fence = effects.FenceSlots(attempt.number, attempt.generation, targets, tuple(attempt.awaited))
@@ -256,7 +252,7 @@ class Attempts:
         return self._promote_when_ready(now_ms)
 
     def fencing(self, now_ms: int, number: int, slot: int) -> None:
-        """A slot whose answer is long is not late as long as parts of it come."""
+        """A part of a long answer came from ``slot``: its timeout starts again."""
         attempt = self._attempt
         if attempt is not None and attempt.number == number and slot in attempt.awaited:
             attempt.fence_until_ms = now_ms + self._config.fence_timeout_ms
@@ -270,7 +266,7 @@ class Attempts:
 
     def is_registry_late(self, now_ms: int) -> bool:
         attempt = self._attempt
-        return attempt is not None and not attempt.written and now_ms >= attempt.registry_until_ms
+        return attempt is not None and not attempt.is_written and now_ms >= attempt.registry_until_ms
 
     def late_to_fence(self, now_ms: int) -> list[int]:
         """The slots that have not fenced in time."""
@@ -279,11 +275,11 @@ class Attempts:
 
     def _promote_when_ready(self, now_ms: int) -> list[FailoverEffect]:
         attempt = self._attempt
-        if attempt is None or not attempt.written or attempt.awaited:
+        if attempt is None or not attempt.is_written or attempt.awaited:
             return []
         line = self._table.line(attempt.failed, attempt.received, self._config.pending_versions)
         if isinstance(line, NoLine):
-            return self.give_up(f"no version to resume from: {line.reason}")
+            return self.fall_back(f"no version to resume from: {line.reason}")
         self._attempt = None
         found: list[FailoverEffect] = [self._phase("promote"), self._phase("restore")]
         by_slot: dict[int, list[tuple[SubtaskId, int]]] = {}
@@ -306,7 +302,7 @@ class Attempts:
         return done
 
     def not_promoted(self, number: int, slot: int) -> tuple[SubtaskId, ...]:
-        """The subtasks whose promotion on ``slot`` has failed; none when no promotion was awaited."""
+        """The subtasks whose promotion on ``slot`` has failed; none when no promotion was ordered there."""
         promotion = self._promotions.pop((number, slot), None)
         if promotion is None:
             return ()

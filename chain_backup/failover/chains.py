@@ -9,15 +9,15 @@ Rules:
 - A version belongs to a history. When a successor starts from version ``v``, newer versions are void everywhere.
 - A member that joins a running chain does not count for what is stable before it has caught up, and no longer counts
   when it falls too many complete checkpoints behind. (It would keep every log in the job from being trimmed.)
-- A slot that joins becomes the tail of the chains that it is planned for, when no failover is under way. Another one
-  would have to fetch all the state, and would keep the home slot out of its own chains.
-- Plans change while the job runs. A standby that is not planned any more is *surplus*: it leaves when all planned
-  members are there and have what is complete, so that a chain never gets shorter by a change of plans.
-- Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, which has
-  nothing, and gets the version from the durable store.
+- A slot that joins becomes the tail of the chains that it is planned for, when no failover is under way.
+- The planned members change while the job runs. A standby that is not planned any more is *surplus*. It leaves when all
+  planned members are there and have what is complete, so that a change of plans makes no chain shorter; by force, it
+  does not wait for planned members that are dead.
+- Without standbys a chain has one member, its head. When that is lost, another living slot takes its place, and gets
+  the version from the durable store.
 
-Invariants: the members of a chain are alive and all different; versions older than the last trim are forgotten, and
-aborted ones except for the newest.
+Invariants: the members of a chain are alive and all different; of each member, versions that are aborted, or older than
+the last trim, are forgotten, except for its newest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chain_backup.failover.effects import ChainRecordLike, FailoverEffect, FormChains, TrimLogs, WriteRecords
+from chain_backup.failover.effects import ChainEntry, FailoverEffect, FormChains, TrimLogs, WriteRecords
 from chain_backup.failover.recovery_line import NoLine, VersionCursors, recovery_line
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId, invariant
@@ -40,7 +40,7 @@ class Chain:
 
     subtask: SubtaskId
     planned: tuple[int, ...]
-    """The slots that the plans ask for, the home slot first."""
+    """The planned members, the home slot first."""
     members: tuple[int, ...]
     """Living slots, the head (the one that runs, or the one to be promoted) first."""
     generation: Generation
@@ -66,11 +66,8 @@ class Chain:
     @property
     def stable(self) -> int:
         """The newest version that the head and all standbys that count have; -1 without one."""
-        newest = max(self.persisted)
-        for slot in self.members[1:]:
-            if slot not in self.catching_up:
-                newest = min(newest, self.newest_staged(slot))
-        return newest
+        counted = [self.newest_staged(slot) for slot in self.members[1:] if slot not in self.catching_up]
+        return min([max(self.persisted), *counted])
 
     def newest_staged(self, slot: int) -> int:
         """The newest version that the standby on ``slot`` has; -1 without one."""
@@ -78,13 +75,10 @@ class Chain:
 
     def newest_held(self, slot: int) -> int | None:
         """The newest version that a member has, the head or a standby; ``None``: none."""
-        if slot == self.head:
-            return max(self.persisted)
-        staged = self.newest_staged(slot)
-        return staged if staged >= 0 else None
+        return max(self.persisted if slot == self.head else self.staged.get(slot, ()), default=None)
 
-    def record(self) -> ChainRecordLike:
-        return ChainRecordLike(self.subtask, self.generation, self.members, max(self.stable, 0))
+    def entry(self) -> ChainEntry:
+        return ChainEntry(self.subtask, self.generation, self.members, max(self.stable, 0))
 
     def add_tail(self, slot: int) -> None:
         self.members = (*self.members, slot)
@@ -123,17 +117,13 @@ class Chain:
         }
         self.catching_up.discard(self.head)
 
-    def forget(self, versions: set[int]) -> None:
+    def forget(self, is_void: Callable[[int], bool]) -> None:
         """Forget these versions, except for the newest of each member."""
         newest = max(self.persisted)
-        self.persisted = {v: cursors for v, cursors in self.persisted.items() if v == newest or v not in versions}
+        self.persisted = {v: cursors for v, cursors in self.persisted.items() if v == newest or not is_void(v)}
         for slot, staged in self.staged.items():
             newest = self.newest_staged(slot)
-            self.staged[slot] = {v for v in staged if v == newest or v not in versions}
-
-    def forget_before(self, version: int) -> None:
-        known = {*self.persisted, *(v for staged in self.staged.values() for v in staged)}
-        self.forget({v for v in known if v < version})
+            self.staged[slot] = {v for v in staged if v == newest or not is_void(v)}
 
 
 class ChainTable:
@@ -218,19 +208,19 @@ class ChainTable:
         self[subtask].remove(self[subtask].head)
         self._unwritten.add(subtask)
 
-    def put_anywhere(self, subtask: SubtaskId, but: Sequence[int], last: Collection[int]) -> None:
-        """A subtask without a head gets one, on a living slot other than ``but``, if there is one: home if possible,
-        else where its standbys would be, else where fewest subtasks run, and only then on one of the ``last``."""
+    def put_anywhere(self, subtask: SubtaskId, excluded: Sequence[int], avoided: Collection[int]) -> None:
+        """A subtask without a head gets one on a living slot that is not ``excluded``, if there is one: on the first
+        planned one, otherwise where the fewest subtasks run, and on an ``avoided`` one only if no other is left."""
         chain = self[subtask]
         running = [other.head for other in self if other.members]
         others = sorted(
-            self._alive.difference(chain.planned), key=lambda slot: (slot in last, running.count(slot), slot)
+            self._alive.difference(chain.planned), key=lambda slot: (slot in avoided, running.count(slot), slot)
         )
-        fit = [slot for slot in (*chain.planned, *others) if slot in self._alive and slot not in but]
+        fit = [slot for slot in (*chain.planned, *others) if slot in self._alive and slot not in excluded]
         chain.members = tuple(fit[:1])
         self._unwritten.add(subtask)
 
-    def restore(self, subtask: SubtaskId, members: tuple[int, ...]) -> None:
+    def reinstate(self, subtask: SubtaskId, members: tuple[int, ...]) -> None:
         """The working head continues as if no other had been chosen, with those of ``members`` that live."""
         chain = self[subtask]
         chain.members = tuple(slot for slot in members if slot in self._alive)
@@ -247,31 +237,31 @@ class ChainTable:
     def keep(self, slots: Collection[int]) -> None:
         """Slots other than ``slots`` have left the job; they are in no chain."""
         gone = self._alive.difference(slots)
-        invariant(
-            not any(slot in gone for chain in self for slot in chain.members),
-            "a slot with work was taken away",
-            slots=gone,
-        )
+        in_use = any(slot in gone for chain in self for slot in chain.members)
+        invariant(not in_use, "a slot with work was taken away", slots=gone)
         self._alive -= gone
 
-    def settle(self, hasty: Collection[int]) -> list[FailoverEffect]:
-        """No failover is under way: chains get to full strength, and to the plans. ``hasty``: see ``thin_out``."""
-        self.replenish()
-        self.thin_out(hasty)
-        return self.publish() + self.trim()
-
-    def replenish(self) -> None:
-        """Living slots join, as tails, the chains that they are planned for."""
+    def adjust(self, forced: Collection[int]) -> list[FailoverEffect]:
+        """No failover is under way: living planned members join, as tails; surplus standbys leave full chains. Those on
+        ``forced`` slots do not wait for dead planned members."""
         for chain in self if self._standbys else ():
+            members = chain.members
             for slot in chain.planned:
                 if slot in self._alive and slot not in chain.members:
                     chain.add_tail(slot)
-                    self._unwritten.add(chain.subtask)
+            for slot in [slot for slot in chain.members[1:] if slot not in chain.planned]:
+                if self.is_full(chain, slot in forced):
+                    chain.remove(slot)
+            if chain.members != members:
+                self._unwritten.add(chain.subtask)
+        return self.publish() + self.trim()
 
-    def is_full(self, chain: Chain, but_dead: bool) -> bool:
-        """Whether all planned members of ``chain`` (``but_dead``: all that live) are there and have what is
-        complete."""
-        wanted = [slot for slot in chain.planned if slot != chain.head and (slot in self._alive or not but_dead)]
+    def is_full(self, chain: Chain, only_living: bool) -> bool:
+        """Whether all planned members of ``chain`` are there and have what is complete.
+
+        ``only_living``: dead ones do not count.
+        """
+        wanted = [slot for slot in chain.planned if slot != chain.head and (slot in self._alive or not only_living)]
         return not self._standbys or all(
             slot in chain.members and slot not in chain.catching_up and chain.newest_staged(slot) >= self.complete
             for slot in wanted
@@ -279,27 +269,16 @@ class ChainTable:
 
     def is_as_planned(self, chain: Chain) -> bool:
         """Whether all planned members are there and have what is complete, and no others are."""
-        return not self._standbys or (
-            self.is_full(chain, False) and all(slot in chain.planned for slot in chain.members)
-        )
+        return not self._standbys or (self.is_full(chain, False) and set(chain.members) <= set(chain.planned))
 
-    def thin_out(self, hasty: Collection[int]) -> None:
-        """Surplus standbys leave, where the chain is full without them. ``hasty``: slots that do not wait for members
-        that are dead."""
-        for chain in self if self._standbys else ():
-            for slot in [slot for slot in chain.members[1:] if slot not in chain.planned]:
-                if self.is_full(chain, slot in hasty):
-                    chain.remove(slot)
-                    self._unwritten.add(chain.subtask)
-
-    def written(self, subtasks: Sequence[SubtaskId]) -> tuple[ChainRecordLike, ...]:
+    def entries(self, subtasks: Sequence[SubtaskId]) -> tuple[ChainEntry, ...]:
         """The records of ``subtasks``, which are being written."""
         self._unwritten.difference_update(subtasks)
-        return tuple(self[subtask].record() for subtask in subtasks)
+        return tuple(self[subtask].entry() for subtask in subtasks)
 
     def publish(self) -> list[FailoverEffect]:
         """Write the records of the chains that changed, and send all slots the members; empty when none changed."""
-        records = self.written([chain.subtask for chain in self if chain.subtask in self._unwritten])
+        records = self.entries([chain.subtask for chain in self if chain.subtask in self._unwritten])
         return [WriteRecords(None, records), self.formation()] if records else []
 
     def formation(self) -> FormChains:
@@ -312,13 +291,13 @@ class ChainTable:
         chain = self[subtask]
         if version > chain.restored:
             chain.persisted.setdefault(version, cursors)
-            chain.forget(self._aborted)
+            chain.forget(self._aborted.__contains__)
 
     def stage(self, subtask: SubtaskId, slot: int, version: int) -> None:
         """``slot`` has ``version``; it has caught up when that is not older than what is trimmed."""
         chain = self[subtask]
         chain.staged.setdefault(slot, set()).add(version)
-        chain.forget(self._aborted)
+        chain.forget(self._aborted.__contains__)
         if version >= self.trimmed:
             chain.catching_up.discard(slot)
 
@@ -362,7 +341,7 @@ class ChainTable:
         self.trimmed = done[-1]
         self._untrimmed = self._untrimmed[len(done) :]
         for chain in self:
-            chain.forget_before(self.trimmed)
+            chain.forget(lambda version: version < self.trimmed)
         return [TrimLogs(self.trimmed)]
 
     # ---------------------------------------------------------------------------------------------------- the line

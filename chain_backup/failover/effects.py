@@ -5,11 +5,11 @@ Rules: as in ``flinkplus.protocol.vocabulary.effects``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from flinkplus.protocol.vocabulary.effects import EvictSlot
 from flinkplus.protocol.vocabulary.events import FailureTakenOn
+from flinkplus.protocol.vocabulary.frozen import Frozen
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.protocol.vocabulary.phases import Phase
 
@@ -20,9 +20,12 @@ MoveStatus: TypeAlias = Literal["refused", "under_way", "done", "cancelled"]
 """The status of a request: all except ``under_way`` end it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainRecordLike:
-    """ZooKeeper's record of one subtask. ``members``: head first. ``stable``: the newest version that all have."""
+class ChainEntry(Frozen):
+    """The content of ZooKeeper's record of one chain.
+
+    ``members``: head first.
+    ``stable``: the newest version that all of them have.
+    """
 
     subtask: SubtaskId
     generation: Generation
@@ -30,26 +33,23 @@ class ChainRecordLike:
     stable: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRecords:
+class WriteRecords(Frozen):
     """Write ``records`` in one transaction, in the order of these effects: ``RecordsWritten`` or ``RecordsRefused``.
 
     ``attempt``: None when no attempt waits for the answer, because the records describe what already holds.
     """
 
     attempt: int | None
-    records: tuple[ChainRecordLike, ...]
+    records: tuple[ChainEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FormChains:
+class FormChains(Frozen):
     """Send all living slots the chains: (subtask, generation, members head first) of all subtasks, sorted."""
 
     chains: tuple[tuple[SubtaskId, Generation, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FenceSlots:
+class FenceSlots(Frozen):
     """Order ``slots`` to accept only the new ``generation`` of ``failed``: each answers ``SlotFenced``.
 
     ``failed``: (subtask, slot of its new head).
@@ -61,8 +61,7 @@ class FenceSlots:
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PromoteStandbys:
+class PromoteStandbys(Frozen):
     """Make the standbys of ``subtasks`` (subtask, version to start from) on ``slot`` active: ``StandbysPromoted`` or
     ``StandbyPromotionFailed``."""
 
@@ -72,16 +71,13 @@ class PromoteStandbys:
     subtasks: tuple[tuple[SubtaskId, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaceInCheckpoints:
-    """In pending checkpoints, snapshots of these subtasks newer than the given version are void: the new heads take
-    them again, and sources among them must be triggered again."""
+class ReplaceInCheckpoints(Frozen):
+    """Pass ``SubtasksReplaced`` with these (subtask, version) to ``CheckpointCoordinator``."""
 
     subtasks: tuple[tuple[SubtaskId, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFailoverPhase:
+class RecordFailoverPhase(Frozen):
     """Failover ``number`` (1, 2, ...) entered ``phase``. A further failure takes it back to ``detect``.
 
     ``subtasks``: all that failed in it so far, or are handed over.
@@ -96,16 +92,14 @@ class RecordFailoverPhase:
     moved: tuple[SubtaskId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FinishFailover:
+class FinishFailover(Frozen):
     """Failover ``number`` has ended: all subtasks run. After ``detect`` as its only phase: a handover was called off,
     and no subtask was moved."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class FallBack:
+class FallBack(Frozen):
     """Local failover cannot be proved safe: the whole job must roll back. This ends any failover under way, and the
     machine waits for ``JobStarted``."""
 
@@ -115,15 +109,13 @@ class FallBack:
     error: object
 
 
-@dataclass(frozen=True, slots=True)
-class TrimLogs:
+class TrimLogs(Frozen):
     """``version`` is complete, and every chain has it: no subtask can ask for anything before it."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMove:
+class ReportMove(Frozen):
     """The status of ``request``, for its sender.
 
     ``left``: subtasks of which a member is not yet where the plan puts it.

@@ -7,7 +7,6 @@ start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from chain_backup.failover.recovery_line import VersionCursors
@@ -19,6 +18,7 @@ from flinkplus.protocol.vocabulary.events import (
     SubtaskFailed,
     TimeAdvanced,
 )
+from flinkplus.protocol.vocabulary.frozen import Frozen
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
 
 __all__ = ["CheckpointAborted", "CheckpointCompleted", "JobInterrupted", "SlotLost", "SubtaskFailed", "TimeAdvanced"]
@@ -26,8 +26,7 @@ __all__ = ["CheckpointAborted", "CheckpointCompleted", "JobInterrupted", "SlotLo
 # ------------------------------------------------------------------------------------------- the job and its slots
 
 
-@dataclass(frozen=True, slots=True)
-class JobStarted:
+class JobStarted(Frozen):
     """All subtasks were deployed from ``version`` and ordered to start; all slots except for spare ones are alive."""
 
     generation: Generation
@@ -40,8 +39,7 @@ class JobStarted:
     """(subtask, slot where it runs); a missing subtask is on the slot of its number."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotJoined:
+class SlotJoined(Frozen):
     """A new process registered as ``slot``, after its ``SlotLost``, or as a new spare slot; its data streams are
     connected."""
 
@@ -52,8 +50,7 @@ class SlotJoined:
 # ------------------------------------------------------------------------------------------------------ planned moves
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRequested:
+class MoveRequested(Frozen):
     """Move the head of ``subtask`` to ``slot``: ``ReportMove`` answers. ``request``: a unique number."""
 
     request: int
@@ -61,8 +58,7 @@ class MoveRequested:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostDrainRequested:
+class HostDrainRequested(Frozen):
     """Move all members off ``host``, and put no new ones there: ``ReportMove`` answers.
 
     ``force``: even where chains become shorter, or share hosts.
@@ -73,16 +69,14 @@ class HostDrainRequested:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HostUndrainRequested:
+class HostUndrainRequested(Frozen):
     """``host`` may host members again: ``ReportMove`` answers at once."""
 
     request: int
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleRequested:
+class ScaleRequested(Frozen):
     """Empty the spare slots ``retiring``, and no others: ``ReportMove`` answers. When done, they have left the job.
     Without any, the request is done when every chain is as planned.
 
@@ -97,8 +91,7 @@ class ScaleRequested:
 # ------------------------------------------------------------------------------------------ versions and checkpoints
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPersisted:
+class HeadPersisted(Frozen):
     """The head's snapshot was acknowledged: ``version`` is in the durable store."""
 
     subtask: SubtaskId
@@ -107,8 +100,7 @@ class HeadPersisted:
     cursors: VersionCursors
 
 
-@dataclass(frozen=True, slots=True)
-class VersionStaged:
+class VersionStaged(Frozen):
     """A standby on ``slot`` holds all of ``version``, verified. ``generation``: of the chain that delivered it."""
 
     subtask: SubtaskId
@@ -120,23 +112,20 @@ class VersionStaged:
 # ------------------------------------------------------------------------------------------------- answers to effects
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsWritten:
+class RecordsWritten(Frozen):
     """Answer to ``WriteRecords``: success."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsRefused:
+class RecordsRefused(Frozen):
     """Answer to ``WriteRecords``: failure, and a retry would not help."""
 
     attempt: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlotFenced:
+class SlotFenced(Frozen):
     """Answer to ``FenceSlots``: older generations have no effect on ``slot`` any more.
 
     ``received``: (channel, next ``seq`` expected), of every channel from a failed subtask to one that runs on ``slot``.
@@ -147,24 +136,21 @@ class SlotFenced:
     received: tuple[tuple[ChannelId, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotFencedPart:
+class SlotFencedPart(Frozen):
     """A part of a long answer to ``FenceSlots`` arrived from ``slot``; the rest follows."""
 
     attempt: int
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class StandbysPromoted:
+class StandbysPromoted(Frozen):
     """Answer to ``PromoteStandbys``: all of them run."""
 
     attempt: int
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class StandbyPromotionFailed:
+class StandbyPromotionFailed(Frozen):
     """Answer to ``PromoteStandbys``: at least ``subtask`` does not run, so none of them counts as promoted."""
 
     attempt: int

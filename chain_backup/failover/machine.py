@@ -5,17 +5,17 @@
 - ``attempts``: the failover under way, from the failed set to standbys that run;
 - ``handover``: planned moves;
 - ``chains``: members that join and leave, versions, trimming;
-- ``plans``: where the members ought to be, and requests.
+- ``planned_members``: where the members ought to be, and requests.
 
 *Partial* recovery (ABS, section 5) is the same without standbys. No output logs are kept, so the failed set is what
 failed *and all its upstreams*, up to the sources: each goes back to a version in the durable store, in place where its
-slot lives, else on another living slot. Subtasks that are not upstream continue, and drop what they had received.
+slot lives, otherwise on another living slot. Other subtasks continue, and drop what they had received from the set.
 
 Rules:
 
 - A head that fails leaves its chain, even when its slot lives: the slot joins again as the tail when the failover is
   done. (Partial: it restarts where it was, and elsewhere only when that does not work.)
-- A failure calls off the handover under way before anything else, if no slot knows of it.
+- A failure first calls off the handover under way, if no slot knows of it.
 - What cannot be proved safe is left to rollback (``FallBack``): the same subtask throws twice without a complete
   checkpoint in between, a subtask does not repeat what its predecessor did, or ``attempts`` refuses.
 
@@ -37,7 +37,7 @@ from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import FailoverEffect, FallBack, ReportMove
 from chain_backup.failover.handover import Handover
 from chain_backup.failover.placement import PlacementError, Strategy, spread
-from chain_backup.failover.plans import Plans, Request
+from chain_backup.failover.planned_members import PlannedMembers, Request
 from chain_backup.failover.topology import Topology
 from flinkplus.protocol.vocabulary.effects import EvictSlot
 from flinkplus.protocol.vocabulary.events import FailureTakenOn
@@ -55,10 +55,10 @@ class FailoverProtocol:
         self._own_slots = tuple(range(slots))
         self._config = config or FailoverConfig()
         self._check = EventCheck(topology, self._own_slots)
-        self._plans = Plans(topology, self._own_slots, self._config.replicas, strategy)
+        self._planned = PlannedMembers(topology, self._own_slots, self._config.replicas, strategy)
         self._table = ChainTable(topology, not self._config.partial)
-        self._attempts = Attempts(topology, self._config, self._table, self._plans)
-        self._handover = Handover(self._config, self._table, self._plans, self._attempts)
+        self._attempts = Attempts(topology, self._config, self._table, self._planned)
+        self._handover = Handover(self._config, self._table, self._planned, self._attempts)
         self._running = False
         self._threw: set[SubtaskId] = set()  # since the last complete checkpoint; never iterated
 
@@ -66,24 +66,22 @@ class FailoverProtocol:
 
     @property
     def heads(self) -> Mapping[SubtaskId, int]:
-        """Where each subtask runs, or will when the failover under way is done; empty while no job runs. A subtask that
-        is handed over is where it was, as long as no slot knows of the handover."""
-        before = self._handover.before
-        return {
-            chain.subtask: before[chain.subtask][0] if chain.subtask in before else chain.head for chain in self._table
-        }
+        """Where each subtask runs, or will when the failover under way is done; empty while no job runs. A handover
+        counts from the moment that a slot knows of it."""
+        former = self._handover.former_members
+        return {chain.subtask: former.get(chain.subtask, chain.members)[0] for chain in self._table}
 
-    def begins_on(self, hosts: Mapping[int, str]) -> Mapping[SubtaskId, int]:
+    def deployment_slots(self, hosts: Mapping[int, str]) -> Mapping[SubtaskId, int]:
         """The slot among ``hosts`` (slot -> host) on which the next deployment puts each subtask: on a drained host
         only if all are drained. Raises ``PlacementError``."""
-        self._plans.hosted(hosts)
-        return {subtask: self._plans.begins_on(subtask, hosts) for subtask in self._topology.subtasks}
+        self._planned.update_hosts(hosts)
+        return {subtask: self._planned.deployment_slot(subtask, hosts) for subtask in self._topology.subtasks}
 
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:
         """The newest generation of each subtask that slots should accept."""
-        before = self._handover.before
-        return {chain.subtask: chain.working if chain.subtask in before else chain.generation for chain in self._table}
+        former = self._handover.former_members
+        return {chain.subtask: chain.working if chain.subtask in former else chain.generation for chain in self._table}
 
     @property
     def chains(self) -> Mapping[SubtaskId, tuple[int, ...]]:
@@ -98,27 +96,23 @@ class FailoverProtocol:
     @property
     def missing(self) -> int:
         """How many planned standbys are missing or behind; 0 while no job runs."""
-        in_step = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]
-        return sum(max(0, len(chain.planned) - count) for chain, count in in_step)
+        caught_up = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]
+        return sum(max(0, len(chain.planned) - count) for chain, count in caught_up)
 
     @property
     def drained_hosts(self) -> tuple[str, ...]:
         """The hosts that get no work, sorted."""
-        return self._plans.drained_hosts
+        return self._planned.drained_hosts
 
     @property
     def holdings(self) -> list[tuple[SubtaskId, int, int, list[tuple[int, int | None, bool]]]]:
         """For each chain: subtask, generation, newest version of the head, and for each member, head first: slot,
         newest version that it has (``None``: none), whether it is catching up."""
-        return [
-            (
-                chain.subtask,
-                int(chain.generation),
-                max(chain.persisted),
-                [(slot, chain.newest_held(slot), slot in chain.catching_up) for slot in chain.members],
-            )
-            for chain in self._table
-        ]
+        found = []
+        for chain in self._table:
+            held = [(slot, chain.newest_held(slot), slot in chain.catching_up) for slot in chain.members]
+            found.append((chain.subtask, int(chain.generation), max(chain.persisted), held))
+        return found
 
     def versions(self, subtask: SubtaskId) -> tuple[int, ...]:
         """The versions that ``subtask`` may have to go back to; empty while no job runs."""
@@ -148,8 +142,8 @@ class FailoverProtocol:
         return self._attempts.kind not in (None, "handover")
 
     def is_current(self, subtask: SubtaskId, generation: Generation) -> bool:
-        """Whether a snapshot (or a failure) that ``subtask`` reports in ``generation`` counts. Checkpoints must take
-        acknowledgements by the same rule, otherwise one is complete with a history that was left."""
+        """Whether a snapshot or a failure of ``subtask`` in ``generation`` counts. The driver of checkpoints must drop
+        acknowledgements by this rule: otherwise a checkpoint may complete with the snapshot of a replaced subtask."""
         return self._running and self._table[subtask].working == generation
 
     def next_deadline_ms(self) -> int | None:
@@ -159,10 +153,8 @@ class FailoverProtocol:
     # ------------------------------------------------------------------------------------------------------- step
 
     def step(self, now_ms: int, event: events.FailoverEvent) -> list[FailoverEffect]:
-        """The effects of ``event``, and of all that is due at ``now_ms``.
-
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
-        """
+        """The effects of ``event``, and of all that is due at ``now_ms``. Raises ``PeerProtocolError`` or
+        ``InvariantViolation``, changing nothing, when the event is impossible."""
         self._check(event, self.newest_generation, self._running)
         if isinstance(event, events.JobStarted):
             return self._on_started(event)
@@ -172,8 +164,8 @@ class FailoverProtocol:
         if self._running:
             effects += self._after_fallback(self._advance(now_ms))
         if self._running and not self.active:
-            effects += self._plans.progress(self._table)
-            self._table.keep(self._plans.slots)
+            effects += self._planned.progress(self._table)
+            self._table.keep(self._planned.slots)
         return effects
 
     def _after_fallback(self, effects: list[FailoverEffect]) -> list[FailoverEffect]:
@@ -224,7 +216,7 @@ class FailoverProtocol:
                 return []
             case events.StandbysPromoted(attempt, slot):
                 done = self._attempts.promoted(attempt, slot)
-                return done + self._settle() if done else []
+                return done + self._adjust() if done else []
             case events.StandbyPromotionFailed(attempt, slot, subtask, reason):
                 why = f"{subtask} not promoted on slot {slot}: {reason}"
                 return self._on_not_promoted(now_ms, [(attempt, slot)], why)
@@ -234,22 +226,22 @@ class FailoverProtocol:
     # ---------------------------------------------------------------------------------- life cycle of the job
 
     def _on_started(self, event: events.JobStarted) -> list[FailoverEffect]:
-        self._plans.hosted(dict(event.hosts))
+        self._planned.update_hosts(dict(event.hosts))
         self._stop("")
         self._running = True
         self._attempts.newest_generation = event.generation
         cursors, heads = dict(event.cursors), dict(event.heads)
-        self._table.form(self._plans.of, self._own_slots, event.generation, event.version, cursors, heads)
+        self._table.form(self._planned.of, self._own_slots, event.generation, event.version, cursors, heads)
         return self._table.publish()
 
     def _stop(self, reason: str) -> list[FailoverEffect]:
-        """Forget the deployment, not the numbers that were used, nor which hosts are drained."""
+        """Forget the deployment, except for the numbers that were used and the hosts that are drained."""
         self._running = False
         self._table.clear()
         self._attempts.reset()
         self._handover.reset()
         self._threw.clear()
-        return [*self._plans.interrupted(reason)]
+        return [*self._planned.interrupted(reason)]
 
     def _on_staged(self, now_ms: int, event: events.VersionStaged) -> list[FailoverEffect]:
         subtask, slot = event.subtask, event.slot
@@ -259,16 +251,16 @@ class FailoverProtocol:
         return self._on_progress(now_ms)
 
     def _on_completed(self, now_ms: int, version: int) -> list[FailoverEffect]:
-        before = self._table.complete
+        previous = self._table.complete
         if not self._table.finish(version, self._config.max_versions_behind):
             return []
         self._threw.clear()
-        self._handover.completed(before)
+        self._handover.completed(previous)
         return self._on_progress(now_ms)
 
     def _on_progress(self, now_ms: int) -> list[FailoverEffect]:
         if not self.active:
-            return self._settle() + self._handover.begin(now_ms)
+            return self._adjust() + self._handover.begin(now_ms)
         return self._table.trim() if self._attempts.can_be_called_off else []
 
     # ------------------------------------------------------------------------------------- slots, requests, failures
@@ -277,39 +269,39 @@ class FailoverProtocol:
         lost = [slot for slot in slots if self._table.is_alive(slot)]
         if not lost:
             return []
-        effects = self._handover.call_off() + self._replanned(self._plans.lost(lost))
+        effects = self._handover.call_off() + self._replanned(self._planned.lost(lost))
         failed = self._table.lose(lost)
         if failed:
             return effects + self._attempts.fail(now_ms, "slot", failed, reason)
-        return effects + (self._attempts.without(now_ms, lost) if self.active else self._settle())
+        return effects + (self._attempts.without(now_ms, lost) if self.active else self._adjust())
 
     def _on_joined(self, slot: int, host: str) -> list[FailoverEffect]:
-        if self._table.is_alive(slot) or self._plans.is_retired(slot):
+        if self._table.is_alive(slot) or self._planned.is_retired(slot):
             return []
         with contextlib.suppress(PlacementError):  # the user's own strategy: the next deployment raises it
-            self._plans.hosted({slot: host})
-        self._table.replan(self._plans.of)
+            self._planned.update_hosts({slot: host})
+        self._table.replan(self._planned.of)
         self._table.join(slot)
         self._handover.joined(slot)
-        return [] if self.active else self._settle()
+        return [] if self.active else self._adjust()
 
-    def _settle(self) -> list[FailoverEffect]:
-        return self._table.settle(self._plans.hasty)
+    def _adjust(self) -> list[FailoverEffect]:
+        return self._table.adjust(self._planned.forced)
 
     def _replanned(self, reports: list[ReportMove]) -> list[FailoverEffect]:
-        """The plans have changed, as ``reports`` say; members move when the chains settle."""
-        self._table.replan(self._plans.of)
+        """The planned members have changed, as ``reports`` say; members move when no failover is under way."""
+        self._table.replan(self._planned.of)
         return [*reports]
 
     def _on_request(self, event: Request) -> list[FailoverEffect]:
         if not self._config.handover:
             why = "work cannot be handed over without a loss under this guarantee"
             return [ReportMove(event.request, "refused", why)]
-        reports = self._plans.request(event, self._table)
+        reports = self._planned.request(event, self._table)
         if any(report.status == "refused" for report in reports):
             return [*reports]
         effects = self._handover.call_off() + self._replanned(reports)
-        return effects if self.active else effects + self._settle()
+        return effects if self.active else effects + self._adjust()
 
     def _on_subtask_failed(self, now_ms: int, event: events.SubtaskFailed) -> list[FailoverEffect]:
         subtask, reason, error = event.subtask, f"{event.subtask}: {event.reason}", event.error
@@ -335,8 +327,8 @@ class FailoverProtocol:
     def _without_registry(self, reason: str) -> list[FailoverEffect]:
         """A handover is called off; a failover cannot continue."""
         if self._attempts.can_be_called_off:
-            return self._handover.call_off() + self._settle()
-        return self._attempts.give_up(reason)
+            return self._handover.call_off() + self._adjust()
+        return self._attempts.fall_back(reason)
 
     def _on_not_promoted(self, now_ms: int, promotions: list[tuple[int, int]], reason: str) -> list[FailoverEffect]:
         kind = self._attempts.kind
@@ -346,7 +338,7 @@ class FailoverProtocol:
             return []
         for slot in slots:
             self._handover.refused(slot)
-        effects = self._replanned([report for slot in slots for report in self._plans.refused(slot, failed, reason)])
+        effects = self._replanned([report for slot in slots for report in self._planned.refused(slot, failed, reason)])
         for subtask in failed:
             self._table.drop_head(subtask)
         return effects + self._attempts.fail(now_ms, kind, failed, reason)

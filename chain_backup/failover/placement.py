@@ -103,10 +103,8 @@ def _crowding(chain: list[int], hosts: Mapping[int, str | None]) -> int:
 
 
 def near(subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int) -> tuple[int, ...]:
-    """Standbys on the hosts that follow the head's by name, at the same place within the host.
-
-    So a host exchanges deltas only with its ``replicas`` - 1 neighbours, for any number of hosts.
-    """
+    """Standbys on the hosts that follow the head's by name, at the same place within the host. So a host exchanges
+    deltas only with its ``replicas`` - 1 neighbours, for any number of hosts."""
     head = home(subtask_index, slots_alive)
     names = sorted({hosts.get(slot, "") for slot in slots_alive})
     by_host = [[slot for slot in slots_alive if hosts.get(slot, "") == name] for name in names]
@@ -130,10 +128,8 @@ def members(
     replicas: int,
     homes: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """The chain that ``strategy`` gives a subtask, head first. ``homes``: the home slots, if not all are.
-
-    Raises ``PlacementError`` unless it has 1 to ``replicas`` different living slots, the home slot first.
-    """
+    """The chain that ``strategy`` gives a subtask, head first. ``homes``: the home slots, if not all are. Raises
+    ``PlacementError`` unless it has 1 to ``replicas`` different living slots, the home slot first."""
     if strategy is spread and homes is not None:
         answer = spread(subtask_index, slots_alive, hosts, replicas, homes)
     else:

@@ -134,17 +134,16 @@ def unprovable(
     ``unsettled``: living subtasks that were restored and may not have received again all that their predecessors had.
 
     The rule. Effects of a failed subtask A are seen through paths of messages, from A through other lost subtasks to a
-    living one. Each lost subtask on such a path must have passed on what it knew of A. Otherwise, the subtask at the
-    end has seen effects of A's steps and may not know the steps. X passes on what it knows of A when A is less than
-    ``depth`` channels away from it. So the failed set is provable if and only if no X is both
+    living one, which must know A's steps. So each lost subtask on such a path must have passed on what it knew of A. X
+    passes that on when A is less than ``depth`` channels away from it. So the failed set is provable if and only if no
+    X is both
 
     1. reached from a failed A through lost subtasks, with A ``depth`` or more channels away from X; and
     2. seen: X has outputs, and leads to a living subtask through lost subtasks.
 
     Lost are the failed and the unsettled subtasks: the latter live, but know of A only what was passed on to them at
     their promotion. They are also seen, if they have outputs: they are bound to the steps that they have to repeat.
-
-    Without a limit, everything is passed on, and every set is provable. With loops, no other depth is supported.
+    Without a limit, every set is provable. With loops, no other depth is supported.
     """
     if depth is None:
         return None
@@ -175,7 +174,7 @@ def _seen(
     seen: list[SubtaskId] = []
     for subtask in lost:
         consumers = [topology.consumer(channel) for channel in topology.outputs(subtask)]
-        if subtask in bound or any(consumer not in gone for consumer in consumers):
+        if subtask in bound or not gone.issuperset(consumers):
             seen.append(subtask)
     for subtask in seen:  # grows during the loop
         seen += [other for other in lost if other not in seen and topology.feeds(other, subtask)]

@@ -281,7 +281,7 @@ class Simulation:
                 subtask.inputs[producer].popleft()
                 self._consumed(subtask, producer)
                 channel = ChannelId(subtask.depth, producer, subtask.index)
-                return self._obey(subtask, events.BarrierArrived(channel, checkpoint))
+                return self._obey(subtask, events.BarrierTaken(channel, checkpoint))
         return self._take_bundle(subtask, ready) if ready else None
 
     def _head(self, subtask: _Subtask, producer: int) -> _Message | None:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.barriers.barriers import BarrierMachine
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
+from flinkplus.protocol.barriers.machine import BarrierMachine
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import effects, events
@@ -38,9 +38,9 @@ STATES: dict[str, str] = {
     "declined": "the coordinator knows that there will be none",
     "given up": "aborted, or passed over for a newer one: nothing of it is done any more",
 }
-STANDS_STILL = ", stands still"
+PAUSED = ", paused"
 STATES |= {
-    f"{state}{STANDS_STILL}": "the same, and nothing is taken off any input"
+    f"{state}{PAUSED}": "the same, and nothing is taken off any input"
     for state in ("persisting", "acknowledged", "declined")
 }
 
@@ -115,7 +115,7 @@ class OneCheckpoint(Subject):
         other = self._other(checkpoint)
         if channel is None:
             return f"trigger at a source{other}", events.CheckpointTriggered(checkpoint)
-        event = events.BarrierArrived(channel, checkpoint)
+        event = events.BarrierTaken(channel, checkpoint)
         if other:
             return f"barrier{other}", event
         if channel in self._back:
@@ -133,7 +133,7 @@ class OneCheckpoint(Subject):
 
     def do(self, event: Any) -> list[str]:
         match event:
-            case events.BarrierArrived(channel, checkpoint):
+            case events.BarrierTaken(channel, checkpoint):
                 self._newest[channel] = checkpoint
                 self._on_barrier(checkpoint)
             case events.CheckpointTriggered(checkpoint):
@@ -197,37 +197,37 @@ class OneUnalignedCheckpoint(OneCheckpoint):
         for checkpoint in CHECKPOINTS:
             for channel in [known for known in self._inputs if self._sighted[known] < checkpoint]:
                 name = f"barrier in a queue{self._other(checkpoint)}"
-                yield Move(name, events.BarrierSighted(channel, checkpoint))
+                yield Move(name, events.BarrierArrived(channel, checkpoint))
         if not self._ordered:
             yield Move("barriers may overtake", events.OvertakingOrdered(self._watched))
         if machine.due is not None:
             yield Move("a barrier overtakes", events.BarrierOvertook(machine.due))
         for move in super().moves():
-            taken = isinstance(move.event, events.BarrierArrived)
+            taken = isinstance(move.event, events.BarrierTaken)
             if not taken or (machine.due is None and self._sighted[move.event.channel] >= move.event.checkpoint):
                 yield move
 
     def do(self, event: Any) -> list[str]:
         match event:
-            case events.BarrierSighted(channel, checkpoint):
+            case events.BarrierArrived(channel, checkpoint):
                 self._sighted[channel] = checkpoint
             case events.OvertakingOrdered():
                 self._ordered = True
         return super().do(event)
 
 
-class _HaltingPorts(Ports):
+class _PausingPorts(Ports):
     def discard(self, checkpoint: CheckpointId) -> None:
         return None
 
 
-class _Halting(Folding):
+class _Pausing(Folding):
     """A real subtask in synchronous mode, with two inputs or as a source; it notes what its machine orders."""
 
     def __init__(self, inputs: tuple[ChannelId, ...]) -> None:
         self.ordered: list[effects.BarrierEffect] = []
         known = [(channel, producer) for channel, producer in INPUTS if channel in inputs]
-        super().__init__(1, iter(range(1000)), stands_still=True, inputs=known, ports=_HaltingPorts)
+        super().__init__(1, iter(range(1000)), synchronous=True, inputs=known, ports=_PausingPorts)
         apply = self.checkpoints._apply
 
         def noted(effect: effects.BarrierEffect) -> None:
@@ -244,12 +244,12 @@ class _Halting(Folding):
         return ordered
 
     @property
-    def halted(self) -> CheckpointId | None:
-        """The checkpoint for whose end it stands still."""
-        return self.checkpoints.halted
+    def paused_by(self) -> CheckpointId | None:
+        """The checkpoint whose end it waits for."""
+        return self.checkpoints.paused_by
 
     def key(self) -> Hashable:
-        return content(self.checkpoints._machine), self.halted, self.checkpoints._complete
+        return content(self.checkpoints._machine), self.paused_by, self.checkpoints._complete
 
     def _read_next(self) -> None:  # type: ignore[override]
         """There is nothing to read yet."""
@@ -271,7 +271,7 @@ class OneSynchronousCheckpoint(OneCheckpoint):
     """The same in synchronous mode, where a subtask waits for the end of what it has taken a snapshot for."""
 
     def __init__(self, watched: CheckpointId, inputs: tuple[ChannelId, ...]) -> None:
-        self._steps = _Halting(inputs)
+        self._steps = _Pausing(inputs)
         super().__init__(self._steps.checkpoints._machine, watched, inputs)
         self._complete: list[CheckpointId] = []
         self._history: list[Any] = []
@@ -289,7 +289,7 @@ class OneSynchronousCheckpoint(OneCheckpoint):
 
     @property
     def state(self) -> str:
-        return self._base + (STANDS_STILL if self._steps.halted == self._watched else "")
+        return self._base + (PAUSED if self._steps.paused_by == self._watched else "")
 
     def key(self) -> Hashable:
         hidden = ("machine", "_steps", "_further", "_history")
@@ -302,11 +302,11 @@ class OneSynchronousCheckpoint(OneCheckpoint):
                 yield Move("checkpoint complete", CheckpointCompleted(checkpoint))
 
     def _takes(self, channel: ChannelId | None) -> bool:
-        return self._steps.halted is None and super()._takes(channel)
+        return self._steps.paused_by is None and super()._takes(channel)
 
     def _tell(self, event: Any) -> list[effects.BarrierEffect]:
         match event:
-            case events.BarrierArrived(channel, checkpoint):
+            case events.BarrierTaken(channel, checkpoint):
                 end = self._steps.inputs.channels[channel]
                 seq = Seq(end.cursor.consumed)
                 self._steps.receive(
@@ -335,7 +335,7 @@ class Algorithm:
     text: str
     make: Callable[[CheckpointId, tuple[ChannelId, ...]], OneCheckpoint]
     inputs: tuple[ChannelId, ...] = REGULAR
-    stands_still: bool = False
+    synchronous: bool = False
 
     def diagram(self) -> Diagram:
         worlds = tuple(partial(self.make, watched, inputs) for inputs in (self.inputs, ()) for watched in CHECKPOINTS)
@@ -396,6 +396,6 @@ ALGORITHMS = (
         "flinkplus/protocol/subtask/checkpoints.py",
         "Aligned, and then nothing at all is taken until the checkpoint is complete or aborted.",
         _synchronous,
-        stands_still=True,
+        synchronous=True,
     ),
 )

@@ -375,8 +375,8 @@ class _Failover(Timed):
         if attempts._promotions:
             return "promoting, another attempt"
         if attempts.kind == "handover":
-            return "handover, fencing" if attempt.written else "handover, may be called off"
-        if attempt.written:
+            return "handover, fencing" if attempt.is_written else "handover, may be called off"
+        if attempt.is_written:
             return "fencing"
         return "writing and fencing" if attempt.awaited else "writing"
 
@@ -471,7 +471,7 @@ class _Failover(Timed):
         attempt = self.machine._attempts._attempt
         match answer:
             case chain_events.RecordsWritten(number):
-                return attempt is not None and attempt.number == number and not attempt.written
+                return attempt is not None and attempt.number == number and not attempt.is_written
             case chain_events.SlotFenced(number, slot):
                 return attempt is not None and attempt.number == number and slot in attempt.awaited
         return (answer.attempt, answer.slot) in self.machine._attempts._promotions

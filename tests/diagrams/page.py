@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.diagrams.barriers import ALGORITHMS, STANDS_STILL, STATES
+from tests.diagrams.barriers import ALGORITHMS, PAUSED, STATES
 from tests.diagrams.explore import Diagram, Transition
 from tests.diagrams.machines import DIAGRAMS
 
@@ -49,9 +49,9 @@ def _side_by_side(found: dict[str, list[Transition]]) -> Iterable[str]:
     cells: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, transitions in found.items():
         for before, happened, ordered, after in transitions:
-            row = cells.setdefault((before.removesuffix(STANDS_STILL), happened), {})
-            goes_on = ", goes on" if STANDS_STILL in before and STANDS_STILL not in after else ""
-            to = "" if after == before else f"**{after}**{goes_on}"
+            row = cells.setdefault((before.removesuffix(PAUSED), happened), {})
+            continues = ", continues" if PAUSED in before and PAUSED not in after else ""
+            to = "" if after == before else f"**{after}**{continues}"
             text = "; ".join(part for part in (", ".join(ordered), to) if part)
             if text not in row.setdefault(name, []):
                 row[name].append(text)

@@ -22,7 +22,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from chain_backup.failover.effects import ChainRecordLike
+from chain_backup.failover.effects import ChainEntry
 from chain_backup.zookeeper import supervisor
 from chain_backup.zookeeper.embedded import MAIN_CLASS, EmbeddedZooKeeper
 from chain_backup.zookeeper.errors import (
@@ -707,8 +707,8 @@ def servers(others: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
     return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and MAIN_CLASS in child.cmdline()]
 
 
-def record_of(generation: int, *members: int) -> ChainRecordLike:
-    return ChainRecordLike(SubtaskId("count", 0), Generation(generation), members)
+def record_of(generation: int, *members: int) -> ChainEntry:
+    return ChainEntry(SubtaskId("count", 0), Generation(generation), members)
 
 
 def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_started_after_the_end(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
-from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_FAILED
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
@@ -277,7 +277,7 @@ class Checks:
             waiting = len(end.queue) - end.put_back
             held -= sum(end.queue[-1 - at][0].kind is MessageKind.BARRIER for at in range(waiting))
             replayed = subtask.plan.promotion is not None or message.generation > subtask.generation
-            window += (MAX_UNSENT_TO_NOBODY if replayed else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
+            window += (MAX_UNSENT_TO_FAILED if replayed else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
         if held > window:
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
         self._check_bytes_held(subtask, end, message)
@@ -667,8 +667,8 @@ class Checks:
         protocol = self._world.failover
         if protocol is None or chains == before:
             return
-        barred, hasty = protocol._plans.barred, protocol._plans.hasty
-        some = len(barred) < len(protocol._plans.slots)
+        barred, forced = protocol._planned.barred, protocol._planned.forced
+        some = len(barred) < len(protocol._planned.slots)
         for name, (_, members) in chains.items():
             known = before.get(name, [0, []])[1]
             chain = protocol._table[parse_subtask(name)]
@@ -679,12 +679,12 @@ class Checks:
                 stayed = protocol._table.is_alive(slot) and self._holders.get(slot) is holders.get(slot)
                 if slot not in members and stayed:
                     self.counts["thinned"] += 1
-                    self._check_others(chain, slot, slot in hasty)
+                    self._check_others(chain, slot, slot in forced)
 
     def deployed(self, assignment: dict[str, int]) -> None:
         """Slots are about to be told where all begin."""
         failover = self._world.failover
-        barred = () if failover is None else failover._plans.barred
+        barred = () if failover is None else failover._planned.barred
         if len(barred) == self._world.parameters.parallelism:
             return
         for name, slot in assignment.items():

@@ -104,7 +104,7 @@ class Deadlines:
 
         def advanced(now_ms: int) -> Any:
             attempt = attempts._attempt
-            if attempt is not None and not attempt.written and now_ms >= attempt.registry_until_ms:
+            if attempt is not None and not attempt.is_written and now_ms >= attempt.registry_until_ms:
                 self._fired("registry", config.registry_timeout_ms, f"the records of attempt {attempt.number}")
             elif attempt is not None and attempt.awaited and now_ms >= attempt.fence_until_ms:
                 self._fired("fence", config.fence_timeout_ms, f"slots {attempt.awaited} in attempt {attempt.number}")

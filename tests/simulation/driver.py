@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chain_backup.failover.effects import ChainRecordLike
+from chain_backup.failover.effects import ChainEntry
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
@@ -231,11 +231,11 @@ class SimRegistry:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.records: dict[SubtaskId, ChainRecordLike] = {}
+        self.records: dict[SubtaskId, ChainEntry] = {}
         self.is_away = False
         self.is_unsure = False
 
-    def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
+    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
         if self.is_away:
             raise Unavailable("no answer from ZooKeeper")
         for record in records:

@@ -120,9 +120,9 @@ class Endings:
         machine = self._world.failover
         if machine is None or self._failover is not None:
             return False
-        if len(machine._plans.barred) == len(machine._plans.slots):
+        if len(machine._planned.barred) == len(machine._planned.slots):
             return True
-        return any(machine._attempts.unsafe([chain.subtask]) is not None for chain in machine._table)
+        return any(machine._attempts.why_unsafe([chain.subtask]) is not None for chain in machine._table)
 
 
 def _name(effect: RecordFailoverPhase) -> str:

@@ -19,7 +19,7 @@ from chain_backup.failover import effects as chain_effects
 from chain_backup.failover import recovery_line as line
 from chain_backup.failover.handover import Handover
 from chain_backup.failover.machine import FailoverProtocol
-from chain_backup.failover.plans import Plans
+from chain_backup.failover.planned_members import PlannedMembers
 from chain_backup.failover.topology import Topology
 from chain_backup.replication.receiver import Receiver
 from chain_backup.replication.replica import Replica, StagedVersion, _Copy
@@ -27,8 +27,8 @@ from chain_backup.replication.sender import Sender
 from chain_backup.replication.transfers import Partial
 from dedup.filter import MessageFilter
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.barriers.barriers import BarrierMachine
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
+from flinkplus.protocol.barriers.machine import BarrierMachine
 from flinkplus.protocol.barriers.recording import RecordingAlignment
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, InputCursor, Window
@@ -261,7 +261,7 @@ def one_barrier_is_enough(original: Any) -> Any:
     """A checkpoint is taken at the first barrier."""
 
     def block(self: Any, channel: Any, checkpoint: Any) -> Any:
-        self._blocked.append(channel)
+        self._taken.append(channel)
         return [effects.BlockChannel(channel), *self._begin_snapshot(checkpoint)]
 
     return block
@@ -743,7 +743,7 @@ def zookeeper_not_awaited(original: Any) -> Any:
 
     def promote(self: Any, now_ms: int) -> Any:
         if self._attempt is not None:
-            self._attempt.written = True
+            self._attempt.is_written = True
         return original(self, now_ms)
 
     return promote
@@ -937,7 +937,7 @@ def goes_on_during_a_synchronous_checkpoint(original: Any) -> Any:
     """A subtask does not wait for the end of a synchronous checkpoint."""
 
     def can_proceed(self: Any) -> bool:
-        self.checkpoints.halted = None
+        self.checkpoints.paused_by = None
         return bool(original(self))
 
     return can_proceed
@@ -965,7 +965,7 @@ def one_barrier_round_is_enough(original: Any) -> Any:
         awaited = self._recordings.get(checkpoint)
         if channel in self._back and awaited:
             del self._recordings[checkpoint]
-            closed = [effects.CloseLog(checkpoint, other) for other in awaited]
+            closed = [effects.EndCapture(checkpoint, other) for other in awaited]
             return [*found, *closed, effects.PersistSnapshot(checkpoint)]
         return found
 
@@ -1075,7 +1075,7 @@ def back_edges_stay_in_memory(original: Any) -> Any:
     return lift_limits
 
 
-@mutation(RecordingAlignment, "_give_up_recording", scenario="48")
+@mutation(RecordingAlignment, "_end_recording", scenario="48")
 def given_up_recordings_are_waited_for(original: Any) -> Any:
     """A checkpoint that is given up while its barrier goes round holds up those behind it."""
     return lambda self, checkpoint: []
@@ -1213,7 +1213,7 @@ def consumers_may_have_begun_from_newer_versions(original: Any) -> Any:
 # --- weaker guarantees
 
 
-@mutation(OutputChannels, "tell_end")
+@mutation(OutputChannels, "append_end")
 def the_end_is_not_sent_again(original: Any) -> Any:
     """At most once: the end of input that a failed consumer had received is not sent to its successor."""
     return lambda self, end: None
@@ -1342,7 +1342,7 @@ def complete_with_the_first_barrier(original: Any) -> Any:
     def overtook(self: Any, checkpoint: Any) -> Any:
         found = original(self, checkpoint)
         awaited = self._recordings.pop(checkpoint, ())
-        closed = [effects.CloseRecord(checkpoint, channel) for channel in awaited]
+        closed = [effects.EndCapture(checkpoint, channel) for channel in awaited]
         return [*found, *closed, *([effects.PersistSnapshot(checkpoint)] if awaited else ())]
 
     return overtook
@@ -1442,10 +1442,10 @@ def only_the_first_word_counts(original: Any) -> Any:
 @mutation(chains.ChainTable, "is_full", scenario="71")
 def surplus_standbys_leave_at_once(original: Any) -> Any:
     """A standby leaves a chain before those who take its place have its state."""
-    return lambda self, chain, but_dead: True
+    return lambda self, chain, only_living: True
 
 
-@mutation(Plans, "hosted")
+@mutation(PlannedMembers, "update_hosts")
 def drains_end_when_a_slot_joins(original: Any) -> Any:
     """A host that was drained gets work when slots are placed anew."""
 
@@ -1457,13 +1457,13 @@ def drains_end_when_a_slot_joins(original: Any) -> Any:
     return hosted
 
 
-@mutation(FailoverProtocol, "begins_on")
+@mutation(FailoverProtocol, "deployment_slots")
 def rollbacks_use_drained_hosts(original: Any) -> Any:
     """A rollback puts every subtask on the slot of its number, also on a host that is drained."""
     return lambda self, hosts: {}
 
 
-@mutation(Plans, "progress")
+@mutation(PlannedMembers, "progress")
 def done_when_the_standby_is_there(original: Any) -> Any:
     """A migration is said to be done before the work is handed over."""
 
@@ -1478,7 +1478,7 @@ def done_when_the_standby_is_there(original: Any) -> Any:
     return progress
 
 
-@mutation(Plans, "progress")
+@mutation(PlannedMembers, "progress")
 def what_is_done_is_not_reported(original: Any) -> Any:
     """Nobody learns that a request is done."""
     return lambda self, table: [report for report in original(self, table) if report.status != "done"]
@@ -1517,7 +1517,7 @@ def heads_never_leave_a_drained_host(original: Any) -> Any:
 # --- spare slots
 
 
-@mutation(Plans, "_left_to_scale")
+@mutation(PlannedMembers, "_left_to_scale")
 def retired_with_something_on_it(original: Any) -> Any:
     """A spare slot is no slot of the job any more while it is still in chains."""
 

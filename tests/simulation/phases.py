@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from flinkplus.protocol.barriers.barriers import BarrierMachine
+from flinkplus.protocol.barriers.machine import BarrierMachine
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkplus.errors import ForeignMessage, NondeterministicOperator, PeerProtocolError, UserFunctionError
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
 from flinkplus.protocol.vocabulary.messages import Message
@@ -241,7 +241,7 @@ class SimSlot(SlotOrders[SimSubtask]):
                 checkpoint=checkpoint,
                 promotion=promotion,
                 guarantee=self.world.options.promises,
-                stands_still=self.world.options.checkpoint_mode == "synchronous",
+                synchronous=self.world.options.checkpoint_mode == "synchronous",
                 unaligned=self.world.options.checkpoint_mode == "unaligned",
                 in_flight=self.in_flight,
                 vertex=self.graph.vertex_of(name.vertex),

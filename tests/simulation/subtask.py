@@ -20,7 +20,7 @@ from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, Snap
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.checkpoints import add_logs
 from flinkplus.protocol.subtask.history import StepHistory
-from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.identity import SubtaskIdentity
 from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
@@ -129,7 +129,7 @@ class SimOutputs(OutputChannels):
 
 
 @dataclass(kw_only=True)
-class SimPlan(Incarnation):
+class SimPlan(SubtaskIdentity):
     """What ``SubtaskPlan`` is to the runtime."""
 
     vertex: Vertex

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chain_backup.failover.effects import ChainRecordLike
+from chain_backup.failover.effects import ChainEntry
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.zookeeper.records import SlotNodeGone, SlotRecord
 from flinkplus.config import Options
@@ -699,7 +699,7 @@ class World:
         if self.on_point is not None:
             self.on_point(point, slot, name)
 
-    def record_of(self, subtask: SubtaskId) -> ChainRecordLike | None:
+    def record_of(self, subtask: SubtaskId) -> ChainEntry | None:
         return self.registry.records.get(subtask)
 
 

@@ -117,7 +117,7 @@ def test_a_name_is_that_of_one_class() -> None:
     assert [name for name, modules_with_it in count.items() if modules_with_it > 1] == []
 
 
-PAST = re.compile(r"(ed|Lost|Left|Overtook|TakenOn|FellBack|FencedPart|Seen|Written)$")
+PAST = re.compile(r"(ed|Lost|Left|Overtook|TakenOn|FellBack|FencedPart|Seen|Taken|Written)$")
 
 
 def test_events_are_in_the_past_and_effects_are_not() -> None:

@@ -6,19 +6,19 @@ Its steps, by the names that the tests use:
 
 - *init*: the subtask knows its inputs and outputs, and no input is blocked;
 - *barrier from nil*: the coordinator triggers a source, which has no inputs to block; the rest is as below;
-- *block input*: a barrier was taken off an input: the subtask takes no further message from it;
+- *block input*: a barrier was taken off an input, which is blocked: the subtask takes no further message from it;
 - *all inputs blocked*: the barrier goes to every output, the state is snapshotted, and every input is unblocked;
 - *message*: the caller processes messages of inputs that are not blocked. This machine only says which are blocked.
 
-One departure beyond those of all algorithms (``barriers``): a barrier of a newer checkpoint on a channel proves that
-the barrier being aligned will never arrive there. The subtask declines the older checkpoint.
+One departure beyond those of all algorithms (``machine``): a barrier of a newer checkpoint on a channel proves that the
+barrier being aligned will never arrive there. The subtask declines the older checkpoint.
 
 Rules and invariants:
 
 - A barrier is forwarded exactly when its alignment is complete.
 - A channel is blocked only while a checkpoint is being aligned, and never all of them between two events.
-- Without ``blocking`` no input waits: barriers are only counted, one per channel. (At least once: a snapshot holds some
-  of what follows its barrier.)
+- Without ``blocking`` (at least once) no input is blocked: barriers are only counted, one per channel, and a snapshot
+  includes some of what follows its barrier.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT, BarrierMachine
+from flinkplus.protocol.barriers.machine import NO_CHECKPOINT, BarrierMachine
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.effects import BarrierEffect
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
@@ -44,10 +44,10 @@ class BarrierAlignment(BarrierMachine):
         blocking: bool = True,
     ) -> None:
         super().__init__(subtask, inputs, version, aborted)
-        self._awaited = inputs
+        self._aligned_inputs = inputs
         self._blocking = blocking
         self._aligning: CheckpointId | None = None
-        self._blocked: list[ChannelId] = []
+        self._taken: list[ChannelId] = []  # inputs off which the barrier of ``_aligning`` was taken
 
     @property
     def waiting_for(self) -> tuple[CheckpointId, ...]:
@@ -56,60 +56,53 @@ class BarrierAlignment(BarrierMachine):
     @property
     def blocked(self) -> tuple[ChannelId, ...]:
         """The channels from which no message may be taken."""
-        return tuple(self._blocked) if self._blocking else ()
+        return tuple(self._taken) if self._blocking else ()
 
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        if channel in self._blocked and self._blocking:
+        if channel in self._taken and self._blocking:
             raise PeerProtocolError(
                 f"{self._subtask}: barrier {checkpoint} on {channel}, which checkpoint {self._aligning} blocks"
             )
         if checkpoint == self._aligning:
-            return self._block(channel, checkpoint) if channel not in self._blocked else []
+            return self._block(channel, checkpoint) if channel not in self._taken else []
         if checkpoint <= self._newest_seen:
             return []
-        found = self._give_up_alignment(superseded_by=checkpoint)
+        found = self._decline_alignment(superseded_by=checkpoint)
         if self._see(checkpoint):
             self._aligning = checkpoint
             found += self._block(channel, checkpoint)
         return found
 
     def _block(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        self._blocked.append(channel)
+        self._taken.append(channel)
         found: list[BarrierEffect] = [effects.BlockChannel(channel)] if self._blocking else []
-        if len(self._blocked) == len(self._awaited):
+        if len(self._taken) == len(self._aligned_inputs):
             found += self._begin_snapshot(checkpoint)
         return found
 
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         refusal = self._refusal()
         if refusal is not None:
-            return [
-                effects.ForwardBarrier(checkpoint),
-                *self._unblock(),
-                effects.DeclineCheckpoint(checkpoint, refusal),
-            ]
+            declined = effects.DeclineCheckpoint(checkpoint, refusal)
+            return [effects.ForwardBarrier(checkpoint), *self._unblock(), declined]
         self._asynchronous[checkpoint] = False
-        return [
-            effects.TakeSnapshot(checkpoint),
-            effects.ForwardBarrier(checkpoint),
-            *self._unblock(),
-            effects.PersistSnapshot(checkpoint),
-        ]
+        begun = effects.TakeSnapshot(checkpoint), effects.ForwardBarrier(checkpoint)
+        return [*begun, *self._unblock(), effects.PersistSnapshot(checkpoint)]
 
     def _unblock(self) -> list[BarrierEffect]:
-        found: list[BarrierEffect] = [effects.UnblockChannel(channel) for channel in self._blocked if self._blocking]
-        self._blocked.clear()
+        found: list[BarrierEffect] = [effects.UnblockChannel(channel) for channel in self._taken if self._blocking]
+        self._taken.clear()
         self._aligning = None
         return found
 
-    def _give_up_alignment(self, superseded_by: CheckpointId) -> list[BarrierEffect]:
+    def _decline_alignment(self, superseded_by: CheckpointId) -> list[BarrierEffect]:
         if self._aligning is None:
             return []
         reason = f"{self._subtask}: barrier {superseded_by} came while {self._aligning} was being aligned"
         return [effects.DeclineCheckpoint(self._aligning, reason), *self._unblock()]
 
-    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
+    def _abort_begun(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
         return self._unblock() if checkpoint == self._aligning else None
 
-    def _was_begun(self, checkpoint: CheckpointId) -> bool:
-        return super()._was_begun(checkpoint) and checkpoint != self._aligning
+    def _was_ordered(self, checkpoint: CheckpointId) -> bool:
+        return super()._was_ordered(checkpoint) and checkpoint != self._aligning

@@ -6,21 +6,20 @@ algorithm 1 (``alignment``) on the regular inputs, with additions for the back e
 - *block input*: a barrier on a regular input blocks it. Back edges are not awaited: a barrier that waited for the loop
   would wait for itself;
 - *early barrier on a back edge*: another subtask of the head was aligned first, and its barrier came through the loop
-  before the copy here. Then no message is in flight on this back edge, and it needs no log. What follows the barrier
-  must not be in the copy, so the back edge is blocked until then. The copy waits for no back edge, so that ends;
+  before the copy here. No message before the barrier is in flight on this back edge then, so it needs no log. What
+  follows the barrier must not be in the copy, so the back edge is blocked until the copy, which waits for no back edge;
 - *all regular inputs blocked*: the state is copied, the barrier goes to every output, the inputs are unblocked. From
   here on, messages taken off a back edge are processed as usual and logged;
-- *barrier on a back edge*: it came through the loop: the edge's log up to here is what was in flight on it. When that
-  is so on all back edges, the snapshot, which is the copy and the logs, is persisted;
+- *barrier on a back edge*: it came through the loop: the edge's log up to here, the barrier included, is what was in
+  flight on it. When that is so on all back edges, the snapshot, which is the copy and the logs, is persisted;
 - *restore*: logged messages are put back in front of their channel (``InputGate.add``), and processed first.
 
-Departures beyond those of ``barriers``, ``alignment`` and ``recording``:
+Departures beyond those of ``machine``, ``alignment`` and ``recording``:
 
-- A checkpoint that is aborted before the copy unblocks its back edges. A barrier of the version that the subtask starts
-  from is the end of the log, and never early.
+- A checkpoint that is aborted before the copy unblocks its back edges.
+- A barrier of the version that the subtask starts from only ends the messages that were put back. It is never early.
 - Checkpoints may overlap: the state is copied for one while another's barrier is still in the loop. Each has its own
   logs.
-- The barrier itself is the last message of the log: a successor that repeats the steps after the copy takes it again.
 
 Invariant: a snapshot without back edges equals that of algorithm 1, effect by effect.
 """
@@ -30,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flinkplus.errors import PeerProtocolError
-from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT
+from flinkplus.protocol.barriers.machine import NO_CHECKPOINT
 from flinkplus.protocol.barriers.recording import RecordingAlignment
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.effects import BarrierEffect
@@ -53,8 +52,8 @@ class CyclicAlignment(RecordingAlignment):
         super().__init__(subtask, inputs, version, aborted)
         self._back = back
         self._early: dict[ChannelId, CheckpointId] = {}  # blocked back edge -> checkpoint of its barrier
-        self._awaited = tuple(channel for channel in inputs if channel not in back)
-        invariant(bool(self._awaited) or not inputs, "a subtask has only back edges for inputs", subtask=subtask)
+        self._aligned_inputs = tuple(channel for channel in inputs if channel not in back)
+        invariant(bool(self._aligned_inputs) or not inputs, "a subtask has only back edges for inputs", subtask=subtask)
 
     @property
     def blocked(self) -> tuple[ChannelId, ...]:
@@ -86,9 +85,6 @@ class CyclicAlignment(RecordingAlignment):
         for channel in released:
             del self._early[channel]
         return [effects.UnblockChannel(channel) for channel in released]
-
-    def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
-        return effects.CloseLog(checkpoint, channel)
 
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if not self._back or self._refusal() is not None:

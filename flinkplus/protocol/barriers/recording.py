@@ -1,8 +1,7 @@
-"""The common part of algorithms whose snapshots hold channel state in addition to the copy of the state.
+"""What ``cyclic`` and ``unaligned`` share: snapshots that hold channel state in addition to the copy of the state.
 
 A *recording* is a checkpoint whose state is copied, and whose barrier is still awaited on some inputs: messages before
-it there belong to the snapshot. The algorithm (``cyclic``, ``unaligned``) decides which inputs these are, and what
-counts as the barrier's arrival.
+it there belong to the snapshot. The algorithm decides which inputs these are, and what counts as the barrier's arrival.
 
 Rules:
 
@@ -13,11 +12,10 @@ Rules:
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.barriers.barriers import NO_CHECKPOINT
+from flinkplus.protocol.barriers.machine import NO_CHECKPOINT
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.effects import BarrierEffect
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
@@ -42,10 +40,6 @@ class RecordingAlignment(BarrierAlignment):
     def waiting_for(self) -> tuple[CheckpointId, ...]:
         return (*self._recordings, *super().waiting_for)
 
-    @abstractmethod
-    def _close(self, checkpoint: CheckpointId, channel: ChannelId) -> BarrierEffect:
-        """No further message of ``channel`` belongs to the snapshot."""
-
     def _came(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The barrier of ``checkpoint`` has arrived on ``channel``."""
         found: list[BarrierEffect] = []
@@ -55,7 +49,7 @@ class RecordingAlignment(BarrierAlignment):
         awaited = self._recordings.get(checkpoint, [])
         if channel in awaited:
             awaited.remove(channel)
-            found += [self._close(checkpoint, channel), *self._persist()]
+            found += [effects.EndCapture(checkpoint, channel), *self._persist()]
         return found
 
     def _persist(self) -> list[BarrierEffect]:
@@ -68,23 +62,23 @@ class RecordingAlignment(BarrierAlignment):
             found.append(effects.PersistSnapshot(checkpoint))
         return found
 
-    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
+    def _abort_begun(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
         if checkpoint in self._recordings:
-            return self._give_up_recording(checkpoint)
-        return super()._give_up(checkpoint)
+            return self._end_recording(checkpoint)
+        return super()._abort_begun(checkpoint)
 
     def _decline_recording(
         self, checkpoint: CheckpointId, channel: ChannelId, newer: CheckpointId
     ) -> list[BarrierEffect]:
         reason = f"{self._subtask}: barrier {newer} {self.COMES} on {channel} before {checkpoint} did"
-        return [effects.DeclineCheckpoint(checkpoint, reason), *self._give_up_recording(checkpoint)]
+        return [effects.DeclineCheckpoint(checkpoint, reason), *self._end_recording(checkpoint)]
 
-    def _give_up_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
+    def _end_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The copy is still persisted, since later snapshots build on it; then it is discarded."""
         self._asynchronous[checkpoint] = True
-        closed = [self._close(checkpoint, channel) for channel in self._recordings[checkpoint]]
+        ended = [effects.EndCapture(checkpoint, channel) for channel in self._recordings[checkpoint]]
         self._recordings[checkpoint].clear()
-        return [*closed, *self._persist()]
+        return [*ended, *self._persist()]
 
-    def _was_begun(self, checkpoint: CheckpointId) -> bool:
-        return super()._was_begun(checkpoint) and checkpoint not in self._recordings
+    def _was_ordered(self, checkpoint: CheckpointId) -> bool:
+        return super()._was_ordered(checkpoint) and checkpoint not in self._recordings

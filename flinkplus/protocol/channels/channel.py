@@ -9,7 +9,7 @@ Rules:
 - All that travels back is cumulative: ``consumed`` and ``limit`` count from the start of the channel. So a late,
   repeated or reordered report does no harm, and the next report replaces a lost one.
 - ``limit`` is the first ``seq`` that may not be sent: what the consumer has consumed, plus its window. Two cases go
-  beyond it. A producer that sends again to a promoted consumer may send several windows. A barrier that overtakes is
+  beyond it: a producer that sends again to a promoted consumer may send several windows; a barrier that overtakes is
   sent with all that precedes it, bounded by the producer (``OutputChannels.overdraw``).
 - A consumer that stops consuming (slow, or blocked by alignment) thereby stops its producer, only on this channel.
 - The window is in messages and in bytes. The producer counts the bytes that it has sent and the consumer has not
@@ -24,26 +24,23 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.vocabulary.frozen import Frozen
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, Seq, invariant
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(Frozen):
     """The next message: the cursor counts it as received."""
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicate:
+class Duplicate(Frozen):
     """Received before: drop it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
+class Stale(Frozen):
     """From an older generation of the producer: drop it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Frozen):
     """Ahead of ``expected``: drop it and ask the producer to send again from there."""
 
     expected: Seq
@@ -163,13 +160,8 @@ class InputCursor:
 
     def replace_producer(self, generation: Generation) -> None:
         """The producer has a new generation, and resumes where the old one was; received messages stay."""
-        invariant(
-            generation >= self._generation,
-            "the generation of a channel's producer went back",
-            channel=self._channel,
-            known=self._generation,
-            given=generation,
-        )
+        known, why = self._generation, "the generation of a channel's producer went back"
+        invariant(generation >= known, why, channel=self._channel, known=known, given=generation)
         self._generation = generation
 
     def consume(self, count: int = 1, size_bytes: int = 0) -> None:

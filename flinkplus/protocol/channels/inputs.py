@@ -1,7 +1,7 @@
 """The input ends of a subtask's channels, each with a queue and a cursor.
 
-Credit is the consumer's ``consumed`` cursor: the producer may send up to ``consumed + window``. It is cumulative, so
-that a late, repeated or lost grant does no harm.
+A grant of credit carries the consumer's ``consumed`` cursor: the producer may send up to ``consumed + window``. The
+cursor is cumulative, so that a late, repeated or lost grant does no harm.
 
 Rules: messages taken off a queue count as consumed only when their step has ended; steps take none off a blocked
 channel.
@@ -86,10 +86,13 @@ class InputChannel:
 class InputGate:
     """All input channels of a subtask; ``next`` picks fairly among those that have a message and are not blocked.
 
-    ``_awaited``: number of channels that are empty and have not ended.
-
     ``bundle_rows``: maximum number of rows that a step takes; one message may have more.
     ``overdrawn``: producers may send beyond their credit.
+
+    ``_limits``: maximum rows and bytes of a bundle.
+    ``_of_channel``: maximum messages and bytes of a bundle from one channel (``Window.always_open``).
+    ``_others_turn``: whether messages other than records are taken next, if any wait.
+    ``_awaited``: number of channels that are empty and have not ended.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class InputGate:
             self._filled = any(end.fills(self._window) for end in self._order)
         return taken
 
-    def end(self, end: InputChannel) -> None:
+    def mark_ended(self, end: InputChannel) -> None:
         """The producer of ``end`` sends nothing more."""
         if not end.queue and not end.ended:
             self._awaited -= 1
@@ -194,7 +197,7 @@ class InputGate:
 
     def next(self) -> Bundle:
         """The bundle of the next step: records of all channels, watermarks of all channels, or one message of another
-        kind; none from a blocked channel. Empty: no message waits.
+        kind; none from a blocked channel. Empty: no message may be taken now.
 
         Records and other messages take turns, so that a steady supply of one never delays the other for long.
         """
@@ -224,9 +227,11 @@ class InputGate:
         return sum(1 for _ in marks)
 
     def _records(self, ready: list[InputChannel]) -> Bundle:
-        """Records messages up to the limits, but at least one, and from each channel at most as many as its producer
-        can send without a report. If both fail, the step is repeated when all have come, and nothing is reported until
-        then."""
+        """Records messages up to the limits, but at least one.
+
+        From each channel it takes at most as many as the producer can send before the consumer reports: a step that is
+        repeated begins when all its messages have arrived, and nothing is reported until then.
+        """
         taken: Bundle = []
         rows, size_bytes = self._limits
         most, most_bytes = self._of_channel

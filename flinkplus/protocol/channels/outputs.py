@@ -36,7 +36,7 @@ MAX_UNSENT_MESSAGES = 4
 MAX_UNSENT_BYTES = 16 << 20
 ENDLESS = 1 << 62
 """Room of each channel while a barrier overtakes, in messages and bytes."""
-MAX_UNSENT_TO_NOBODY = 256
+MAX_UNSENT_TO_FAILED = 256
 """Maximum number of unsent messages for a failed consumer, so that its producer keeps running for the others."""
 
 
@@ -128,7 +128,7 @@ class OutputChannel:
         """The consumer has failed; the channel stays closed until a consumer of ``generation`` opens it."""
         self.consumer_generation = generation
         self.resuming = True
-        self._limit_unsent(MAX_UNSENT_TO_NOBODY, MAX_UNSENT_BYTES)
+        self._limit_unsent(MAX_UNSENT_TO_FAILED, MAX_UNSENT_BYTES)
 
     def _limit_unsent(self, messages: int, size_bytes: int) -> None:
         if not self.is_back and self.log.max_unsent_messages != ENDLESS:
@@ -443,7 +443,7 @@ class OutputChannels(ABC):
         else:
             self.pump()
 
-    def tell_end(self, end: OutputChannel) -> None:
+    def append_end(self, end: OutputChannel) -> None:
         """Append a further end of input to one channel."""
         self._append(end, MessageKind.END_OF_INPUT)
 

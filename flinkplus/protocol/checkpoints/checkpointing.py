@@ -8,12 +8,11 @@ The life of a checkpoint::
 
 Rules:
 
-- A checkpoint is complete when its manifest is stored. Only then are subtasks notified and its output is committed.
+- A checkpoint is complete when its manifest is stored. Only then are subtasks notified and its output is committed. It
+  supersedes the older pending ones.
 - One manifest at a time, in checkpoint order. While one is being stored, the outcome is open, and no other manifest
-  and no rollback (``QuiesceRequested``) may pass it. An interruption aborts checkpoints that are collecting or ready;
-  one that is being stored may still become complete. Without an answer in time, checkpointing ends
-  (``CommitAbandoned``). Its timeout starts when the commit that was in flight before it has ended.
-- A checkpoint that becomes complete supersedes the older pending ones.
+  and no rollback (``QuiesceRequested``) may pass it: an interruption aborts only other checkpoints. Without an answer
+  in time, checkpointing ends (``CommitAbandoned``). The timeout starts when the commit before it has ended.
 - When every source and every loop head of the running generation is exhausted, a last checkpoint (``final``) is
   triggered at once, in addition to any pending one, and after failures again, up to a limit. No other checkpoint is
   triggered after it.
@@ -21,10 +20,9 @@ Rules:
   one after an abort because of too much channel state is aligned, so that not all of them are aborted.
 - Channel state is limited, in the snapshots of one subtask index, which a deployment puts on one slot, and in all. A
   checkpoint above a limit is aborted; it might be too large to be restored.
-- A failover aborts the pending checkpoints for which a replaced subtask would take its snapshot again, unless these are
-  ready or being stored. Otherwise a promoted consumer would align with a producer that is still replaying, and send
-  nothing until then. For the same reason no periodic checkpoint begins within ``AFTER_FAILOVER_MS`` after a failover.
-  Another last checkpoint follows an aborted one.
+- A failover aborts the pending checkpoints for which a replaced subtask would take its snapshot again, unless all
+  subtasks have acknowledged them. Otherwise a promoted consumer would align with a producer that is still replaying,
+  and send nothing until then. For the same reason no periodic checkpoint begins within ``AFTER_FAILOVER_MS`` after it.
 - Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
 - After every ``sweep_every`` complete checkpoints, state files that no checkpoint can name any more are removed.
 
@@ -75,12 +73,9 @@ class CheckpointCoordinator:
     """
 
     def __init__(self, config: CheckpointConfig, first: CheckpointId, complete: tuple[CheckpointId, ...] = ()) -> None:
-        invariant(
-            list(complete) == sorted(set(complete)) and all(0 < known < first for known in complete),
-            "complete checkpoints must be ascending and older than the first new one",
-            complete=complete,
-            first=first,
-        )
+        in_order = list(complete) == sorted(set(complete)) and all(0 < known < first for known in complete)
+        why = "complete checkpoints must be ascending and older than the first new one"
+        invariant(in_order, why, complete=complete, first=first)
         self._config = config
         self._next_id = first
         self._running = False
@@ -128,10 +123,8 @@ class CheckpointCoordinator:
         )
 
     def step(self, now_ms: int, event: CheckpointingEvent) -> list[CheckpointingEffect]:
-        """The effects of ``event``, and of all that is due at ``now_ms``.
-
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
-        """
+        """The effects of ``event``, and of all that is due at ``now_ms``. Raises ``PeerProtocolError`` or
+        ``InvariantViolation``, changing nothing, when the event is impossible."""
         if self._dead and not isinstance(event, events.JobInterrupted | events.QuiesceRequested):
             return []
         found = self._handle(now_ms, event)
@@ -180,27 +173,22 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------------------------------ life cycle of the job
 
     def _on_running(self, now_ms: int, event: events.SubtasksStarted) -> list[CheckpointingEffect]:
-        invariant(not self._running, "the job runs already", generation=self._generation)
+        current, started = self._generation, event.generation
+        invariant(not self._running, "the job runs already", generation=current)
         invariant(self._storing is None, "the job runs again while a manifest is stored", checkpoint=self._storing)
+        invariant(started > current, "a generation was started again", current=current, started=started)
+        ending, subtasks = (*event.sources, *event.loop_heads), set(event.subtasks)
+        is_named_once = len(set(ending)) == len(ending) and len(subtasks) == len(event.subtasks)
         invariant(
-            event.generation > self._generation,
-            "a generation was started again",
-            current=self._generation,
-            started=event.generation,
-        )
-        invariant(
-            bool(event.sources)
-            and {*event.sources, *event.loop_heads} <= set(event.subtasks)
-            and len({*event.sources, *event.loop_heads}) == len(event.sources) + len(event.loop_heads)
-            and len(set(event.subtasks)) == len(event.subtasks),
+            bool(event.sources) and subtasks.issuperset(ending) and is_named_once,
             "a job has sources, they are subtasks of it, and each is named once",
             sources=event.sources,
         )
         self._running = True
         self._quiescing = False
-        self._generation = event.generation
+        self._generation = started
         self._subtasks, self._sources = tuple(sorted(event.subtasks)), event.sources
-        self._ending = (*event.sources, *event.loop_heads)
+        self._ending = ending
         self._exhausted.clear()
         self._final_at_ms = None
         self._final_failures = 0
@@ -220,10 +208,9 @@ class CheckpointCoordinator:
 
     def _on_abandoned(self, after: CheckpointId | None) -> list[CheckpointingEffect]:
         void = [checkpoint for checkpoint in self._complete if after is None or checkpoint > after]
+        quiet = not self._running and self._storing is None and not any(known in self._commits for known in void)
         invariant(
-            not self._running and self._storing is None and not any(checkpoint in self._commits for checkpoint in void),
-            "checkpoints are abandoned before the job is interrupted and its commits are quiesced",
-            void=void,
+            quiet, "checkpoints are abandoned before the job is interrupted and its commits are quiesced", void=void
         )
         self._complete = self._complete[: len(self._complete) - len(void)]
         # Newest first: if this is interrupted, the rest is a prefix of one history.
@@ -304,14 +291,14 @@ class CheckpointCoordinator:
     def _too_much(self, pending: _Pending, index: int) -> str | None:
         """Why the checkpoint holds too much channel state, after an answer of a subtask with ``index``, or None."""
         held = pending.in_flight_bytes
-        in_slot, most = sum(size for subtask, size in held.items() if subtask.index == index), self._config
-        if in_slot > most.in_flight_slot_bytes:
-            where, size, limit = f"to subtasks {index}", in_slot, most.in_flight_slot_bytes
-        elif sum(held.values()) > most.in_flight_job_bytes:
-            where, size, limit = "in the job", sum(held.values()), most.in_flight_job_bytes
-        else:
-            return None
-        return f"{size:,} bytes were in flight {where}, and the maximum is {limit:,}"
+        in_slot = sum(size for subtask, size in held.items() if subtask.index == index)
+        for where, size, limit in (
+            (f"to subtasks {index}", in_slot, self._config.in_flight_slot_bytes),
+            ("in the job", sum(held.values()), self._config.in_flight_job_bytes),
+        ):
+            if size > limit:
+                return f"{size:,} bytes were in flight {where}, and the maximum is {limit:,}"
+        return None
 
     def _on_declined(self, now_ms: int, event: events.CheckpointDeclined) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
@@ -393,21 +380,20 @@ class CheckpointCoordinator:
         reason: str,
         cause: AbortCause | None = None,
     ) -> effects.RecordCheckpoint:
-        return effects.RecordCheckpoint(
-            effects.CheckpointStats(
-                checkpoint=pending.checkpoint,
-                generation=self._generation,
-                final=pending.final,
-                outcome=outcome,
-                reason=reason,
-                triggered_ms=pending.triggered_ms,
-                acknowledged_ms=pending.acknowledged_ms,
-                ended_ms=now_ms,
-                acknowledged=len(pending.handles),
-                subtasks=len(self._subtasks),
-                cause=cause,
-            )
+        stats = effects.CheckpointStats(
+            checkpoint=pending.checkpoint,
+            generation=self._generation,
+            final=pending.final,
+            outcome=outcome,
+            reason=reason,
+            triggered_ms=pending.triggered_ms,
+            acknowledged_ms=pending.acknowledged_ms,
+            ended_ms=now_ms,
+            acknowledged=len(pending.handles),
+            subtasks=len(self._subtasks),
+            cause=cause,
         )
+        return effects.RecordCheckpoint(stats)
 
     # ---------------------------------------------------------------------------------------------- what is due
 

@@ -6,9 +6,8 @@ Rules and invariants:
 - At most one commit is in flight. A failed one is retried after a pause; a commit is idempotent, so the answer of an
   earlier attempt counts like that of the latest.
 - After ``commit_attempts`` failures the queue is abandoned: no later output may become visible before this one.
-- A slow commit is reported repeatedly (``ReportCommitDelay``), and not abandoned while the job runs. It delays more
-  than visible output: the same worker writes manifests. So until it ends, no checkpoint becomes complete, logs are not
-  trimmed, and a rollback waits; ``JobProtocol`` limits that wait.
+- A slow commit is reported repeatedly (``ReportCommitDelay``), and not abandoned while the job runs. Until it ends, no
+  checkpoint becomes complete, logs are not trimmed, and a rollback waits; ``JobProtocol`` limits that wait.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class CommitQueue:
         self._queue.append((checkpoint, final))
 
     def on_committed(self, checkpoint: CheckpointId) -> list[CheckpointingEffect]:
-        """A late answer to an earlier attempt counts; an answer for any checkpoint but the first in the queue is
-        repeated, and ignored."""
+        """Answers for other checkpoints than the first in the queue are repeated ones, and ignored."""
         if not self._queue or self._queue[0][0] != checkpoint:
             return []
         _, final = self._queue.pop(0)

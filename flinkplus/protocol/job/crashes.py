@@ -2,8 +2,7 @@
 
 Each lost process can record the *place* at which it ended: subtask, operator, and the operator's input. Rules:
 
-- Only a process that ended inside an operator records a place. One that ended between two steps, or at a snapshot, does
-  not; a process that FlinkPlus has ended itself is not reported here.
+- Only a process that ended inside an operator, and that FlinkPlus has not ended itself, has a place.
 - Two places are the same when subtask and operator are the same, and one of these holds: both name the same row; at
   most one names a row, and the message is the same, or the rows of a source overlap; at most one names a row, and both
   processes ended by a signal of their own (``SIGSEGV``, ``SIGABRT`` and the like). The last rule is for a rollback,
@@ -13,8 +12,7 @@ Each lost process can record the *place* at which it ended: subtask, operator, a
   processed do not match later ones.
 
 A ``kill -9`` from outside leaves no signal of its own. It counts against an input only when it hits the same operator
-at the same message twice. For that, a call must last as long as the time between the two kills; a job with such calls
-makes no progress under such kills anyway.
+at the same message twice: a job whose calls last as long as the time between two kills makes no progress anyway.
 """
 
 from __future__ import annotations
@@ -76,10 +74,8 @@ class Crashes:
         self._places: list[tuple[Place, CheckpointId]] = []
 
     def ended(self, place: Place, triggered: CheckpointId) -> Place | None:
-        """A process ended at ``place``, when ``triggered`` was the newest checkpoint.
-
-        Returns the place, with the row if either record names it, the second time; otherwise ``None``.
-        """
+        """A process ended at ``place``, when ``triggered`` was the newest checkpoint. Returns the place, with the row
+        if either record names it, the second time; otherwise ``None``."""
         for known, _ in self._places:
             if known.is_same(place):
                 return place if place.row else known

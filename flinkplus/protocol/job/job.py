@@ -16,26 +16,25 @@ made its final commit)::
 
 Rules:
 
-- Each deployment has its own generation. An interruption ends the generation: later reports about it, or about an older
-  one, have no effect.
+- Each deployment has its own generation. An interruption ends it: later reports about it have no effect.
 - A job goes back to its newest complete checkpoint. To know which that is, it first waits for manifests and commits in
   flight. If they do not end in time, the job fails; its staged output stays, and a resume completes it. If that
   checkpoint is corrupt, the job goes back to the previous one (None: the start), and first retracts the output
   committed since.
 - Several slots lost at once are one failure; slots lost while the job waits for slots cost only time.
-- Repeated failed starts of one slot end a job that has not begun, since waiting does not help. In a job that has begun,
-  the host is a more likely cause: the job waits until the timeout, and then reports the cause.
+- Repeated failed starts of one slot end a job that has not begun. In a job that has begun, the host is a more likely
+  cause: the job waits until the timeout, and then reports the cause.
 - A failure that local failover handles uses the same budget as one that rolls back, unless it is part of a counted
   recovery (``restarts``). A local failover that ends in a rollback is one recovery with it.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
-- *Spare* slots come and go while the job lives. No deployment uses them, and the job waits for them only to stop at its
-  end; for this machine, the loss of one has no effect.
+- *Spare* slots come and go while the job lives. No deployment uses them, their loss has no effect here, and the job
+  waits for them only at its end, to stop.
 - An input that has ended two processes at the same place ends the job (``crashes``).
 - After the final commit the job is FINISHED in any case, because all its output is there.
 
 Invariants: ``DeploySubtasks`` only when all slots are registered, no manifest or commit is in flight and the backoff
 has ended; generations rise; every wait has a deadline, here or (for a manifest) in ``CheckpointCoordinator``, except
-for a commit while the job runs, which ``CheckpointCoordinator`` reports; exactly one ``EndJob``.
+for a commit while the job runs; exactly one ``EndJob``.
 """
 
 from __future__ import annotations
@@ -112,12 +111,8 @@ class JobProtocol:
     ) -> None:
         invariant(bool(subtasks) and len(set(subtasks)) == len(subtasks), "a job has subtasks, each once")
         invariant(list(available) == sorted(set(available)), "available checkpoints must be ascending", given=available)
-        invariant(
-            restore_from is None or restore_from in available,
-            "the checkpoint to restore is not available",
-            restore_from=restore_from,
-            available=available,
-        )
+        is_there = restore_from is None or restore_from in available
+        invariant(is_there, "the checkpoint to restore is not available", wanted=restore_from, available=available)
         self._config = config
         self._slots = SlotTable(slots)
         self._assignment = tuple((subtask, subtask.index % slots) for subtask in sorted(subtasks))
@@ -140,7 +135,7 @@ class JobProtocol:
         self._deploy_until_ms: int | None = None
         self._stop_until_ms: int | None = None
         self._retraction: _Retraction | None = None
-        if self._restore < self._newest_complete:
+        if (restore_from or 0) < self._newest_complete:
             self._retraction = _Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
 
     @property
@@ -157,10 +152,6 @@ class JobProtocol:
         """The checkpoint that the next deployment restores."""
         return self._available[-1] if self._available else None
 
-    @property
-    def _restore(self) -> int:
-        return self.restore_from or 0
-
     def next_deadline_ms(self) -> int | None:
         """When to step with ``TimeAdvanced`` unless another event comes first; never in the past of the last step."""
         if self._state in WAITING:
@@ -173,10 +164,8 @@ class JobProtocol:
         return None
 
     def step(self, now_ms: int, event: JobEvent) -> list[JobEffect]:
-        """The effects of ``event``, and of all that is due at ``now_ms``.
-
-        Raises ``PeerProtocolError`` or ``InvariantViolation``, changing nothing, when the event is impossible.
-        """
+        """The effects of ``event``, and of all that is due at ``now_ms``. Raises ``PeerProtocolError`` or
+        ``InvariantViolation``, changing nothing, when the event is impossible."""
         if self._state.terminal:
             return [effects.StopSlots()] if isinstance(event, events.SlotRegistered) else []
         found = self._handle(now_ms, event)
@@ -312,17 +301,13 @@ class JobProtocol:
     def _on_local_failure(self, now_ms: int, event: events.FailureTakenOn | events.FailoverFellBack) -> list[JobEffect]:
         if self._state is not JobState.RUNNING:
             return []
-        match event:
-            case events.FailureTakenOn(kind, generation, under_way, reason, error):
-                if self._budget.is_counted(now_ms, generation, under_way, bool(self._slots.missing)):
-                    return []
-                enough = self._budget.spend(now_ms, kind, self._newest_used)
-                return [] if enough is None else self._too_many(now_ms, kind, reason, error, enough)
-            case events.FailoverFellBack(kind, subtasks, reason, error, counted):
-                failure = _Failure(kind, subtasks, reason)
-                return self._interrupt(now_ms, failure) if counted else self._fail(now_ms, failure, error)
-            case _:
-                assert_never(event)
+        if isinstance(event, events.FailoverFellBack):
+            failure = _Failure(event.kind, event.subtasks, event.reason)
+            return self._interrupt(now_ms, failure) if event.counted else self._fail(now_ms, failure, event.error)
+        if self._budget.is_counted(now_ms, event.generation, event.under_way, bool(self._slots.missing)):
+            return []
+        enough = self._budget.spend(now_ms, event.kind, self._newest_used)
+        return [] if enough is None else self._too_many(now_ms, event.kind, event.reason, event.error, enough)
 
     def _too_many(self, now_ms: int, kind: FailureKind, reason: str, error: object, enough: str) -> list[JobEffect]:
         return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({enough})", kind))
@@ -364,12 +349,8 @@ class JobProtocol:
             return
         if checkpoint <= self._newest_complete:
             return
-        invariant(
-            not self._quiesced,
-            "a checkpoint became complete after all commits were quiesced",
-            checkpoint=checkpoint,
-            state=self._state.value,
-        )
+        why = "a checkpoint became complete after all commits were quiesced"
+        invariant(not self._quiesced, why, checkpoint=checkpoint, state=self._state.value)
         self._newest_complete = checkpoint
         self._available = [*self._available, checkpoint][-MAX_FALLBACKS:]
         self._budget.on_progress(now_ms)
@@ -396,14 +377,11 @@ class JobProtocol:
         if retraction is None or retraction.until_ms is None or event.checkpoint != retraction.checkpoint:
             return []
         if isinstance(event, events.RetractionFailed):
-            return self._cannot_retract(now_ms, event.reason)
+            where = "the start" if self.restore_from is None else f"checkpoint {self.restore_from}"
+            why = f"the output committed after {where} could not be retracted: {event.reason}"
+            return self._stop(now_ms, EndJob(JobState.FAILED, None, why, "commit"))
         self._retraction = None
         return []
-
-    def _cannot_retract(self, now_ms: int, reason: str) -> list[JobEffect]:
-        where = "the start" if self.restore_from is None else f"checkpoint {self.restore_from}"
-        why = f"the output committed after {where} could not be retracted: {reason}"
-        return self._stop(now_ms, EndJob(JobState.FAILED, None, why, "commit"))
 
     def _on_commit_abandoned(self, now_ms: int, reason: str) -> list[JobEffect]:
         found: list[JobEffect] = []

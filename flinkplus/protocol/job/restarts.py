@@ -8,15 +8,13 @@ One *recovery* counts once, with all failures in it. A failure is part of the la
   waits for a missing slot as long as a rollback does (``restart_slot_timeout_ms``). Its moment ends ``same_moment_ms``
   after the delay of a rollback.
 
-So an outage in which many subtasks raise exceptions costs a job with local failover no more than one that rolls back: a
-rollback halts all subtasks at the first exception, and does not see the others. A local failover that ends in a
-rollback is one recovery, too.
+So an outage in which many subtasks raise exceptions costs a job with local failover no more than one that rolls back,
+which halts all subtasks at the first exception. A local failover that ends in a rollback is one recovery, too.
 
 Other rules. Failures of user code tend to recur, so each counts for at least ``restart_window_ms``, and until a
-checkpoint has become complete after it: an input that fails each time prevents that, however long a repetition takes.
-Rare exceptions that the job recovered from do not add up over weeks. Losses of slots count only until a checkpoint
-becomes complete, since machines do die in a long run. The first of several recoveries in a row has no delay; each
-further one doubles it. A corrupt checkpoint costs nothing: each one is tried once.
+checkpoint has become complete after it: an input that fails each time prevents that. Losses of slots count only until a
+checkpoint becomes complete, since hosts do die in a long run. The first of several recoveries in a row has no delay;
+each further one doubles it. A corrupt checkpoint costs nothing: each one is tried once.
 """
 
 from __future__ import annotations
@@ -73,15 +71,8 @@ class RestartBudget:
         return under_way or is_waited_for or last.has_moment(now_ms)
 
     def spend(self, now_ms: int, kind: FailureKind, newest: Generation) -> str | None:
-        """Count a recovery that begins now; ``newest``: the newest running generation.
-
-        Returns why the limit is exceeded, or None.
-        """
-        why_not = self._spend(now_ms, kind)
-        self._last = _Recovery(now_ms, kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
-        return why_not
-
-    def _spend(self, now_ms: int, kind: FailureKind) -> str | None:
+        """Count a recovery that begins now; ``newest``: the newest running generation. Returns why the limit is
+        exceeded, or None."""
         if kind in USER_FAILURES:
             self._forget_old(now_ms)
             self._user_failures_ms.append(now_ms)
@@ -89,6 +80,7 @@ class RestartBudget:
         elif kind in SLOT_FAILURES:
             self._slot_failures += 1
             self._in_a_row += 1
+        self._last = _Recovery(now_ms, kind, newest, now_ms + self.delay_ms() + self._config.same_moment_ms)
         failures = len(self._user_failures_ms)
         if failures > self._config.max_restarts:
             return f"failure {failures}, and max_restarts is {self._config.max_restarts}"

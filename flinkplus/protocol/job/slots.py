@@ -1,6 +1,4 @@
-"""Registrations of slots, by incarnation.
-
-A deployment needs a fixed number of slots. *Spare* slots come and go, and no deployment waits for them.
+"""Registrations of slots, by incarnation. A deployment waits for its own slots, and not for *spare* ones.
 
 Rules and invariants: the incarnations of a slot only rise; at most one holds it; events of an older one have no effect.
 """

@@ -8,18 +8,17 @@ not receive. So:
   than half of ``timeout_ms``, and the last long pause is at least ``timeout_ms`` ago. A slot that has just come back
   does not count: when the driver receives again after a cut, others are about to come back, too.
 - When more are late, only heartbeats decide, except for late slots with proof that the cause is not the driver. Either
-  their own pulses report that they are stopped, or their control streams are silent too and a *witness* exists. A
-  witness is a slot on another host than the driver and all late slots. Each of its pulses has arrived in time for
-  ``WITNESS_TIMEOUTS`` timeouts: so the network works, and this process receives. These slots are evicted if the job can
-  run without all late slots, so if each chain has a member that is received well. Otherwise, the job would have to wait
-  for slots anyway.
+  their own pulses report that they are stopped, or their control streams are silent too and a *witness* exists: a slot
+  on another host than the driver and all late slots, whose pulses have all arrived in time for ``WITNESS_TIMEOUTS``
+  timeouts. These slots are evicted if each chain has a member that is received well. Otherwise, the job would have to
+  wait for slots anyway.
 - Time in which no pulse could be received does not count: the driver itself was stopped, or was flooded with other
   datagrams (``missed``). It also resets all witnesses.
 - After such a time, if it was long, and after a time in which most were late, slots get a grace period of the same
   length, in which failing to receive from the driver does not count: TCP retransmits the later, the longer it was cut.
 - A slot that never sent a pulse is judged only by its heartbeats.
 
-So a driver that is stopped, cut off from all slots, or on an overloaded machine evicts no slot. A driver that has lost
+So a driver that is stopped, cut off from all slots, or on an overloaded host evicts no slot. A driver that has lost
 most slots, but has a good connection to one on another host, evicts: that cannot be distinguished from hosts that hang.
 
 Rules: pure. Whole milliseconds of a monotonic clock.
@@ -118,7 +117,7 @@ class PulseRule:
         """Whether any of ``names`` is late."""
         return any(name in self._last and self._is_late(now_ms, name) for name in names)
 
-    def given_up(
+    def to_evict(
         self, now_ms: int, slots: Sequence[PulsedSlot], chains: Iterable[Sequence[str]] | None = None
     ) -> list[str]:
         """Those of ``slots`` to evict, in their order.
@@ -132,7 +131,9 @@ class PulseRule:
             return [slot.name for slot in late]
         found = self._proved(now_ms, late, well, chains)
         if not found and 2 * len(late) > len(known):
-            self._in_the_dark(now_ms)
+            if self._grace_until_ms is None or now_ms > self._grace_until_ms + self._timeout_ms:
+                self._dark_ms = now_ms - self._timeout_ms
+            self._give_grace(now_ms, now_ms - self._dark_ms)
         return found
 
     def _proved(
@@ -147,13 +148,9 @@ class PulseRule:
         if chains is None or not all(any(name in names for name in chain) for chain in chains):
             return []
         away = {self._driver_host, *(slot.host for slot in late)}  # never iterated
-        witnessed = any(slot.host not in away and self._is_witness(now_ms, slot.name) for slot in well)
+        since_ms = now_ms - WITNESS_TIMEOUTS * self._timeout_ms
+        witnessed = any(slot.host not in away and self._last[slot.name].steady_ms <= since_ms for slot in well)
         return [slot.name for slot in late if self._is_proved(now_ms, slot, witnessed)]
-
-    def _in_the_dark(self, now_ms: int) -> None:
-        if self._grace_until_ms is None or now_ms > self._grace_until_ms + self._timeout_ms:
-            self._dark_ms = now_ms - self._timeout_ms
-        self._give_grace(now_ms, now_ms - self._dark_ms)
 
     def _give_grace(self, now_ms: int, for_ms: int) -> None:
         grace_ms = min(for_ms + self._timeout_ms, MOST_GRACE_TIMEOUTS * self._timeout_ms)
@@ -168,9 +165,6 @@ class PulseRule:
 
     def _is_well(self, now_ms: int, name: str) -> bool:
         return not self.is_doubtful(now_ms, name) and now_ms - self._last[name].back_ms >= self._timeout_ms
-
-    def _is_witness(self, now_ms: int, name: str) -> bool:
-        return now_ms - self._last[name].steady_ms >= WITNESS_TIMEOUTS * self._timeout_ms
 
     def _is_late(self, now_ms: int, name: str) -> bool:
         last = self._last[name]

@@ -1,8 +1,7 @@
 """Which slots to evict when slots that the driver reaches do not reach each other.
 
-A slot reports the peers that do not answer, and those that refuse its connections or send unreadable frames
-(``SlotPeersUnreached``). Shortly after, when the other slots have had time to report, the machine decides by the state
-of all slots (``SlotsSeen``).
+A slot reports such peers (``SlotPeersUnreached``). Shortly after, when the other slots have had time to report, the
+machine decides by the state of all slots (``SlotsSeen``).
 
 Rules:
 
@@ -24,6 +23,7 @@ that is gone have no effect.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,6 +32,7 @@ from typing_extensions import assert_never
 from flinkplus.protocol.vocabulary.config import earliest_ms
 from flinkplus.protocol.vocabulary.effects import EvictSlot
 from flinkplus.protocol.vocabulary.events import JobInterrupted, SlotLost
+from flinkplus.protocol.vocabulary.frozen import Frozen
 
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
@@ -42,8 +43,7 @@ SHORT_LIVES = 3
 """Number of consecutive short lives after which the next process waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReachabilityConfig:
+class ReachabilityConfig(Frozen):
     """``gather_ms``: from the first report of a peer to the decision. ``patience_ms``: see above."""
 
     gather_ms: int = 100
@@ -53,8 +53,7 @@ class ReachabilityConfig:
 # --- events
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPeersUnreached:
+class SlotPeersUnreached(Frozen):
     """``slot`` gets no answer from ``peers``, which replaces its earlier report.
 
     ``blamed``: those of them that refuse its connections, or keep sending unreadable frames.
@@ -65,16 +64,14 @@ class SlotPeersUnreached:
     blamed: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SlotArrived:
+class SlotArrived(Frozen):
     """A new process of ``slot``, on ``host``, asks to join the running job."""
 
     slot: int
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Frozen):
     """The state of a slot. ``subtasks``: number that run on it. ``doubtful``: the driver is missing its pulses."""
 
     slot: int
@@ -84,8 +81,7 @@ class Standing:
     doubtful: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsSeen:
+class SlotsSeen(Frozen):
     """The state of all slots, at the deadline; empty while the job does not run."""
 
     standings: tuple[Standing, ...]
@@ -96,16 +92,14 @@ ReachabilityEvent: TypeAlias = SlotPeersUnreached | SlotLost | SlotArrived | Slo
 # --- effects
 
 
-@dataclass(frozen=True, slots=True)
-class SetSlotAside:
+class SetSlotAside(Frozen):
     """No slot may connect to ``slot``, which has not joined, until ``LetSlotJoin``."""
 
     slot: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LetSlotJoin:
+class LetSlotJoin(Frozen):
     slot: int
 
 
@@ -175,16 +169,8 @@ class Reachability:
 
     def _forget(self, slot: int) -> None:
         self._waiting.pop(slot, None)
-        self._silent.pop(slot, None)
-        self._blamed.pop(slot, None)
-        for other, blamed in self._blamed.items():
-            self._blamed[other] = tuple(peer for peer in blamed if peer != slot)
-        for other, peers in list(self._silent.items()):
-            left = tuple(peer for peer in peers if peer != slot)
-            if left:
-                self._silent[other] = left
-            else:
-                del self._silent[other]
+        self._silent = _without(self._silent, slot)
+        self._blamed = _without(self._blamed, slot)
         if not self._silent:
             self._look_ms = self._hopeless_since_ms = None
 
@@ -304,6 +290,12 @@ class Reachability:
         count = 1 if known is None or now_ms - known.last_ms > FORGOTTEN_AFTER_MS else known.count + 1
         self._strikes[place] = _Strikes(count, now_ms, now_ms + pause_ms(count))
         return now_ms + pause_ms(count)
+
+
+def _without(reports: Mapping[int, tuple[int, ...]], slot: int) -> dict[int, tuple[int, ...]]:
+    """``reports`` (slot -> peers) without those by ``slot`` and about it."""
+    left = {by: tuple(peer for peer in peers if peer != slot) for by, peers in reports.items() if by != slot}
+    return {by: peers for by, peers in left.items() if peers}
 
 
 def pause_ms(count: int) -> int:

@@ -4,7 +4,7 @@ An edge is a *back edge* when it leads to a vertex on the current path of a dept
 4.3). Without back edges the graph is acyclic. The vertex that a back edge leads to is the *head* of its loop: input
 from outside and records that have gone through the loop meet there.
 
-Rules: pure data, the same on every machine. The search starts at the ``roots`` in the order given, and follows edges by
+Rules: pure data, the same on every host. The search starts at the ``roots`` in the order given, and follows edges by
 their numbers. Every loop has one head, so loops are not nested, and its input from outside enters at the head.
 """
 

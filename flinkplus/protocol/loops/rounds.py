@@ -10,11 +10,11 @@ it. So a round sweeps the loop: when round *n* is back at a head subtask, all th
 the loop, or has reached the head. Suppose that round *n + 1* comes back and reports that no head subtask took a record
 off a back edge in round *n*. All head subtasks had started round *n*, so no input has come from outside since. Round
 *n* swept every record that was in the loop to the head, and found none. So no record has been sent into the loop
-since. The same round reports the same to all head subtasks, since it combines all of them, and they end the loop after
-it. Conversely, a loop without moving records ends after two rounds.
+since. The round reports the same to all head subtasks, and they end the loop after it. Conversely, a loop without
+moving records ends after two rounds.
 
 It is the double wave of Dijkstra's and Mattern's algorithms, with the order of channels instead of counters. Rounds are
-messages: they have sequence numbers, belong to steps that are repeated, and are in snapshots like all messages.
+messages: they have sequence numbers, belong to steps that are repeated, and are in snapshots.
 
 Rules: pure; a round travels only on edges inside the loop; input from outside ends before a round passes.
 """
@@ -79,10 +79,8 @@ class LoopRounds:
         self._moves = True
 
     def take(self, channel: ChannelId, value: int) -> Round | None:
-        """A step took a round off ``channel``. Returns it, combined, when it has arrived on all channels.
-
-        ``after`` gives what to send then. On some channels, the next round may arrive before that.
-        """
+        """A step took a round off ``channel``. Returns it, combined, when it has arrived on all channels. ``after``
+        gives what to send then. On some channels, the next round may arrive before that."""
         self._came[channel].append(decoded(value))
         return self._complete()
 
@@ -99,12 +97,8 @@ class LoopRounds:
             return None
         number = together[0][0]
         expected = self._number if self._is_head else self._number + 1
-        invariant(
-            all(other == expected for other, _ in together),
-            "a round of a loop arrived out of order",
-            expected=expected,
-            rounds=together,
-        )
+        in_order = all(other == expected for other, _ in together)
+        invariant(in_order, "a round of a loop arrived out of order", expected=expected, rounds=together)
         self._number = number
         return number, any(moved for _, moved in together)
 

@@ -1,4 +1,4 @@
-"""Files that snapshots name: state files, and the output that sinks have staged."""
+"""Descriptions of the files that snapshots name: state files, and the output that sinks have staged."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class StateFile(Document):
     """One immutable state file, identified by name, size and checksum.
 
     ``entries``: counts tombstones, not the format entry.
-    ``replaces``: files that together hold the same content as a base, in order; read from JSON, they lack kind and
-    entries.
+    ``replaces``: files that together hold the content of this base, in order; read from JSON, without kind and entries.
     """
 
     name: str
@@ -62,13 +61,11 @@ class StateFile(Document):
                 ),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CorruptState(
-                f"malformed description of a state file: {document!r:.200}: {printable(error)}"
-            ) from error
+            why = f"malformed description of a state file: {document!r:.200}: {printable(error)}"
+            raise CorruptState(why) from error
         known = (file, *file.replaces)
-        texts = [each.checksum for each in known]
         numbers = [file.entries, *(each.bytes for each in known)]
-        if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        if any(type(each.checksum) is not str for each in known) or any(type(number) is not int for number in numbers):
             raise CorruptState(f"malformed description of a state file: {document!r:.200}")
         if file.kind not in ("base", "delta"):
             raise CorruptState(f"state file {file.name} has the unknown kind {file.kind!r:.100}")
@@ -98,7 +95,7 @@ class StagedFile(Document):
     """Output of one subtask, staged for ``checkpoint`` and invisible until that is complete.
 
     ``name``: unique in the job.
-    ``bytes``: its size, known when it is settled.
+    ``bytes``: its size, known when the file is finished.
     ``arrow``: the rows themselves (Arrow IPC, base64), for a sink without files.
     """
 

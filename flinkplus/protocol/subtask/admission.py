@@ -1,13 +1,13 @@
-"""Decides which arriving messages a subtask accepts: fencing, then the filter of message IDs, then the cursor.
+"""Decides which arriving messages a subtask accepts: the channel's cursor first, then the filter of message IDs.
 
 Rules:
 
-- a message of an older generation of its producer is dropped before any other check;
-- the filter decides whether a message is new: an ID that it knows is a duplicate, any other ID is new;
-- a channel is ordered, so its cursor knows the same: all before the next expected number is old. Filter and cursor
-  keep separate records and must agree. If they disagree, one of them has lost or confused what this subtask received.
-  Which messages the state holds is then unknown, so the error ends the subtask and rolls the job back;
-- a message ahead of the expected one (a gap) is dropped: its producer sends again from there;
+- the cursor drops a message of an older generation of its producer, and one ahead of the expected number (a gap): its
+  producer sends again from there. The filter does not see these;
+- any other message is new if it is the expected one, and old if it is before that, since a channel is ordered. The
+  filter keeps its own record of the IDs, and must agree. If it does not, one of the two has lost or confused what this
+  subtask received. Which messages the state holds is then unknown, so the error ends the subtask and rolls the job
+  back;
 - a duplicate must have the same digest as the first message with its ID.
 
 Without a filter (the job does not recover locally, or does not promise exactly-once) the cursor alone decides.
@@ -21,7 +21,7 @@ from typing import Any
 from flinkplus.errors import MessageIdConflict, NondeterministicOperator
 from flinkplus.protocol.channels.channel import Accept, Decision, Duplicate
 from flinkplus.protocol.channels.inputs import InputChannel
-from flinkplus.protocol.subtask.work import SeenMessages
+from flinkplus.protocol.subtask.ports import SeenMessages
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
@@ -43,7 +43,7 @@ def digests(of_records: Callable[[Message, Any], int]) -> Callable[[Message, Any
 class Admission:
     """Accepts or drops the messages that arrive for one subtask.
 
-    ``seen``: its filter of message IDs; ``None``: the cursor alone decides.
+    ``seen``: its filter of message IDs, if it has one.
     ``digest``: of a message and its payload, 64 bits.
     """
 

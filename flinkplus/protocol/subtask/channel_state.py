@@ -4,7 +4,7 @@ It is captured in two ways. A *log* captures what steps take from a channel unti
 *record* captures what waits in a channel, and what arrives there, until the barrier (barriers that overtake). The
 barrier machine decides which is open for which channel and snapshot.
 
-Life cycle of a snapshot's channel state: opened, closed (its end on the channel is known), handed to the asynchronous
+Life cycle of a snapshot's channel state: opened, ended (its end on the channel is known), handed to the asynchronous
 part (``logs_of``), stored or released. Captured messages count against the slot's budget (``InFlightBudget``).
 """
 
@@ -15,12 +15,7 @@ from typing import Any
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId
-from flinkplus.protocol.vocabulary.in_flight import (
-    ChannelLogged,
-    InFlightBudget,
-    Logs,
-    SnapshotLogs,
-)
+from flinkplus.protocol.vocabulary.in_flight import ChannelLogged, InFlightBudget, Logs, SnapshotLogs
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 OpenLogs = dict[ChannelId, dict[CheckpointId, ChannelLogged]]
@@ -45,10 +40,6 @@ class ChannelState:
         """Capture all that steps take from ``channel`` from now on."""
         self.logging.setdefault(channel, {})[checkpoint] = self._open(checkpoint, channel)
 
-    def close_log(self, checkpoint: CheckpointId, end: InputChannel) -> None:
-        """End the log: the snapshot captures no further messages of this channel."""
-        _close(self.logging, checkpoint, end.channel, end.cursor.consumed)
-
     def open_record(self, checkpoint: CheckpointId, end: InputChannel) -> None:
         """Capture all that waits in a channel, or arrives there, up to the barrier of ``checkpoint``, inclusive."""
         record = self._open(checkpoint, end.channel)
@@ -59,9 +50,14 @@ class ChannelState:
                 return
         self.recording.setdefault(end.channel, {})[checkpoint] = record
 
-    def close_record(self, checkpoint: CheckpointId, end: InputChannel) -> None:
-        """End the record: the snapshot captures no further messages of this channel."""
-        _close(self.recording, checkpoint, end.channel, end.cursor.expected)
+    def end_capture(self, checkpoint: CheckpointId, end: InputChannel) -> bool:
+        """The snapshot captures no further messages of this channel. Returns whether it had a log (or a record)."""
+        logged = checkpoint in self.logging.get(end.channel, {})
+        logs = self.logging if logged else self.recording
+        logs[end.channel].pop(checkpoint).next = end.cursor.consumed if logged else end.cursor.expected
+        if not logs[end.channel]:
+            del logs[end.channel]
+        return logged
 
     def _open(self, checkpoint: CheckpointId, channel: ChannelId) -> ChannelLogged:
         if checkpoint not in self._of_snapshots:
@@ -87,10 +83,8 @@ class ChannelState:
         return logs.channels
 
     def persisted(self, checkpoint: CheckpointId, handle: SnapshotHandle | None) -> str:
-        """The asynchronous part has ended; ``handle`` is ``None`` if it failed.
-
-        Returns why the channel state exceeds its budget; empty when it does not.
-        """
+        """The asynchronous part has ended; ``handle`` is ``None`` if it failed. Returns why the channel state exceeds
+        its budget; empty when it does not."""
         logs = self._persisting.pop(checkpoint, None)
         if logs is None:
             return ""
@@ -103,10 +97,3 @@ class ChannelState:
         """The subtask is closed: return its share of the budget."""
         for logs in (*self._of_snapshots.values(), *self._persisting.values()):
             logs.release()
-
-
-def _close(logs: OpenLogs, checkpoint: CheckpointId, channel: ChannelId, end: int) -> None:
-    """All that was in flight on ``channel`` is captured; ``end`` is the ``seq`` after it."""
-    logs[channel].pop(checkpoint).next = end
-    if not logs[channel]:
-        del logs[channel]

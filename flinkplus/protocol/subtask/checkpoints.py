@@ -1,7 +1,7 @@
 """Checkpoints of one subtask: carries out what its barrier machine decides, and gives the machine its events.
 
-The machine is the algorithm (``protocol.barriers``). Common to all algorithms is what is here: the channels' cursors
-at each snapshot, what the outputs may trim, how a snapshot becomes a handle.
+The machine is the algorithm (``protocol.barriers``). This module has what is common to all algorithms: the channels'
+cursors at each snapshot, what the outputs may trim, how a snapshot becomes a handle.
 
 Rules: one thread, that of the steps. Barriers and snapshots fall between two steps.
 """
@@ -15,16 +15,14 @@ from typing import Any
 from typing_extensions import assert_never
 
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.barriers.barriers import BarrierMachine
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
+from flinkplus.protocol.barriers.machine import BarrierMachine
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
-from flinkplus.protocol.channels.inputs import InputChannel, InputGate
-from flinkplus.protocol.channels.outputs import OutputChannels
+from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.channel_state import ChannelState
-from flinkplus.protocol.subtask.incarnation import Incarnation
-from flinkplus.protocol.subtask.replay import Replay
-from flinkplus.protocol.subtask.work import SnapshotPort, SubtaskReports
+from flinkplus.protocol.subtask.identity import SubtaskIdentity
+from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, Logs
@@ -38,40 +36,35 @@ class SubtaskCheckpoints:
     """The checkpoint side of one subtask.
 
     ``saved``: the protocol's part of the snapshot that the subtask starts from.
+    ``parts``: with all input and output channels.
     ``gather``: returns the protocol's part of a new snapshot.
-    ``keeps_outputs``: whether the outputs keep what they sent until a checkpoint covers it.
 
     ``unaligned``: the barrier machine, where barriers may overtake; otherwise ``None``.
-    ``halted``: the synchronous checkpoint whose end the subtask waits for.
+    ``paused_by``: the synchronous checkpoint whose end the subtask waits for.
     """
 
     def __init__(
         self,
-        incarnation: Incarnation,
+        identity: SubtaskIdentity,
         saved: OperatorState,
-        inputs: InputGate,
-        outputs: OutputChannels,
-        replay: Replay,
-        port: SnapshotPort,
-        reports: SubtaskReports,
+        parts: SubtaskParts,
         gather: Callable[[CheckpointId], OperatorState],
-        keeps_outputs: bool,
     ) -> None:
-        self._incarnation = incarnation
-        self._inputs = inputs
-        self._outputs = outputs
-        self._replay = replay
-        self._port = port
-        self._reached = reports.reached
+        self._identity = identity
+        self._inputs = parts.inputs
+        self._outputs = parts.outputs
+        self._replay = parts.replay
+        self._port = parts.snapshots
+        self._reached = parts.reports.reached
         self._gather = gather
-        self._keeps_outputs = keeps_outputs
-        self.channel_state = ChannelState(incarnation.in_flight)
-        self.halted: CheckpointId | None = None
-        version = self._complete = incarnation.checkpoint
-        self._cursors_at: dict[CheckpointId, dict[str, int]] = {version: dict(saved.outputs)}
+        self._keeps_outputs = parts.local
+        self.channel_state = ChannelState(identity.in_flight)
+        self.paused_by: CheckpointId | None = None
+        version = self._complete = identity.checkpoint
+        self._cursors_at: dict[CheckpointId, dict[str, int]] = {version: dict(saved.outputs)}  # of the outputs
         self._inputs_at: dict[CheckpointId, dict[str, int]] = {}
         self._outputs.epoch = version
-        self._machine = _machine(incarnation, tuple(sorted(inputs.channels)), saved)
+        self._machine = _machine(identity, tuple(sorted(self._inputs.channels)), saved)
         self.unaligned = self._machine if isinstance(self._machine, UnalignedBarriers) else None
 
     def saved(self, checkpoint: CheckpointId) -> OperatorState:
@@ -96,8 +89,8 @@ class SubtaskCheckpoints:
     def resume_after(self, checkpoint: CheckpointId) -> None:
         """``checkpoint`` and all before it have ended: stop waiting for them."""
         self._complete = max(self._complete, checkpoint)
-        if self.halted is not None and self.halted <= checkpoint:
-            self.halted = None
+        if self.paused_by is not None and self.paused_by <= checkpoint:
+            self.paused_by = None
 
     def complete(self, checkpoint: CheckpointId) -> None:
         """A checkpoint is complete."""
@@ -116,11 +109,9 @@ class SubtaskCheckpoints:
 
     def barrier_taken(self, end: InputChannel, checkpoint: CheckpointId) -> None:
         """A step took the barrier of ``checkpoint`` from a channel."""
-        if not self._incarnation.guarantee.aligns:  # after a restart from this snapshot, what follows is sent again
+        if not self._identity.guarantee.aligns:  # after a restart from this snapshot, what follows is sent again
             self._inputs_at.setdefault(checkpoint, {}).setdefault(str(end.channel), end.cursor.consumed)
-        self.handle(events.BarrierArrived(end.channel, checkpoint))
-
-    # --- barriers that overtake
+        self.handle(events.BarrierTaken(end.channel, checkpoint))
 
     def overtake(self, checkpoint: CheckpointId) -> None:
         """The barriers of ``checkpoint`` must not wait, whether they are sent already or not."""
@@ -134,7 +125,7 @@ class SubtaskCheckpoints:
         if self.channel_state.recording:
             self.channel_state.arrived(message.channel, message, payload)
         if message.kind is MessageKind.BARRIER:
-            self.carry_out(machine.step(NO_TIME_MS, events.BarrierSighted(message.channel, message.epoch)))
+            self.carry_out(machine.step(NO_TIME_MS, events.BarrierArrived(message.channel, message.epoch)))
 
     def decide_overtaking(self, checkpoint: CheckpointId) -> list[effects.BarrierEffect]:
         """Like ``decide``, for the event that the barrier of ``checkpoint`` overtakes now."""
@@ -143,7 +134,7 @@ class SubtaskCheckpoints:
 
     def can_hold(self, machine: UnalignedBarriers, checkpoint: CheckpointId) -> bool:
         """Whether a snapshot may hold what the barrier of ``checkpoint`` would overtake; an estimate."""
-        room = self._incarnation.in_flight.room
+        room = self._identity.in_flight.room
         for channel in machine.overtaken_by(checkpoint):
             size_bytes, in_snapshot = self._inputs.channels[channel].waiting_before(checkpoint, room)
             room -= in_snapshot
@@ -151,15 +142,13 @@ class SubtaskCheckpoints:
                 return False
         return True
 
-    # --- the barrier machine
-
     def decide(self, event: events.BarrierEvent) -> list[effects.BarrierEffect]:
         """The effects of ``event``; the caller passes them to ``carry_out`` when the step has begun."""
         return self._machine.step(NO_TIME_MS, event)
 
     def handle(self, event: events.BarrierEvent) -> None:
         """Carry out the effects of ``event``."""
-        self.carry_out(self._machine.step(NO_TIME_MS, event))
+        self.carry_out(self.decide(event))
 
     def carry_out(self, found: Sequence[effects.BarrierEffect]) -> None:
         """Carry out effects of the machine, in this order."""
@@ -192,15 +181,12 @@ class SubtaskCheckpoints:
             case effects.LogChannel(checkpoint, channel):
                 self.channel_state.open_log(checkpoint, channel)
                 self._reached("logging")
-            case effects.CloseLog(checkpoint, channel):
-                self.channel_state.close_log(checkpoint, channels[channel])
-                self._reached("returned")
             case effects.RecordChannel(checkpoint, channel):
                 self.channel_state.open_record(checkpoint, channels[channel])
                 self._reached("recording")
-            case effects.CloseRecord(checkpoint, channel):
-                self.channel_state.close_record(checkpoint, channels[channel])
-                self._reached("recorded")
+            case effects.EndCapture(checkpoint, channel):
+                logged = self.channel_state.end_capture(checkpoint, channels[channel])
+                self._reached("returned" if logged else "recorded")
             case _:
                 assert_never(effect)
 
@@ -208,8 +194,8 @@ class SubtaskCheckpoints:
         if self._keeps_outputs:
             self._cursors_at[checkpoint] = self._cursors_behind_barrier()
         self._port.take(checkpoint, lambda: self._gather(checkpoint))
-        if self._incarnation.stands_still and checkpoint > self._complete and not self._replay.active:
-            self.halted = checkpoint
+        if self._identity.synchronous and checkpoint > self._complete and not self._replay.active:
+            self.paused_by = checkpoint
         self._inputs_at = {number: at for number, at in self._inputs_at.items() if number > checkpoint}
 
 
@@ -233,16 +219,16 @@ def add_logs(
     )
 
 
-def _machine(incarnation: Incarnation, channels: tuple[ChannelId, ...], saved: OperatorState) -> BarrierMachine:
+def _machine(identity: SubtaskIdentity, channels: tuple[ChannelId, ...], saved: OperatorState) -> BarrierMachine:
     """The barrier machine for the job's checkpoint mode and the subtask's place in the graph."""
-    subtask, version, aligns = incarnation.subtask, incarnation.checkpoint, incarnation.guarantee.aligns
+    subtask, version, aligns = identity.subtask, identity.checkpoint, identity.guarantee.aligns
     aborted = [CheckpointId(number) for number in saved.aborted]
-    back = incarnation.back_edges(channels)
+    back = identity.back_edges(channels)
     if back:
         invariant(aligns, "a loop needs alignment", subtask=subtask)
         return CyclicAlignment(subtask, channels, back, version, aborted=aborted)
-    if incarnation.unaligned:
-        allowed = incarnation.guarantee.repeats and not incarnation.cycles
+    if identity.unaligned:
+        allowed = identity.guarantee.repeats and not identity.cycles
         invariant(allowed, "this job cannot take unaligned checkpoints", subtask=subtask)
         return UnalignedBarriers(subtask, channels, version, aborted=aborted)
     return BarrierAlignment(subtask, channels, version, aborted=aborted, blocking=aligns)

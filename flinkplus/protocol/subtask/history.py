@@ -25,7 +25,7 @@ from flinkplus.protocol.determinants.determinants import (
 )
 from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.snapshot.handle import OperatorState
-from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.identity import SubtaskIdentity
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -61,7 +61,7 @@ class StepHistory:
 
     def __init__(
         self,
-        incarnation: Incarnation,
+        incarnation: SubtaskIdentity,
         saved: OperatorState,
         is_source: bool,
         has_outputs: bool,

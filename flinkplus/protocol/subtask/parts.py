@@ -8,8 +8,8 @@ from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import OutputChannels
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.subtask.history import StepHistory
+from flinkplus.protocol.subtask.ports import SnapshotPort, SubtaskReports, SubtaskWork
 from flinkplus.protocol.subtask.replay import Replay, StepTime
-from flinkplus.protocol.subtask.work import SnapshotPort, SubtaskReports, SubtaskWork
 
 
 @dataclass(kw_only=True)

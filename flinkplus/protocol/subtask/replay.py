@@ -25,11 +25,8 @@ from flinkplus.protocol.determinants.determinants import (
     unpack,
 )
 from flinkplus.protocol.subtask.history import StepHistory
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-
-PASSED_OVER_ROWS = 16_384
-"""Maximum number of rows that one step skips."""
 
 
 class Replay:
@@ -92,10 +89,6 @@ class Replay:
         for order in orders:
             order()
 
-    def rows_to_skip_now(self) -> int:
-        """How many rows the next step reads without sending them."""
-        return min(self.rows_to_skip, PASSED_OVER_ROWS)
-
     def skipped(self, rows: int, more: bool) -> None:
         """A step read ``rows`` without sending them; ``more``: whether the source has further rows."""
         self.rows_to_skip = max(0, self.rows_to_skip - rows) if more else 0
@@ -103,7 +96,7 @@ class Replay:
 
 class StepTime:
     """The time of day of each step: read once, logged, and the same when the step is repeated. It never goes back, even
-    when the subtask moves to another machine.
+    when the subtask moves to another host.
 
     ``wall_ms``: returns the time of day, in milliseconds since the Unix epoch.
     ``ms``: the step clock of the version that the subtask starts from.
@@ -125,10 +118,8 @@ class StepTime:
         return self._clock.ms
 
     def now_ms(self) -> int:
-        """The time of day of the current step.
-
-        Raises ``NondeterministicOperator`` when a repeated step reads it, and the original step did not.
-        """
+        """The time of day of the current step. Raises ``NondeterministicOperator`` when a repeated step reads it, and
+        the original step did not."""
         if self._read_in != self._history.begun:
             self._read_in = self._history.begun
             self._read()

@@ -3,17 +3,13 @@
 A *step* processes one bundle of messages (or one source range, or one checkpoint trigger) to its end. It is a
 generator, so it can wait in the middle for room in an output log without blocking the slot. Barriers and snapshots
 fall between steps.
+
 A *bundle* is the records that wait on all input channels, up to a limit (``InputGate.next``). The work processes it as
-one batch: the cost of a step does not grow with the number of messages that its rows came in. A bundle of watermarks
-likewise raises event time once. A step takes only one message of any other kind. A bundle never extends past a message
-of another kind on its channel. The messages that a bundle took are the step's determinant.
+one batch. A bundle of watermarks likewise raises event time once. A step takes only one message of any other kind, and
+no bundle extends past a message of another kind on its channel. What a bundle took is the step's determinant.
 
-The parts, each with its own state: ``history`` (how steps began), ``replay`` (the steps to repeat), ``time`` (the
-clock of each step), ``checkpoints`` (barriers and snapshots), ``loop`` (rounds), ``admission`` (which messages are
-new). The work, the contents of snapshots and the connections to the coordinator are ports (``work``).
-
-The slot's loop calls ``run`` while ``runnable``. The steps call their ports directly: a list of effects for each
-message would cost more than the message.
+The slot's loop calls ``run`` while ``runnable``. The steps call their ports (``ports``) directly: a list of effects for
+each message would cost more than the message.
 
 Rules: one thread. An exception anywhere in a step is the subtask's failure. The work never gets a message of an older
 generation of its producer, a duplicate, or a message after a gap.
@@ -22,7 +18,7 @@ generation of its producer, a duplicate, or a message after a gap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -37,14 +33,17 @@ from flinkplus.protocol.channels.watermarks import InputWatermarks
 from flinkplus.protocol.determinants.determinants import Choice, InputPart, unpack
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
-from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.identity import SubtaskIdentity
 from flinkplus.protocol.subtask.loops import LoopSide
 from flinkplus.protocol.subtask.parts import SubtaskParts
-from flinkplus.protocol.subtask.work import SnapshotPort
+from flinkplus.protocol.subtask.ports import SnapshotPort
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+
+PASSED_OVER_ROWS = 16_384
+"""Maximum number of rows that one step skips."""
 
 
 class SubtaskSteps:
@@ -56,15 +55,15 @@ class SubtaskSteps:
 
     def __init__(
         self,
-        incarnation: Incarnation,
+        identity: SubtaskIdentity,
         saved: OperatorState,
         parts: SubtaskParts,
         producers: Sequence[tuple[ChannelId, SubtaskId]],
     ) -> None:
-        self.id = incarnation.subtask
-        self._incarnation = incarnation
+        self.id = identity.subtask
+        self._identity = identity
         self._is_source = parts.is_source
-        self._guarantee = incarnation.guarantee
+        self._guarantee = identity.guarantee
         self.inputs = parts.inputs
         self.outputs = parts.outputs
         self.history = parts.history
@@ -86,37 +85,25 @@ class SubtaskSteps:
         self._position = {channel: at for at, channel in enumerate(channels)}
         ended = [end.channel for end in self._by_position if end.ended]
         self._watermarks = InputWatermarks(channels, saved.watermarks, ended)
-        self.checkpoints = SubtaskCheckpoints(
-            incarnation,
-            saved,
-            self.inputs,
-            self.outputs,
-            self.replay,
-            parts.snapshots,
-            self._reports,
-            self.saved,
-            parts.local,
-        )
+        self.checkpoints = SubtaskCheckpoints(identity, saved, parts, self.saved)
         self._channel_state = self.checkpoints.channel_state
         self._unaligned = self.checkpoints.unaligned
         self._loop: LoopSide | None = None
-        if incarnation.cycles.head_of(self.id.vertex) is not None:
-            self._loop = LoopSide(
-                incarnation, saved, self.inputs, self.outputs, lambda: self.ended, self._end, self._reports.reached
-            )
+        if identity.cycles.head_of(self.id.vertex) is not None:
+            self._loop = LoopSide(identity, saved, parts, lambda: self.ended, self._end)
 
     def _add_inputs(
         self, saved: OperatorState, producers: Sequence[tuple[ChannelId, SubtaskId]], snapshots: SnapshotPort
     ) -> None:
-        incarnation = self._incarnation
-        promoted = incarnation.promotion is not None
+        identity = self._identity
+        promoted = identity.promotion is not None
         ended, first = frozenset(saved.ended_channels), dict(saved.inputs)
-        if incarnation.promotion is not None:
-            first.update(incarnation.promotion.inputs)
+        if identity.promotion is not None:
+            first.update(identity.promotion.inputs)
         for channel, producer in producers:
             name = str(channel)
             again = [snapshots.unpack(message) for message in saved.in_flight.get(name, ())]
-            slot, generation = incarnation.slot_of(producer), incarnation.generations[producer]
+            slot, generation = identity.slot_of(producer), identity.generations[producer]
             self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, promoted, again)
             self.admission.begin(channel, first.get(name, 0))
 
@@ -172,8 +159,8 @@ class SubtaskSteps:
         if self.replay.active or self._step is not None:
             self.replay.deferred.append(lambda: self.abort(checkpoint))
             return
-        if self.checkpoints.halted == checkpoint:
-            self.checkpoints.halted = None
+        if self.checkpoints.paused_by == checkpoint:
+            self.checkpoints.paused_by = None
         if checkpoint in self._triggers:
             self._triggers.remove(checkpoint)
         if not self._is_source:
@@ -231,7 +218,7 @@ class SubtaskSteps:
         return self._step is None or self.outputs.accepts_within(MAX_OVERTAKEN_BYTES)
 
     def _can_proceed(self) -> bool:
-        if (self.checkpoints.halted is None or self.replay.deferred) and self._has_work() and self.outputs.accepts:
+        if (self.checkpoints.paused_by is None or self.replay.deferred) and self._has_work() and self.outputs.accepts:
             return True
         return self._unaligned is not None and self.overdue
 
@@ -310,7 +297,7 @@ class SubtaskSteps:
             return self._pass_over()
         if replay.deferred:
             replay.carry_out_deferred()
-        if self.checkpoints.halted is not None:
+        if self.checkpoints.paused_by is not None:
             return None
         if self._is_source:
             if self._triggers:
@@ -399,7 +386,8 @@ class SubtaskSteps:
             case MessageKind.END_OF_INPUT:
                 return self._take_end(end)
             case MessageKind.WATERMARK:
-                return self._take_watermarks(mark for mark, _ in taken)
+                risen = [self._watermarks.advance(mark.channel, mark.watermark_ms) for mark, _ in taken]
+                return self._advanced(max((mark_ms for mark_ms in risen if mark_ms is not None), default=None))
             case MessageKind.ROUND:
                 assert self._loop is not None
                 return self._loop.take(message.channel, message.watermark_ms)
@@ -408,12 +396,8 @@ class SubtaskSteps:
             case _:
                 assert_never(message.kind)
 
-    def _take_watermarks(self, marks: Iterable[Message]) -> Iterator[None]:
-        risen = [self._watermarks.advance(mark.channel, mark.watermark_ms) for mark in marks]
-        return self._advanced(max((mark_ms for mark_ms in risen if mark_ms is not None), default=None))
-
     def _take_end(self, end: InputChannel) -> Iterator[None]:
-        self.inputs.end(end)
+        self.inputs.mark_ended(end)
         if self.ended:
             return iter(())  # from a back edge: the loop ended at this subtask
         if all(e.ended for e in self.inputs.channels.values()):
@@ -448,7 +432,7 @@ class SubtaskSteps:
         before = self.history.rows_read
         self.outputs.silent = True
         try:
-            more = yield from self._work.read_rows(self.replay.rows_to_skip_now())
+            more = yield from self._work.read_rows(min(self.replay.rows_to_skip, PASSED_OVER_ROWS))
         finally:
             self.outputs.silent = False
         self.replay.skipped(self.history.rows_read - before, more)
@@ -477,17 +461,15 @@ class SubtaskSteps:
             if end.producer not in failed:
                 continue
             slot = failed[end.producer]
-            yield channel, end.producer, end.fence(generation, None if slot == self._incarnation.slot else slot)
+            yield channel, end.producer, end.fence(generation, None if slot == self._identity.slot else slot)
             self.inputs.grant_anew(end)
 
     def fence_output(self, channel: ChannelId, generation: Generation) -> int:
-        """The consumer of ``channel`` has failed: close it until a consumer of ``generation`` opens it.
-
-        Returns the next ``seq`` that was not sent.
-        """
+        """The consumer of ``channel`` has failed: close it until a consumer of ``generation`` opens it. Returns the
+        next ``seq`` that was not sent."""
         end = self.outputs.channels[channel]
         sent = end.log.sent
         end.fence(generation)
         if self.ended and not self._guarantee.replays:  # the first end of input is not sent again: append another
-            self.outputs.tell_end(end)
+            self.outputs.append_end(end)
         return sent

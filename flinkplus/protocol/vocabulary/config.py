@@ -12,11 +12,7 @@ from flinkplus.errors import ConfigurationError
 
 def earliest_ms(*times_ms: int | None) -> int | None:
     """The earliest of these times; ``None`` means never."""
-    found = None
-    for time_ms in times_ms:
-        if time_ms is not None and (found is None or time_ms < found):
-            found = time_ms
-    return found
+    return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
 def _check_at_least(config: object, names: tuple[str, ...], least: int) -> None:

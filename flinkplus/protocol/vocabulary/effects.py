@@ -1,13 +1,13 @@
 """Effects: what each machine of the core orders, and its driver carries out.
 
-Rules: frozen data. A list of effects is carried out in its order; none waits for the completion of another of the same
-list. A failed effect comes back as an event. An effect that only passes an event to another machine is that event.
+Rules: frozen data (``Frozen``). A list of effects is carried out in its order; none waits for the
+completion of another of the same list. A failed effect comes back as an event. An effect that only passes an event to
+another machine is that event.
 Effects that go to subtasks have a ``generation``: subtasks of another generation ignore them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from flinkplus.protocol.vocabulary.events import (
     FinalCommitted,
     QuiesceRequested,
 )
+from flinkplus.protocol.vocabulary.frozen import Frozen
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
@@ -25,28 +26,24 @@ from flinkplus.protocol.vocabulary.phases import FailureKind, Phase
 # ---------------------------------------------------------------------------------------------------- alignment
 
 
-@dataclass(frozen=True, slots=True)
-class BlockChannel:
+class BlockChannel(Frozen):
     """Take no further message from ``channel``."""
 
     channel: ChannelId
 
 
-@dataclass(frozen=True, slots=True)
-class UnblockChannel:
+class UnblockChannel(Frozen):
     channel: ChannelId
 
 
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
+class TakeSnapshot(Frozen):
     """The synchronous part: copy the subtask's state now. If it fails: ``SnapshotFailed``, and the ``PersistSnapshot``
     of the same list is skipped."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardBarrier:
+class ForwardBarrier(Frozen):
     """Append the barrier of ``checkpoint`` to every output channel.
 
     ``overtakes``: append it without room, and send it and all that waits before it at once, without credit.
@@ -56,52 +53,38 @@ class ForwardBarrier:
     overtakes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PersistSnapshot:
+class PersistSnapshot(Frozen):
     """The asynchronous part: ends with ``SnapshotPersisted`` or ``SnapshotFailed``."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class AcknowledgeCheckpoint:
+class AcknowledgeCheckpoint(Frozen):
     checkpoint: CheckpointId
     handle: object
 
 
-@dataclass(frozen=True, slots=True)
-class DeclineCheckpoint:
+class DeclineCheckpoint(Frozen):
     checkpoint: CheckpointId
     reason: str
     cause: AbortCause = AbortCause.OTHER
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardSnapshot:
+class DiscardSnapshot(Frozen):
     """The snapshot was persisted for an aborted checkpoint: drop its handle. Later snapshots of the subtask may name
     its files; garbage collection against the manifests decides."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class LogChannel:
-    """Messages taken from ``channel`` belong to the snapshot of ``checkpoint`` from now on, until ``CloseLog``."""
+class LogChannel(Frozen):
+    """Messages taken from ``channel`` belong to the snapshot of ``checkpoint`` from now on, until ``EndCapture``."""
 
     checkpoint: CheckpointId
     channel: ChannelId
 
 
-@dataclass(frozen=True, slots=True)
-class CloseLog:
-    """The message last taken from ``channel`` is the last of the snapshot of ``checkpoint``."""
-
-    checkpoint: CheckpointId
-    channel: ChannelId
-
-
-@dataclass(frozen=True, slots=True)
-class RecordChannel:
+class RecordChannel(Frozen):
     """All messages of ``channel`` that are not taken yet, up to the barrier of ``checkpoint``, belong to its snapshot,
     whether they have arrived or not."""
 
@@ -109,9 +92,9 @@ class RecordChannel:
     channel: ChannelId
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRecord:
-    """The message that last arrived on ``channel`` is the last of the snapshot of ``checkpoint``."""
+class EndCapture(Frozen):
+    """The message last taken from ``channel`` (after ``LogChannel``), or the one that last arrived on it (after
+    ``RecordChannel``), is the last of the snapshot of ``checkpoint``."""
 
     checkpoint: CheckpointId
     channel: ChannelId
@@ -127,9 +110,8 @@ BarrierEffect: TypeAlias = (
     | DeclineCheckpoint
     | DiscardSnapshot
     | LogChannel
-    | CloseLog
     | RecordChannel
-    | CloseRecord
+    | EndCapture
 )
 
 # ------------------------------------------------------------------------------------------------ checkpointing
@@ -140,8 +122,7 @@ class CheckpointOutcome(Enum):
     ABORTED = "aborted"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointStats:
+class CheckpointStats(Frozen):
     """How one checkpoint ended. Times are the driver's ``now_ms``."""
 
     checkpoint: CheckpointId
@@ -160,8 +141,7 @@ class CheckpointStats:
     """Set for an aborted checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerCheckpoint:
+class TriggerCheckpoint(Frozen):
     """Trigger ``checkpoint`` at these source subtasks; repeated when some of them were replaced."""
 
     checkpoint: CheckpointId
@@ -170,16 +150,14 @@ class TriggerCheckpoint:
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class OvertakeCheckpoint:
+class OvertakeCheckpoint(Frozen):
     """Order all subtasks of ``generation``, with or without a barrier: barriers of ``checkpoint`` may overtake."""
 
     checkpoint: CheckpointId
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class AbortCheckpoint:
+class AbortCheckpoint(Frozen):
     """Notify all subtasks of ``generation`` that ``checkpoint`` is aborted."""
 
     checkpoint: CheckpointId
@@ -187,8 +165,7 @@ class AbortCheckpoint:
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class StoreManifest:
+class StoreManifest(Frozen):
     """Store the manifest durably and atomically: ``ManifestStored`` or ``ManifestFailed``."""
 
     checkpoint: CheckpointId
@@ -198,48 +175,41 @@ class StoreManifest:
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteCheckpoint:
+class CompleteCheckpoint(Frozen):
     """``checkpoint`` is complete: notify the subtasks of ``generation``; pass ``CheckpointCompleted`` to the job."""
 
     checkpoint: CheckpointId
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOutput:
+class CommitOutput(Frozen):
     """Make the output of ``checkpoint`` visible: ``OutputCommitted`` or ``CommitFailed``. Idempotent.
 
-    A job that dies may leave several complete checkpoints uncommitted, and drops none of them. The next run commits all
-    of them in order, up to the one that it restores.
-    """
+    A job that dies may leave several complete checkpoints uncommitted. Its next run commits them in order, up to that
+    which it restores."""
 
     checkpoint: CheckpointId
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DropCheckpoint:
+class DropCheckpoint(Frozen):
     """Remove ``checkpoint``: its manifest, and what only it names; has no effect if it does not exist."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class RecordCheckpoint:
+class RecordCheckpoint(Frozen):
     stats: CheckpointStats
 
 
-@dataclass(frozen=True, slots=True)
-class ReportCommitDelay:
+class ReportCommitDelay(Frozen):
     """Log that the commit of ``checkpoint`` has been in flight for ``waited_ms``; repeated at intervals."""
 
     checkpoint: CheckpointId
     waited_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class SweepState:
+class SweepState(Frozen):
     """Remove state files that no checkpoint can name any more; has no answer.
 
     ``complete``, ``triggered``: the newest checkpoint that is complete, and that was triggered.
@@ -284,21 +254,17 @@ class JobState(Enum):
         return self in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptCheckpoints:
+class InterruptCheckpoints(Frozen):
     """Pass ``JobInterrupted`` to ``CheckpointCoordinator``."""
 
 
-@dataclass(frozen=True, slots=True)
-class HaltSubtasks:
-    """Order the slots to stop the subtasks of ``generation`` and keep their processes. It has no answer: a
-    ``DeploySubtasks`` implies it."""
+class HaltSubtasks(Frozen):
+    """Order the slots to stop the subtasks of ``generation``, not their processes. It has no answer."""
 
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class RetractOutputAfter:
+class RetractOutputAfter(Frozen):
     """The job goes back further than its newest complete checkpoint: ``OutputRetracted`` or ``RetractionFailed``.
 
     First pass ``CheckpointsAbandoned(checkpoint)`` to ``CheckpointCoordinator`` and carry out its effects, which drop
@@ -309,10 +275,9 @@ class RetractOutputAfter:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeploySubtasks:
+class DeploySubtasks(Frozen):
     """Reset every slot to ``generation``: drop older subtasks; create, restore (None: initial state) and connect the
-    assigned ones, without starting them. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
+    assigned ones, but do not start them. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
     ``CheckpointRestoreFailed``."""
 
     generation: Generation
@@ -321,15 +286,13 @@ class DeploySubtasks:
     """(subtask, slot), sorted by subtask."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartSubtasks:
+class StartSubtasks(Frozen):
     """Order all slots to start ``generation``, and pass ``SubtasksStarted`` to ``CheckpointCoordinator``."""
 
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class EvictSlot:
+class EvictSlot(Frozen):
     """The process of ``slot`` does not answer, or is evicted: end it by any means, so that another one starts.
 
     ``incarnation``: only that process; None: the present one. Local failover counts it as lost already.
@@ -340,13 +303,11 @@ class EvictSlot:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StopSlots:
+class StopSlots(Frozen):
     """Order all registered slots to end; repeated when another one registers. Each answers ``SlotStopped``."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndJob:
+class EndJob(Frozen):
     """The job has ended; ``failure``, ``reason`` and ``error`` (opaque, from ``SubtaskFailed``) say why it failed."""
 
     state: JobState
@@ -355,8 +316,7 @@ class EndJob:
     failure: FailureKind
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRollbackPhase:
+class RecordRollbackPhase(Frozen):
     """Recovery number ``recovery`` (1, 2, ...) entered ``phase``; ``subtasks``: those that failed."""
 
     recovery: int

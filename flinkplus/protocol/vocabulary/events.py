@@ -1,59 +1,53 @@
 """Events of each machine of the core, in the past tense.
 
-Rules: frozen data; a completion carries what identifies a late, repeated or old one (checkpoint, generation,
-incarnation). ``handle`` and ``error`` are opaque: the core passes them on and never looks inside.
+Rules: frozen data (``Frozen``); a completion carries what identifies a late, repeated or old one (checkpoint,
+generation, incarnation). ``handle`` and ``error`` are opaque: the core passes them on and never looks inside.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from flinkplus.protocol.vocabulary.frozen import Frozen
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.protocol.vocabulary.phases import FailureKind
 
 
-@dataclass(frozen=True, slots=True)
-class TimeAdvanced:
+class TimeAdvanced(Frozen):
     """A deadline may have passed. For every machine with deadlines."""
 
 
 # ---------------------------------------------------------------------------------------------------- alignment
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierArrived:
-    """The subtask took the barrier of ``checkpoint`` from ``channel``."""
+class BarrierTaken(Frozen):
+    """A step took the barrier of ``checkpoint`` off ``channel``."""
 
     channel: ChannelId
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointTriggered:
+class CheckpointTriggered(Frozen):
     """The coordinator triggered ``checkpoint`` at this source subtask (the barrier on the channel *Nil*)."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAborted:
+class CheckpointAborted(Frozen):
     """The coordinator aborted ``checkpoint``."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotPersisted:
+class SnapshotPersisted(Frozen):
     """The asynchronous part of this subtask's snapshot succeeded; ``handle`` restores it."""
 
     checkpoint: CheckpointId
     handle: object
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFailed:
+class SnapshotFailed(Frozen):
     """The synchronous or the asynchronous part of this subtask's snapshot failed."""
 
     checkpoint: CheckpointId
@@ -61,38 +55,34 @@ class SnapshotFailed:
     cause: AbortCause = AbortCause.OTHER
 
 
-BarrierEvent: TypeAlias = BarrierArrived | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
+BarrierEvent: TypeAlias = BarrierTaken | CheckpointTriggered | CheckpointAborted | SnapshotPersisted | SnapshotFailed
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierSighted:
-    """The barrier of ``checkpoint`` has arrived on ``channel``, and waits there."""
+class BarrierArrived(Frozen):
+    """The barrier of ``checkpoint`` has arrived on ``channel``, and waits there until a step takes it."""
 
     channel: ChannelId
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class OvertakingOrdered:
+class OvertakingOrdered(Frozen):
     """The coordinator ordered that barriers of ``checkpoint`` may overtake."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierOvertook:
+class BarrierOvertook(Frozen):
     """Between two steps, the subtask has let the barrier of ``checkpoint`` overtake all that waits."""
 
     checkpoint: CheckpointId
 
 
-OvertakingEvent: TypeAlias = BarrierSighted | OvertakingOrdered | BarrierOvertook
+OvertakingEvent: TypeAlias = BarrierArrived | OvertakingOrdered | BarrierOvertook
 
 # ------------------------------------------------------------------------------------------------ checkpointing
 
 
-@dataclass(frozen=True, slots=True)
-class SubtasksStarted:
+class SubtasksStarted(Frozen):
     """All subtasks of ``generation`` were ordered to start. ``loop_heads``: the subtasks at the heads of loops."""
 
     subtasks: tuple[SubtaskId, ...]
@@ -101,38 +91,32 @@ class SubtasksStarted:
     loop_heads: tuple[SubtaskId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JobInterrupted:
+class JobInterrupted(Frozen):
     """A rollback or the end of the job began: the running generation acknowledges no further checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuiesceRequested:
+class QuiesceRequested(Frozen):
     """The job waits for manifests and commits in flight; ``CommitsQuiesced`` answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRequested:
+class CheckpointRequested(Frozen):
     """A user requests a checkpoint now."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointsAbandoned:
+class CheckpointsAbandoned(Frozen):
     """The job goes back to the state of checkpoint ``after`` (None: the start); all newer ones are void."""
 
     after: CheckpointId | None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceExhausted:
+class SourceExhausted(Frozen):
     """A source subtask of ``generation``, or one at the head of a loop, has sent its end of input."""
 
     subtask: SubtaskId
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAcknowledged:
+class CheckpointAcknowledged(Frozen):
     """``in_flight_bytes``: size of the channel state in ``handle``."""
 
     checkpoint: CheckpointId
@@ -142,8 +126,7 @@ class CheckpointAcknowledged:
     in_flight_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointDeclined:
+class CheckpointDeclined(Frozen):
     checkpoint: CheckpointId
     subtask: SubtaskId
     generation: Generation
@@ -151,35 +134,29 @@ class CheckpointDeclined:
     cause: AbortCause = AbortCause.OTHER
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestStored:
+class ManifestStored(Frozen):
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestFailed:
+class ManifestFailed(Frozen):
     checkpoint: CheckpointId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class OutputCommitted:
+class OutputCommitted(Frozen):
     """All output of ``checkpoint`` is visible in every sink."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class CommitFailed:
+class CommitFailed(Frozen):
     checkpoint: CheckpointId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SubtasksReplaced:
-    """Local failover: each of these subtasks resumes from its version (a checkpoint's number; 0: the start) in another
-    incarnation. Its answers about newer checkpoints are void.
-    """
+class SubtasksReplaced(Frozen):
+    """Local failover: each of these subtasks resumes from its version (a checkpoint's number; 0: the start). Newer
+    checkpoints that not all subtasks have acknowledged are aborted."""
 
     subtasks: tuple[tuple[SubtaskId, CheckpointId], ...]
 
@@ -204,16 +181,14 @@ CheckpointingEvent: TypeAlias = (
 # ---------------------------------------------------------------------------------------------------------- job
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRegistered:
+class SlotRegistered(Frozen):
     """A process registered as ``slot``; ``incarnation`` rises with each registration of that slot."""
 
     slot: int
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotStartFailed:
+class SlotStartFailed(Frozen):
     """A process of a slot ended before it registered; ``error`` is passed on to ``EndJob``."""
 
     slot: int
@@ -221,8 +196,7 @@ class SlotStartFailed:
     error: object
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLost:
+class SlotLost(Frozen):
     """The process of ``slot`` is gone, or its messages are not accepted any more."""
 
     slot: int
@@ -230,8 +204,7 @@ class SlotLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLeft:
+class SlotLeft(Frozen):
     """Like ``SlotLost``, but a running job keeps running: local failover recovers the subtasks that were there."""
 
     slot: int
@@ -239,8 +212,7 @@ class SlotLeft:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FailureTakenOn:
+class FailureTakenOn(Frozen):
     """Local failover handles a failure of the running job. It costs as much as a rollback, and may exceed the budget. A
     subtask's exception is reported here even if local failover then falls back because of it.
 
@@ -256,8 +228,7 @@ class FailureTakenOn:
     error: object
 
 
-@dataclass(frozen=True, slots=True)
-class FailoverFellBack:
+class FailoverFellBack(Frozen):
     """Local failover of ``subtasks`` cannot be proved safe, or did not succeed: roll back.
 
     ``counted``: whether a ``FailureTakenOn`` has reported this failure already.
@@ -270,52 +241,45 @@ class FailoverFellBack:
     counted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class InputBlamed:
+class InputBlamed(Frozen):
     """The same input has ended two processes (``crashes``): further recoveries would end the same way."""
 
     reason: str
     error: object
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationsUsed:
+class GenerationsUsed(Frozen):
     """Local failover gave single subtasks generations up to ``newest``: the next deployment takes a higher one."""
 
     newest: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class SlotDeployed:
+class SlotDeployed(Frozen):
     """Every subtask of ``generation`` on ``slot`` is restored, connected and ready to start."""
 
     generation: Generation
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotStopped:
+class SlotStopped(Frozen):
     """The process of ``slot`` has ended as ordered."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpareAdded:
+class SpareAdded(Frozen):
     """The job has a further spare slot, which may register; its number is new."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpareRemoved:
+class SpareRemoved(Frozen):
     """Spare slot ``slot`` has left the job; its process is gone."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskFailed:
+class SubtaskFailed(Frozen):
     """A subtask raised an exception; its slot lives.
 
     ``error``: what the user should see if this ends the job.
@@ -329,8 +293,7 @@ class SubtaskFailed:
     deterministic: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRestoreFailed:
+class CheckpointRestoreFailed(Frozen):
     """``checkpoint`` is corrupt and can never be restored; a temporary storage failure does not count."""
 
     generation: Generation
@@ -338,49 +301,42 @@ class CheckpointRestoreFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointCompleted:
+class CheckpointCompleted(Frozen):
     """``checkpoint`` is complete, and stays so."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointDropped:
+class CheckpointDropped(Frozen):
     """Retention removed ``checkpoint``: the job cannot fall back to it any more."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class CommitsQuiesced:
+class CommitsQuiesced(Frozen):
     """Answer to ``QuiesceRequested``: all manifests and commits have ended, and none can begin."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRetracted:
+class OutputRetracted(Frozen):
     """Answer to ``RetractOutputAfter(checkpoint)``: success."""
 
     checkpoint: CheckpointId | None
 
 
-@dataclass(frozen=True, slots=True)
-class RetractionFailed:
+class RetractionFailed(Frozen):
     """Answer to ``RetractOutputAfter(checkpoint)``: failure."""
 
     checkpoint: CheckpointId | None
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FinalCommitted:
+class FinalCommitted(Frozen):
     """The last checkpoint is complete and all output is committed."""
 
     checkpoint: CheckpointId
 
 
-@dataclass(frozen=True, slots=True)
-class FinalAbandoned:
+class FinalAbandoned(Frozen):
     """The sources of ``generation`` are exhausted, but ``final_attempts`` last checkpoints failed, ``checkpoint``
     being the newest."""
 
@@ -389,8 +345,7 @@ class FinalAbandoned:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommitAbandoned:
+class CommitAbandoned(Frozen):
     """The manifest or the output of ``checkpoint`` was refused permanently, or it is unknown whether it is stored. No
     further checkpoint is triggered, stored or committed."""
 
@@ -398,8 +353,7 @@ class CommitAbandoned:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(Frozen):
     """A user cancels the job."""
 
 

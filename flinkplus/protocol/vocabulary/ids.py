@@ -1,7 +1,7 @@
 """Identifiers common to all machines, and the check of internal invariants.
 
 Rules: numbers that must not be confused have their own types. Identifiers are frozen and ordered, so that results
-derived from them have the same order on every machine. They are named tuples because each message is looked up by
+derived from them have the same order on every host. They are named tuples because each message is looked up by
 them, and tuples are hashed and compared without running Python code.
 """
 

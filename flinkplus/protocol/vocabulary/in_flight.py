@@ -1,8 +1,8 @@
 """Channel state: the messages in flight at a snapshot, and the limits of their size.
 
 Messages in flight that belong to a snapshot (of back edges, or, where barriers overtake, of all inputs) are held in
-memory from the copy of the state until the snapshot is stored. They are part of its handle, and travel with it: to the
-coordinator, down the chain, and to a slot that restores it. So their size has limits:
+memory until it is stored. They are part of its handle, and travel with it: to the coordinator, down the chain, and to a
+slot that restores it. So their size has limits:
 
 - *one channel* (``MAX_LOGGED_BYTES``) and *one snapshot* of a subtask: above them, the subtask declines;
 - *one slot*: all its snapshots that are not stored yet. The subtask that exceeds the limit declines. The snapshots of

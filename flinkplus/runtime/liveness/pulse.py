@@ -194,7 +194,7 @@ class Pulses:
             return []
         if self.receive():  # waiting datagrams arrived in time
             return self._none_silent()
-        return self.rule.given_up(self._now_ms(), slots, chains)
+        return self.rule.to_evict(self._now_ms(), slots, chains)
 
     def _none_silent(self, for_s: float = 0.0) -> list[str]:
         """Pulses may have been missed, so restart the timeouts."""

@@ -8,7 +8,7 @@ from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.determinants.determinants import Choice, decode_spans, encode_span
 from flinkplus.protocol.determinants.progress import AncestorProgress, KnownProgress, ProgressLog
 from flinkplus.protocol.vocabulary.effects import ForwardBarrier, PersistSnapshot, TakeSnapshot
-from flinkplus.protocol.vocabulary.events import BarrierArrived, CheckpointAborted
+from flinkplus.protocol.vocabulary.events import BarrierTaken, CheckpointAborted
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
@@ -23,23 +23,23 @@ def aligning() -> BarrierAlignment:
 
 def test_barriers_are_counted_and_block_nothing() -> None:
     machine = aligning()
-    assert machine.step(0, BarrierArrived(A, ONE)) == []
+    assert machine.step(0, BarrierTaken(A, ONE)) == []
     assert machine.blocked == () and machine.waiting_for == (ONE,)
-    assert machine.step(0, BarrierArrived(A, ONE)) == [], "a second one of the same channel, of a successor"
-    assert machine.step(0, BarrierArrived(B, ONE)) == [TakeSnapshot(ONE), ForwardBarrier(ONE), PersistSnapshot(ONE)]
-    assert machine.step(0, BarrierArrived(A, ONE)) == [], "and one that comes late"
+    assert machine.step(0, BarrierTaken(A, ONE)) == [], "a second one of the same channel, of a successor"
+    assert machine.step(0, BarrierTaken(B, ONE)) == [TakeSnapshot(ONE), ForwardBarrier(ONE), PersistSnapshot(ONE)]
+    assert machine.step(0, BarrierTaken(A, ONE)) == [], "and one that comes late"
 
 
 def test_a_newer_barrier_on_a_channel_that_had_its_own_already() -> None:
     machine = aligning()
-    machine.step(0, BarrierArrived(A, ONE))
-    (declined,) = machine.step(0, BarrierArrived(A, TWO))
+    machine.step(0, BarrierTaken(A, ONE))
+    (declined,) = machine.step(0, BarrierTaken(A, TWO))
     assert type(declined).__name__ == "DeclineCheckpoint" and machine.waiting_for == (TWO,)
 
 
 def test_an_aborted_checkpoint_unblocks_nothing() -> None:
     machine = aligning()
-    machine.step(0, BarrierArrived(A, ONE))
+    machine.step(0, BarrierTaken(A, ONE))
     assert machine.step(0, CheckpointAborted(ONE)) == []
     assert machine.waiting_for == ()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from chain_backup.failover.effects import ChainRecordLike
+from chain_backup.failover.effects import ChainEntry
 from flinkplus.config import MOST_SPARES, Options
 from flinkplus.errors import JobRunsElsewhere, described
 from flinkplus.runtime.transport.auth.tls import Certificates, context
@@ -45,7 +45,7 @@ class RecordWriter(Protocol):
     moved: str | None
     """The current address of ZooKeeper, if it is not the one that slots were started with."""
 
-    def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
+    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
         """Write all records, or none and raise."""
 
 
@@ -203,7 +203,7 @@ class JobRegistry:
         found = self._hosts.result(START_TIMEOUT_S)
         return self.moved or found
 
-    def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
+    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
         """Write chain records. ``urgent``: a failover waits. Raises unless it is certain that they were written."""
         from chain_backup.zookeeper.records import ChainRecord
 

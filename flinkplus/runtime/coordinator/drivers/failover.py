@@ -67,7 +67,7 @@ class FailoverDriver:
             return {}
         try:
             hosts = {process.slot: process.host for process in self._dispatch.processes.needed()}
-            return self._failover.begins_on(hosts)
+            return self._failover.deployment_slots(hosts)
         except PlacementError as error:  # of the user's own strategy; the start of the deployment reports it
             log.warning("cannot place the subtasks without the drained hosts: %s", error)
             return {}
@@ -190,7 +190,7 @@ class FailoverDriver:
             case _:
                 assert_never(effect)
 
-    def _write(self, attempt: int | None, records: tuple[effects.ChainRecordLike, ...]) -> None:
+    def _write(self, attempt: int | None, records: tuple[effects.ChainEntry, ...]) -> None:
         if attempt is not None:
             self._stamps.writing(attempt)
 

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeAlias
 
 from flinkplus.errors import described
 from flinkplus.protocol.determinants.determinants import KnownSteps, Span, merge, unite
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.base.logs import about

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.protocol.vocabulary.messages import Message

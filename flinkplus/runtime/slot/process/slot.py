@@ -42,7 +42,7 @@ from dedup.store import RocksStore
 from flinkplus.errors import FlinkPlusError, NondeterministicOperator, PeerProtocolError, UserFunctionError, described
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.base.logs import about
@@ -385,7 +385,7 @@ class Slot(SlotOrders[Subtask]):
             salt=self._config.job_id,
             promotion=promotion,
             guarantee=self._options.promises,
-            stands_still=self._options.checkpoint_mode == "synchronous",
+            synchronous=self._options.checkpoint_mode == "synchronous",
             unaligned=self._unaligned,
             in_flight=self.in_flight,
             notes_rows=self.notes_rows,

@@ -27,9 +27,9 @@ from flinkplus.protocol.channels.channel import (
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.determinants.determinants import InputPart
 from flinkplus.protocol.subtask.admission import Admission
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
+from flinkplus.protocol.subtask.ports import SeenMessages
 from flinkplus.protocol.subtask.replay import Replay
-from flinkplus.protocol.subtask.work import SeenMessages
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message
 from flinkplus.runtime.faults.points import CURSOR, DIGESTS, FILTER, SUPPRESSION

@@ -11,7 +11,7 @@ from flinkplus.config import Options
 from flinkplus.graph import JobGraph, Vertex
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
-from flinkplus.protocol.subtask.incarnation import Incarnation
+from flinkplus.protocol.subtask.identity import SubtaskIdentity
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.base.step_note import StepNote
 from flinkplus.runtime.control import messages as control
@@ -23,7 +23,7 @@ from upstream_cache.retention import Retention
 
 
 @dataclass(kw_only=True)
-class SubtaskPlan(Incarnation):
+class SubtaskPlan(SubtaskIdentity):
     """What a deployment, or a promotion, gives a subtask.
 
     ``handle``: the snapshot that it begins from.

@@ -18,7 +18,7 @@ import pyarrow as pa
 from flinkplus.operators.base.columns import merge
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel
 from flinkplus.protocol.subtask.history import StepHistory
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.subtask.replay import Replay
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.base.step_note import EDGE, PRODUCER, SEQ, Numbers

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from chain_backup.failover.config import FailoverConfig
 from chain_backup.failover.effects import (
-    ChainRecordLike,
+    ChainEntry,
     FailoverEffect,
     FailoverKind,
     FenceSlots,
@@ -194,8 +194,8 @@ def phases(effects: Sequence[FailoverEffect]) -> list[tuple[int, Phase]]:
     return [(effect.number, effect.phase) for effect in of(RecordFailoverPhase, effects)]
 
 
-def record(subtask: SubtaskId, generation: int, *members: int, stable: int = 0) -> ChainRecordLike:
-    return ChainRecordLike(subtask, Generation(generation), members, stable)
+def record(subtask: SubtaskId, generation: int, *members: int, stable: int = 0) -> ChainEntry:
+    return ChainEntry(subtask, Generation(generation), members, stable)
 
 
 def phase(

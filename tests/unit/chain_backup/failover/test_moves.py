@@ -31,7 +31,7 @@ from chain_backup.failover.events import (
 )
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.placement import PlacementError
-from chain_backup.failover.plans import with_target
+from chain_backup.failover.planned_members import with_target
 from flinkplus.errors import InvariantViolation, PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from tests.unit.chain_backup.failover.failover_history import History, completed, of, only
@@ -135,7 +135,7 @@ def test_a_move_that_a_drain_cancels_leaves_the_home_that_was_there(host: str) -
     assert reports(go_on(history, 2)) == [(1, "done")]
     assert move(history, C0, 2, request=2)
     effects = history.at(history.now_ms, HostDrainRequested(3, host, force=True))
-    plans = history.machine._plans
+    plans = history.machine._planned
     if host == "host2":
         assert reports(effects)[0] == (2, "cancelled")
         assert plans.of(C0)[0] == 1
@@ -152,7 +152,7 @@ def test_a_drain_takes_the_home_that_a_move_has_given() -> None:
     move(history, C0, 1)
     go_on(history, 2)
     history.at(history.now_ms, HostDrainRequested(2, "host1", force=True))
-    assert history.machine._plans.of(C0)[0] == 0
+    assert history.machine._planned.of(C0)[0] == 0
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -292,7 +292,7 @@ def test_a_rollback_puts_nothing_onto_a_drained_host() -> None:
     drained(history, "host1")
     history.at(300, JobInterrupted())
     hosts = {slot: f"host{slot}" for slot in range(4)}
-    begins = history.machine.begins_on(hosts)
+    begins = history.machine.deployment_slots(hosts)
     assert 1 not in begins.values() and begins[C0] == 0
     history.at(400, JobStarted(Generation(9), 2, (), tuple(hosts.items()), tuple(begins.items())))
     assert history.machine.heads == begins
@@ -305,7 +305,7 @@ def test_a_rollback_uses_drained_hosts_when_there_are_no_others() -> None:
     history = running()
     drained(history, "host1", force=True)
     history.at(300, JobInterrupted())
-    begins = history.machine.begins_on(dict.fromkeys(range(4), "host1"))
+    begins = history.machine.deployment_slots(dict.fromkeys(range(4), "host1"))
     assert begins == {subtask: subtask.index for subtask in begins}
 
 
@@ -314,7 +314,7 @@ def test_a_drained_host_that_slots_have_come_to_is_left_out_as_well() -> None:
     history = running()
     drained(history, "host1")
     history.at(300, JobInterrupted())
-    begins = history.machine.begins_on({0: "host0", 1: "host1", 2: "host1", 3: "host3"})
+    begins = history.machine.deployment_slots({0: "host0", 1: "host1", 2: "host1", 3: "host3"})
     assert set(begins.values()) == {0, 3}
 
 
@@ -451,7 +451,7 @@ def test_heads_of_drained_hosts_are_evened_out_over_slots_and_then_over_hosts() 
     hosts = ((0, "a"), (1, "a"), (2, "b"), (3, "c"))
     machine.step(0, JobStarted(G1, 0, (), hosts))
     machine.step(0, HostDrainRequested(1, "c"))
-    homes = [machine._plans.of(SubtaskId("count", index))[0] for index in range(4)]
+    homes = [machine._planned.of(SubtaskId("count", index))[0] for index in range(4)]
     assert homes == [0, 1, 2, 2]  # two heads on each host, and no slot has more than another needs to
 
 
@@ -483,4 +483,4 @@ def test_a_strategy_that_cannot_place_a_slot_that_comes_back_changes_nothing() -
     before = machine.chains
     machine.step(1, SlotLost(3, 1, "x"))
     machine.step(2, SlotJoined(3, "elsewhere"))
-    assert [machine._plans.of(subtask)[0] for subtask in before] == [members[0] for members in before.values()]
+    assert [machine._planned.of(subtask)[0] for subtask in before] == [members[0] for members in before.values()]

@@ -96,7 +96,7 @@ def test_a_move_that_a_retirement_cancels_leaves_the_home_that_was_there() -> No
     move(history, C0, SPARE, request=2)
     told = scale(history, SPARE, request=3)
     assert (told[0].request, told[0].status) == (2, "cancelled")
-    assert history.machine._plans.of(C0)[0] == 1
+    assert history.machine._planned.of(C0)[0] == 1
 
 
 def test_what_has_retired_does_not_come_back() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from flinkplus.errors import InvariantViolation, PeerProtocolError
-from flinkplus.protocol.barriers import barriers
+from flinkplus.protocol.barriers import machine as common
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
-from flinkplus.protocol.barriers.barriers import MAX_REMEMBERED_ABORTS
+from flinkplus.protocol.barriers.machine import MAX_REMEMBERED_ABORTS
 from flinkplus.protocol.vocabulary.effects import (
     AcknowledgeCheckpoint,
     BarrierEffect,
@@ -22,8 +22,8 @@ from flinkplus.protocol.vocabulary.effects import (
     UnblockChannel,
 )
 from flinkplus.protocol.vocabulary.events import (
-    BarrierArrived,
     BarrierEvent,
+    BarrierTaken,
     CheckpointAborted,
     CheckpointTriggered,
     SnapshotFailed,
@@ -69,9 +69,9 @@ def test_abs_algorithm_1_init_nothing_is_blocked() -> None:
 def test_abs_algorithm_1_init_inputs_are_known_and_others_refused() -> None:
     machine = two_inputs()
     with pytest.raises(PeerProtocolError, match="not one of its inputs"):
-        feed(machine, BarrierArrived(C, ONE))
+        feed(machine, BarrierTaken(C, ONE))
     assert machine.waiting_for == ()
-    assert feed(machine, BarrierArrived(A, ONE)) == [BlockChannel(A)]
+    assert feed(machine, BarrierTaken(A, ONE)) == [BlockChannel(A)]
 
 
 def test_abs_algorithm_1_init_all_outputs_are_one_effect() -> None:
@@ -93,20 +93,20 @@ def test_abs_algorithm_1_barrier_from_nil_is_heard_by_sources_only() -> None:
 
 def test_abs_algorithm_1_block_input_adds_it_to_the_blocked_ones() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
-    feed(machine, BarrierArrived(B, ONE))
+    feed(machine, BarrierTaken(B, ONE))
     assert list(machine.blocked) == [B]
-    feed(machine, BarrierArrived(A, ONE))
+    feed(machine, BarrierTaken(A, ONE))
     assert list(machine.blocked) == [B, A]
 
 
 def test_abs_algorithm_1_block_input_orders_the_blocking() -> None:
-    assert feed(two_inputs(), BarrierArrived(A, ONE)) == [BlockChannel(A)]
+    assert feed(two_inputs(), BarrierTaken(A, ONE)) == [BlockChannel(A)]
 
 
 def test_abs_algorithm_1_all_inputs_blocked_is_waited_for() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
-    assert feed(machine, BarrierArrived(C, ONE), BarrierArrived(A, ONE)) == [BlockChannel(C), BlockChannel(A)]
-    assert feed(machine, BarrierArrived(B, ONE)) == [BlockChannel(B), *aligned(ONE, (C, A, B))]
+    assert feed(machine, BarrierTaken(C, ONE), BarrierTaken(A, ONE)) == [BlockChannel(C), BlockChannel(A)]
+    assert feed(machine, BarrierTaken(B, ONE)) == [BlockChannel(B), *aligned(ONE, (C, A, B))]
 
 
 def test_abs_algorithm_1_barrier_from_nil_waits_for_no_input() -> None:
@@ -115,34 +115,34 @@ def test_abs_algorithm_1_barrier_from_nil_waits_for_no_input() -> None:
 
 def test_abs_algorithm_1_all_inputs_blocked_none_is_blocked_afterwards() -> None:
     machine = two_inputs()
-    feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
+    feed(machine, BarrierTaken(A, ONE), BarrierTaken(B, ONE))
     assert machine.blocked == ()
     assert machine.waiting_for == ()
-    assert feed(machine, BarrierArrived(A, TWO)) == [BlockChannel(A)]
+    assert feed(machine, BarrierTaken(A, TWO)) == [BlockChannel(A)]
 
 
 def test_abs_algorithm_1_all_inputs_blocked_broadcasts_the_barrier_then_and_not_before() -> None:
     machine = two_inputs()
-    assert ForwardBarrier(ONE) not in feed(machine, BarrierArrived(A, ONE))
-    assert feed(machine, BarrierArrived(B, ONE)).count(ForwardBarrier(ONE)) == 1
+    assert ForwardBarrier(ONE) not in feed(machine, BarrierTaken(A, ONE))
+    assert feed(machine, BarrierTaken(B, ONE)).count(ForwardBarrier(ONE)) == 1
 
 
 def test_abs_algorithm_1_all_inputs_blocked_snapshots_between_last_old_and_first_new_message() -> None:
     machine = two_inputs()
-    effects = feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
+    effects = feed(machine, BarrierTaken(A, ONE), BarrierTaken(B, ONE))
     take, forward = effects.index(TakeSnapshot(ONE)), effects.index(ForwardBarrier(ONE))
     assert take < forward < effects.index(UnblockChannel(A)) < effects.index(PersistSnapshot(ONE))
 
 
 def test_abs_algorithm_1_all_inputs_blocked_unblocks_every_input() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
-    effects = feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE), BarrierArrived(C, ONE))
+    effects = feed(machine, BarrierTaken(A, ONE), BarrierTaken(B, ONE), BarrierTaken(C, ONE))
     assert [effect.channel for effect in effects if isinstance(effect, UnblockChannel)] == [A, B, C]
 
 
 def test_abs_algorithm_1_message_is_processed_but_one_from_a_blocked_input_waits() -> None:
     machine = two_inputs()
-    feed(machine, BarrierArrived(A, ONE))
+    feed(machine, BarrierTaken(A, ONE))
     assert A in machine.blocked
     assert B not in machine.blocked
 
@@ -182,10 +182,10 @@ def test_several_checkpoints_are_persisted_at_once_and_end_in_any_order() -> Non
 def test_too_many_unpersisted_snapshots_decline_the_next_but_let_its_barrier_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(barriers, "MAX_ASYNCHRONOUS", 1)
+    monkeypatch.setattr(common, "MAX_ASYNCHRONOUS", 1)
     machine = BarrierAlignment(SUBTASK, (A,))
-    feed(machine, BarrierArrived(A, ONE))
-    effects = feed(machine, BarrierArrived(A, TWO))
+    feed(machine, BarrierTaken(A, ONE))
+    effects = feed(machine, BarrierTaken(A, TWO))
     assert effects == [
         BlockChannel(A),
         ForwardBarrier(TWO),
@@ -193,12 +193,12 @@ def test_too_many_unpersisted_snapshots_decline_the_next_but_let_its_barrier_pas
         DeclineCheckpoint(TWO, "count+out[1]: 1 older snapshots are still being persisted"),
     ]
     assert feed(machine, SnapshotPersisted(ONE, 1)) == [AcknowledgeCheckpoint(ONE, 1)]
-    assert feed(machine, BarrierArrived(A, THREE)) == [BlockChannel(A), *aligned(THREE, (A,))]
+    assert feed(machine, BarrierTaken(A, THREE)) == [BlockChannel(A), *aligned(THREE, (A,))]
 
 
 def test_a_snapshot_that_was_never_begun_cannot_end() -> None:
     machine = two_inputs()
-    feed(machine, BarrierArrived(A, ONE))
+    feed(machine, BarrierTaken(A, ONE))
     for event in (SnapshotPersisted(ONE, "h"), SnapshotFailed(TWO, "x")):
         with pytest.raises(InvariantViolation, match="never begun"):
             feed(machine, event)
@@ -210,16 +210,16 @@ def test_a_snapshot_that_was_never_begun_cannot_end() -> None:
 
 def test_abort_while_aligning_unblocks_and_forwards_nothing() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
-    feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
+    feed(machine, BarrierTaken(A, ONE), BarrierTaken(B, ONE))
     assert feed(machine, CheckpointAborted(ONE)) == [UnblockChannel(A), UnblockChannel(B)]
-    assert feed(machine, BarrierArrived(C, ONE), CheckpointAborted(ONE)) == []
-    assert feed(machine, BarrierArrived(C, TWO)) == [BlockChannel(C)]
+    assert feed(machine, BarrierTaken(C, ONE), CheckpointAborted(ONE)) == []
+    assert feed(machine, BarrierTaken(C, TWO)) == [BlockChannel(C)]
 
 
 def test_abort_before_the_first_barrier_ignores_all_of_them() -> None:
     machine = two_inputs()
-    assert feed(machine, CheckpointAborted(ONE), BarrierArrived(A, ONE), BarrierArrived(B, ONE)) == []
-    assert feed(machine, BarrierArrived(A, TWO), BarrierArrived(B, TWO))[-1] == PersistSnapshot(TWO)
+    assert feed(machine, CheckpointAborted(ONE), BarrierTaken(A, ONE), BarrierTaken(B, ONE)) == []
+    assert feed(machine, BarrierTaken(A, TWO), BarrierTaken(B, TWO))[-1] == PersistSnapshot(TWO)
 
 
 def test_abort_before_the_trigger_reaches_a_source() -> None:
@@ -245,14 +245,14 @@ def test_abort_after_the_acknowledgement_changes_nothing() -> None:
 
 def test_a_newer_barrier_supersedes_the_alignment() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
-    feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, ONE))
-    assert feed(machine, BarrierArrived(C, TWO)) == [
+    feed(machine, BarrierTaken(A, ONE), BarrierTaken(B, ONE))
+    assert feed(machine, BarrierTaken(C, TWO)) == [
         DeclineCheckpoint(ONE, "count+out[1]: barrier 2 came while 1 was being aligned"),
         UnblockChannel(A),
         UnblockChannel(B),
         BlockChannel(C),
     ]
-    assert feed(machine, BarrierArrived(A, TWO), BarrierArrived(B, TWO)) == [
+    assert feed(machine, BarrierTaken(A, TWO), BarrierTaken(B, TWO)) == [
         BlockChannel(A),
         BlockChannel(B),
         *aligned(TWO, (C, A, B)),
@@ -261,41 +261,41 @@ def test_a_newer_barrier_supersedes_the_alignment() -> None:
 
 def test_barriers_of_a_superseded_checkpoint_are_ignored() -> None:
     machine = BarrierAlignment(SUBTASK, (A, B, C))
-    feed(machine, BarrierArrived(A, ONE), BarrierArrived(B, TWO))
-    assert feed(machine, BarrierArrived(C, ONE)) == []
+    feed(machine, BarrierTaken(A, ONE), BarrierTaken(B, TWO))
+    assert feed(machine, BarrierTaken(C, ONE)) == []
     assert machine.waiting_for == (TWO,)
 
 
 def test_the_barrier_of_an_aborted_newer_checkpoint_still_ends_the_older_alignment() -> None:
     """A channel carries rising barriers: once it brought 2 it will never bring 1, aborted or not."""
     machine = two_inputs()
-    feed(machine, BarrierArrived(A, ONE), CheckpointAborted(TWO))
-    assert feed(machine, BarrierArrived(B, TWO)) == [
+    feed(machine, BarrierTaken(A, ONE), CheckpointAborted(TWO))
+    assert feed(machine, BarrierTaken(B, TWO)) == [
         DeclineCheckpoint(ONE, "count+out[1]: barrier 2 came while 1 was being aligned"),
         UnblockChannel(A),
     ]
-    assert feed(machine, BarrierArrived(A, TWO)) == []
+    assert feed(machine, BarrierTaken(A, TWO)) == []
 
 
 def test_an_older_checkpoint_does_not_begin_after_the_barrier_of_an_aborted_newer_one() -> None:
     machine = two_inputs()
-    assert feed(machine, CheckpointAborted(TWO), BarrierArrived(B, TWO), BarrierArrived(A, ONE)) == []
+    assert feed(machine, CheckpointAborted(TWO), BarrierTaken(B, TWO), BarrierTaken(A, ONE)) == []
     assert machine.blocked == ()
 
 
 def test_an_abort_of_a_newer_checkpoint_leaves_the_running_alignment_alone() -> None:
     machine = two_inputs()
-    feed(machine, BarrierArrived(A, ONE), CheckpointAborted(TWO))
-    assert feed(machine, BarrierArrived(B, ONE)) == [BlockChannel(B), *aligned(ONE, (A, B))]
+    feed(machine, BarrierTaken(A, ONE), CheckpointAborted(TWO))
+    assert feed(machine, BarrierTaken(B, ONE)) == [BlockChannel(B), *aligned(ONE, (A, B))]
 
 
 def test_a_barrier_on_a_blocked_channel_is_the_peers_fault_and_changes_nothing() -> None:
     machine = two_inputs()
-    feed(machine, BarrierArrived(A, ONE))
+    feed(machine, BarrierTaken(A, ONE))
     for checkpoint in (ONE, TWO):
         with pytest.raises(PeerProtocolError, match="blocks"):
-            feed(machine, BarrierArrived(A, checkpoint))
-    assert feed(machine, BarrierArrived(B, ONE)) == [BlockChannel(B), *aligned(ONE, (A, B))]
+            feed(machine, BarrierTaken(A, checkpoint))
+    assert feed(machine, BarrierTaken(B, ONE)) == [BlockChannel(B), *aligned(ONE, (A, B))]
 
 
 def test_a_late_trigger_of_an_older_checkpoint_is_ignored() -> None:
@@ -306,13 +306,13 @@ def test_a_late_trigger_of_an_older_checkpoint_is_ignored() -> None:
 
 def test_a_successor_passes_over_what_was_given_up_before_its_version() -> None:
     before = BarrierAlignment(SUBTASK, (A,))
-    feed(before, CheckpointAborted(THREE), BarrierArrived(A, TWO))
+    feed(before, CheckpointAborted(THREE), BarrierTaken(A, TWO))
     assert before.aborted == (THREE,)
     after = BarrierAlignment(SUBTASK, (A,), aborted=before.aborted)
     for machine in (before, after):
-        assert feed(machine, BarrierArrived(A, THREE)) == []
+        assert feed(machine, BarrierTaken(A, THREE)) == []
         assert machine.aborted == ()
-        assert ForwardBarrier(FOUR) in feed(machine, BarrierArrived(A, FOUR))
+        assert ForwardBarrier(FOUR) in feed(machine, BarrierTaken(A, FOUR))
 
 
 def test_remembered_aborts_are_bounded_and_forgetting_never_lets_one_begin() -> None:
@@ -320,5 +320,5 @@ def test_remembered_aborts_are_bounded_and_forgetting_never_lets_one_begin() -> 
     last = MAX_REMEMBERED_ABORTS + 10
     assert feed(machine, *(CheckpointAborted(CheckpointId(n)) for n in range(1, last + 1))) == []
     for n in range(1, last + 1):
-        assert feed(machine, BarrierArrived(A, CheckpointId(n))) == []
-    assert feed(machine, BarrierArrived(A, CheckpointId(last + 1))) == [BlockChannel(A)]
+        assert feed(machine, BarrierTaken(A, CheckpointId(n))) == []
+    assert feed(machine, BarrierTaken(A, CheckpointId(last + 1))) == [BlockChannel(A)]

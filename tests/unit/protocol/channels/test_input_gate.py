@@ -157,13 +157,13 @@ def test_a_bundle_waits_for_a_channel_that_is_empty_and_for_none_that_has_ended(
     put(gate, TWO, MARK)
     put(gate, TWO, RECORDS)
     assert may_wait(gate)
-    gate.end(gate.channels[ONE])
+    gate.mark_ended(gate.channels[ONE])
     assert not may_wait(gate)
     while gate.next():
         taken(gate)
     put(gate, ONE, RECORDS)
     assert may_wait(gate), "what is sent again on a channel that has ended does not count"
-    gate.end(gate.channels[TWO])
+    gate.mark_ended(gate.channels[TWO])
     assert not may_wait(gate)
 
 

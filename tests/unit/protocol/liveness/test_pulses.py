@@ -47,7 +47,7 @@ class History:
 
     def look(self) -> list[str]:
         slots = [PulsedSlot(name, host, self.heard_ms.get(name)) for name, host in self.hosts.items()]
-        return self.rule.given_up(self.now_ms, slots, self.chains)
+        return self.rule.to_evict(self.now_ms, slots, self.chains)
 
 
 def test_two_of_three_hosts_hang_at_once() -> None:
@@ -231,7 +231,7 @@ class World:
             return
         here = [host for host in range(self.hosts) if host not in self.given_up]
         slots = [PulsedSlot(str(host), str(host), heard_ms[host]) for host in here]
-        for name in rule.given_up(now_ms, slots, [[str(host) for host in here]]):
+        for name in rule.to_evict(now_ms, slots, [[str(host) for host in here]]):
             self.given_up[int(name)] = now_ms
             rule.forget(name)
 

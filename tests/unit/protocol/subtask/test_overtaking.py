@@ -11,11 +11,11 @@ import pytest
 
 from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.output_logs import Entry
-from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, OutputChannel
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_FAILED, OutputChannel
 from flinkplus.protocol.determinants.determinants import Choice, decode_spans, unpack
 from flinkplus.protocol.snapshot.handle import START, OperatorState
 from flinkplus.protocol.subtask.checkpoints import add_logs
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES, AbortCause, InFlightBudget, Logs, cost_of
@@ -57,11 +57,11 @@ class Overtaken(Folding):
 
     @property
     def budget(self) -> InFlightBudget:
-        return self._incarnation.in_flight
+        return self._identity.in_flight
 
     @budget.setter
     def budget(self, found: InFlightBudget) -> None:
-        self._incarnation.in_flight = self.checkpoints.channel_state._budget = found
+        self._identity.in_flight = self.checkpoints.channel_state._budget = found
 
     def close_outputs(self) -> None:
         """No consumer grants any credit."""
@@ -426,7 +426,7 @@ def test_a_channel_that_is_opened_meanwhile_has_room_as_well_and_the_usual_limit
                 first.credit(1, 0, None)
             subtask.outputs.append_records(first, number, None, 1, 10)
     limits = [end.log.max_unsent_messages for end in subtask.outputs.channels.values()]
-    assert limits == [MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_NOBODY, ROOM]
+    assert limits == [MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_FAILED, ROOM]
 
 
 def fill(subtask: Overtaken, channel: ChannelId, waiting: int, first: int = 0) -> None:

@@ -21,7 +21,7 @@ from flinkplus.protocol.determinants.determinants import Choice, InputPart, Know
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.history import StepHistory
-from flinkplus.protocol.subtask.incarnation import Incarnation, Promotion
+from flinkplus.protocol.subtask.identity import Promotion, SubtaskIdentity
 from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
@@ -114,7 +114,7 @@ class Folding(SubtaskSteps):
         generation: int,
         wall_ms: Iterator[int],
         promotion: Promotion | None = None,
-        stands_still: bool = False,
+        synchronous: bool = False,
         unaligned: bool = False,
         retain: bool = True,
         inputs: Sequence[tuple[ChannelId, SubtaskId]] = INPUTS,
@@ -123,7 +123,7 @@ class Folding(SubtaskSteps):
         ports: type[Any] = Ports,
     ) -> None:
         everyone = [WORK, *CONSUMERS, *(producer for _, producer in INPUTS)]
-        incarnation = Incarnation(
+        incarnation = SubtaskIdentity(
             subtask=WORK,
             generation=Generation(generation),
             slot=0,
@@ -132,7 +132,7 @@ class Folding(SubtaskSteps):
             lineage=LINEAGE,
             checkpoint=checkpoint,
             promotion=promotion,
-            stands_still=stands_still,
+            synchronous=synchronous,
             unaligned=unaligned,
         )
         history = StepHistory(incarnation, saved, False, True, True)
@@ -339,7 +339,7 @@ def test_where_messages_have_new_numbers_a_consumer_that_fails_meanwhile_follows
     """It is told to begin where the version of its producer stood."""
     first, received = some_made()
     second = promoted(first, received, [0] * 40, failed=CONSUMERS[:1])
-    incarnation = second._incarnation
+    incarnation = second._identity
     incarnation.guarantee = guarantee
     failed, living = [incarnation.peer(CONSUMERS[at], ChannelId(1, 0, at)) for at in (0, 1)]
     assert (failed.resuming, failed.received, failed.had) == (True, None, None)

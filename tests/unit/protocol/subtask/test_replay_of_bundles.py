@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.determinants.determinants import Choice, InputPart, StepLog, decode_spans, pack
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import Logs
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind

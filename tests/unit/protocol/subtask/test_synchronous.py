@@ -5,7 +5,7 @@ promoted meanwhile; it never waits for one that has ended already.
 from __future__ import annotations
 
 from flinkplus.protocol.determinants.determinants import Choice, InputPart, pack
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.in_flight import Logs
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -21,7 +21,7 @@ class Halting(Folding):
 
     def __init__(self, promotion: Promotion | None = None) -> None:
         self.snapshots: list[int] = []
-        super().__init__(2 if promotion else 1, iter(range(1000)), promotion, stands_still=True)
+        super().__init__(2 if promotion else 1, iter(range(1000)), promotion, synchronous=True)
 
     def take_snapshot(self, checkpoint: CheckpointId) -> None:
         self.snapshots.append(checkpoint)

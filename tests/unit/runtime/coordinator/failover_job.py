@@ -8,7 +8,7 @@ from typing import Any
 
 from chain_backup.failover import events
 from chain_backup.failover.config import FailoverConfig
-from chain_backup.failover.effects import ChainRecordLike
+from chain_backup.failover.effects import ChainEntry
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.topology import Topology
 from flinkplus.config import Options
@@ -69,7 +69,7 @@ class Records:
         self.written: list[dict[str, tuple[int, ...]]] = []
         self.refuses = False
 
-    def write(self, records: Sequence[ChainRecordLike], urgent: bool) -> None:
+    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
         if self.refuses:
             raise TimeoutError("nobody answers")
         self.written.append({str(record.subtask): record.members for record in records})

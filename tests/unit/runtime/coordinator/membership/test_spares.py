@@ -231,7 +231,7 @@ def test_those_with_the_least_to_lose_go_first() -> None:
 
 def test_nothing_changes_when_copies_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     world = with_spares(1)
-    monkeypatch.setattr(type(world.job.protocol._plans), "_loss", lambda *_: "there would be less")
+    monkeypatch.setattr(type(world.job.protocol._planned), "_loss", lambda *_: "there would be less")
     before = world.states
     with pytest.raises(RedundancyAtRisk, match="without slot 3, there would be less"):
         world.scale(0).await_answer(0)

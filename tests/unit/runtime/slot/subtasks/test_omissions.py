@@ -11,7 +11,7 @@ from flinkplus.errors import InvariantViolation, MessageIdConflict, Nondetermini
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, STALE, Gap, InputCursor, Window
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.determinants.determinants import Choice, InputPart, pack
-from flinkplus.protocol.subtask.incarnation import Promotion
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, SUPPRESSION

@@ -1,4 +1,4 @@
-"""The common part of all checkpoint algorithms: numbers of checkpoints, and the life cycle of a snapshot.
+"""What all checkpoint algorithms share: the order of checkpoints, and the life cycle of a snapshot.
 
 An algorithm is a machine of one subtask. Its events report barriers. Its effects order which channels wait, when the
 state is copied, when the barrier is forwarded, and which messages belong to the snapshot. All modes side by side:
@@ -11,26 +11,29 @@ state is copied, when the barrier is forwarded, and which messages belong to the
 | loops | ``cyclic`` | is taken off all but the back edges | of back edges, up to it | as aligned; early back edges |
 | unaligned | ``unaligned`` | arrives on the first input | of all inputs, up to it | nothing |
 
-In every mode, the barrier goes to every output right after the copy. ``cyclic`` is for loops only. *Synchronous*, the
-stop-the-world snapshot that the paper compares with, needs no machine: the subtask runs no step between its copy and
-the end of the checkpoint (``Incarnation.stands_still``). *At least once* is ``alignment`` without blocking: what
-follows a barrier meanwhile is in the copy, and arrives again after a restore. *Unaligned* is *aligned* until the
-coordinator orders that a checkpoint may overtake, and while more waits than a snapshot may hold. ``recording`` is
-common to ``cyclic`` and ``unaligned``. A back edge is *early* when its barrier arrives before the copy.
+- In every mode, the barrier goes to every output right after the copy.
+- *Synchronous* is the stop-the-world snapshot that the paper compares with. The machine is that of *aligned*; the
+  subtask itself runs no step from the copy to the end of the checkpoint (``SubtaskIdentity.synchronous``).
+- *At least once* does not block: the copy includes messages that follow a barrier, and they arrive again after a
+  restore.
+- *Loops*: a back edge is *early* when its barrier arrives before the copy.
+- *Unaligned* is *aligned* until the coordinator orders that a checkpoint may overtake, and while more messages wait
+  than a snapshot may hold.
 
-Departures of all modes from the papers, and why:
+Departures of all modes from the papers:
 
-- The snapshot has two parts. The synchronous part precedes the broadcast, so that a slow output never delays the copy;
-  the asynchronous part follows the unblocking. No message is processed in between, so the cut is the same.
-- The papers know one barrier at a time, and no failure. Here checkpoints have numbers, rising on every channel.
-- A checkpoint can be aborted at any time, even before its first barrier is seen here.
+- The snapshot has two parts. The synchronous part, the copy, precedes the broadcast, so that a slow output never delays
+  it. The asynchronous part follows the unblocking or, where channel state is recorded, the last barrier. No message is
+  processed between copy and broadcast, so the cut is the same.
+- The papers know one barrier at a time, and no failure. Here checkpoints have numbers, rising on every channel, and can
+  be aborted at any time, even before their first barrier is taken here.
 
 Rules and invariants:
 
-- Checkpoints begin in rising order; one that is not newer than the newest one seen is ignored.
+- The numbers of the checkpoints that begin here only rise; a barrier of any other checkpoint has no effect.
 - The barrier is forwarded whether or not the snapshot succeeds afterwards: consumers must not wait for it.
 - An aborted checkpoint is never acknowledged.
-- One machine serves one generation of a subtask; it must not get completions of an older generation.
+- One machine serves one generation of a subtask, and takes no completion of a snapshot of an older one.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ NO_CHECKPOINT = CheckpointId(0)
 MAX_ASYNCHRONOUS = 8
 """Maximum number of snapshots in their asynchronous part. Further checkpoints are declined; barriers still pass."""
 MAX_REMEMBERED_ABORTS = 64
-"""Maximum number of aborted checkpoints without a barrier seen. The oldest beyond it counts as seen."""
+"""Maximum number of aborted checkpoints of which no barrier was taken. The oldest beyond it, and all before it, are
+ignored from then on."""
 
 
 class BarrierMachine(ABC):
@@ -77,22 +81,18 @@ class BarrierMachine(ABC):
 
     @property
     def waiting_for(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints of which some, but not all, barriers have arrived."""
+        """The checkpoints of which some, but not all, barriers were taken (or have arrived, where they overtake)."""
         return ()
 
     @property
     def aborted(self) -> tuple[CheckpointId, ...]:
-        """Aborted checkpoints of which no barrier has arrived yet: they will not begin."""
+        """Aborted checkpoints of which no barrier was taken yet: they will not begin."""
         return tuple(self._aborted_unseen)
-
-    def next_deadline_ms(self) -> int | None:
-        """Always None: the coordinator times every checkpoint, and sends the abort."""
-        return None
 
     def step(self, now_ms: int, event: BarrierEvent) -> list[BarrierEffect]:
         """The effects of ``event``. Raises ``PeerProtocolError``, changing nothing, when a peer broke the protocol."""
         match event:
-            case events.BarrierArrived(channel, checkpoint):
+            case events.BarrierTaken(channel, checkpoint):
                 if channel not in self._inputs:
                     raise PeerProtocolError(
                         f"{self._subtask}: barrier {checkpoint} on {channel}, which is not one of its inputs"
@@ -109,8 +109,6 @@ class BarrierMachine(ABC):
             case _:
                 assert_never(event)
 
-    # ------------------------------------------------------------------------------------- of each algorithm
-
     @abstractmethod
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The subtask took a barrier off one of its inputs."""
@@ -120,10 +118,8 @@ class BarrierMachine(ABC):
         """Copy the state now; a source does so when it is triggered."""
 
     @abstractmethod
-    def _give_up(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
-        """Abort ``checkpoint`` if it has begun and its snapshot is not being persisted; otherwise ``None``."""
-
-    # ------------------------------------------------------------------------------------------------ numbers
+    def _abort_begun(self, checkpoint: CheckpointId) -> list[BarrierEffect] | None:
+        """Abort ``checkpoint`` if its barriers are being aligned or awaited here; otherwise ``None``."""
 
     def _on_trigger(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if self._inputs:
@@ -140,7 +136,7 @@ class BarrierMachine(ABC):
         return not aborted
 
     def _on_abort(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
-        found = self._give_up(checkpoint)
+        found = self._abort_begun(checkpoint)
         if found is not None:
             return found
         if checkpoint in self._asynchronous:
@@ -151,8 +147,6 @@ class BarrierMachine(ABC):
                 self._newest_seen = self._aborted_unseen.pop(0)
         return []
 
-    # ------------------------------------------------------------------------------------------------ snapshots
-
     def _refusal(self) -> str | None:
         """Why no further snapshot can be taken now, or ``None``."""
         if len(self._asynchronous) < MAX_ASYNCHRONOUS:
@@ -160,26 +154,22 @@ class BarrierMachine(ABC):
         return f"{self._subtask}: {len(self._asynchronous)} older snapshots are still being persisted"
 
     def _on_persisted(self, checkpoint: CheckpointId, handle: object) -> list[BarrierEffect]:
-        self._check_was_begun(checkpoint)
+        self._check_was_ordered(checkpoint)
         aborted = self._asynchronous.pop(checkpoint, None)
         if aborted is None:
             return []
         return [effects.DiscardSnapshot(checkpoint) if aborted else effects.AcknowledgeCheckpoint(checkpoint, handle)]
 
     def _on_failed(self, failed: events.SnapshotFailed) -> list[BarrierEffect]:
-        self._check_was_begun(failed.checkpoint)
+        self._check_was_ordered(failed.checkpoint)
         aborted = self._asynchronous.pop(failed.checkpoint, True)
         return [] if aborted else [effects.DeclineCheckpoint(failed.checkpoint, failed.reason, failed.cause)]
 
-    def _was_begun(self, checkpoint: CheckpointId) -> bool:
+    def _was_ordered(self, checkpoint: CheckpointId) -> bool:
         """Whether a snapshot may have been ordered."""
         return checkpoint <= self._newest_seen
 
-    def _check_was_begun(self, checkpoint: CheckpointId) -> None:
+    def _check_was_ordered(self, checkpoint: CheckpointId) -> None:
         """A repeated completion passes; the completion of a snapshot that was never ordered is a bug."""
-        invariant(
-            self._was_begun(checkpoint),
-            "a snapshot ended that was never begun",
-            subtask=self._subtask,
-            checkpoint=checkpoint,
-        )
+        ordered = self._was_ordered(checkpoint)
+        invariant(ordered, "a snapshot ended that was never begun", subtask=self._subtask, checkpoint=checkpoint)

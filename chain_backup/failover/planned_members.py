@@ -1,12 +1,12 @@
-"""The planned members of all chains, and the requests that change the plan.
+"""The planned members of all chains, and the requests that change them.
 
-The plan follows from the placement strategy, over the usable slots (not on *drained* hosts, not *retiring*), and from
+They follow from the placement strategy, over the usable slots (not on *drained* hosts, not *retiring*), and from
 *targets*: a requested slot for the head of one subtask, which takes precedence over the strategy.
 
 Rules:
 
-- A subtask's home is the slot of its number. If that slot is not usable, its home is the usable slot with the fewest
-  heads, then on the host with the fewest heads, then of one of its standbys.
+- A subtask's home is the slot of its number. If that is not usable, it is a usable slot with the fewest heads; among
+  these, one on the host with the fewest heads; among these, the first in the chain that its own slot would have.
 - Chains are laid out again whenever hosts or drained hosts change, so that members share hosts only where they must.
 - A target leaves a chain on as many hosts as before: it replaces another member on its host, otherwise the former home.
 - In addition to the slots of the subtasks' numbers, *spare* slots exist from their first join until they have retired
@@ -14,13 +14,13 @@ Rules:
 - Hosts stay drained, and reached targets stay, until another request. Targets end with a rollback or a drain of their
   host; targets not yet reached also end with the loss of their slot, or if it cannot take the subtask.
 
-Invariants: a plan has a slot of a drained host only if all hosts are drained, and never a retiring slot; one
+Invariants: a slot of a drained host is planned only if all hosts are drained, and a retiring slot never; one
 ``ReportMove`` ends a request, earlier ones report what is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,50 +45,59 @@ def with_target(planned: tuple[int, ...], slot: int, hosts: Mapping[int, str]) -
 
 @dataclass(slots=True)
 class _Move:
-    """A target that is not reached. ``before``: the target that it replaced."""
+    """A target that is not reached. ``replaced``: the target before it."""
 
     request: int
     slot: int
-    before: int | None
+    replaced: int | None
 
 
 @dataclass(slots=True)
-class _HostDrain:
-    """A host without members. ``waiting``: the request that waits for that; ``left``: as last reported to it."""
+class _Emptying:
+    """A drained host, or the spare slots that retire.
 
-    waiting: int | None
-    forced: bool
-    left: tuple[SubtaskId, ...] = ()
-
-
-@dataclass(slots=True)
-class _Scaling:
-    """Spare slots to be emptied. ``waiting``, ``left``: as for ``_HostDrain``."""
+    ``waiting``: the request that waits until no members are there, if one does.
+    ``left``: the subtasks with such members, as last reported to it.
+    ``slots``: the spare slots.
+    """
 
     waiting: int | None = None
-    slots: tuple[int, ...] = ()
     forced: bool = False
     left: tuple[SubtaskId, ...] = ()
+    slots: tuple[int, ...] = ()
+
+    def report(self, left: tuple[SubtaskId, ...]) -> list[ReportMove]:
+        """The report to the request: that it is done, or what is left if that has changed."""
+        waiting, is_new = self.waiting, left != self.left
+        self.left = left
+        if waiting is not None and not left:
+            self.waiting = None
+            return [ReportMove(waiting, "done")]
+        return [] if waiting is None or not is_new else [ReportMove(waiting, "under_way", left=left)]
+
+    def cancel(self, reason: str) -> list[ReportMove]:
+        return [] if self.waiting is None else [ReportMove(self.waiting, "cancelled", reason)]
 
 
-class Plans:
-    """The plans of one job; they outlive its deployments. Raises ``PlacementError`` if ``strategy`` gives no chain."""
+class PlannedMembers:
+    """The planned members of one job, over all its deployments. Raises ``PlacementError`` if ``strategy`` gives no
+    chain."""
 
     def __init__(self, topology: Topology, slots: tuple[int, ...], replicas: int, strategy: Strategy) -> None:
         self._topology = topology
         self._own = slots
         self._slots = slots
         self._retired: set[int] = set()  # never iterated
-        self._scaling = _Scaling()
+        self._scaling = _Emptying()
         self._replicas = replicas
         self._strategy = strategy
         self._hosts = dict.fromkeys(slots, "")
-        self._host_drains: dict[str, _HostDrain] = {}
+        self._host_drains: dict[str, _Emptying] = {}
         self._targets: dict[SubtaskId, int] = {}
         self._moves: dict[SubtaskId, _Move] = {}
         self._layout = self._lay_out(self._hosts, (), ())
 
-    # ------------------------------------------------------------------------------------------------ the plan
+    # ------------------------------------------------------------------------------------------------ the slots
 
     def of(self, subtask: SubtaskId) -> tuple[int, ...]:
         """The planned members of the chain of ``subtask``, its home first."""
@@ -96,7 +105,7 @@ class Plans:
         target = self._targets.get(subtask)
         return planned if target is None else with_target(planned, target, self._hosts)
 
-    def begins_on(self, subtask: SubtaskId, slots: Collection[int]) -> int:
+    def deployment_slot(self, subtask: SubtaskId, slots: Collection[int]) -> int:
         """The slot among ``slots`` on which a deployment puts ``subtask``: that of its number, if it or none is usable;
         otherwise the first planned slot that is usable, or any that is."""
         own = self._own[subtask.index % len(self._own)]
@@ -139,7 +148,7 @@ class Plans:
         return tuple(sorted(self._host_drains))
 
     @property
-    def hasty(self) -> tuple[int, ...]:
+    def forced(self) -> tuple[int, ...]:
         """The slots that are drained, or retire, by force."""
         forced = {host for host, drain in self._host_drains.items() if drain.forced}
         retiring = self._scaling.slots if self._scaling.forced else ()
@@ -166,9 +175,9 @@ class Plans:
             found[index] = _least_loaded(usable, taken, hosts, standbys)
         return [slot for slot in found if slot is not None]
 
-    def hosted(self, hosts: Mapping[int, str]) -> None:
-        """Slots are on ``hosts``, others where they were; spare ones may be new. Raises ``PlacementError``, changing
-        nothing."""
+    def update_hosts(self, hosts: Mapping[int, str]) -> None:
+        """``hosts``: slot -> host; other slots are where they were, spare ones may be new. Raises ``PlacementError``,
+        changing nothing."""
         known = {**self._hosts, **hosts}
         layout = self._lay_out(known, self._host_drains, self._scaling.slots)
         self._hosts, self._layout, self._slots = known, layout, tuple(sorted(known))
@@ -178,7 +187,7 @@ class Plans:
     # --------------------------------------------------------------------------------------------------- requests
 
     def request(self, event: Request, table: ChainTable) -> list[ReportMove]:
-        """Handle a request, which may change the plans of all subtasks. Returns the reports to all requests."""
+        """Handle a request, which may change the planned members of all chains. Returns the reports to all requests."""
         match event:
             case MoveRequested(request, subtask, slot):
                 return self._request_move(request, subtask, slot, table)
@@ -218,16 +227,13 @@ class Plans:
         loss = None if force else self._loss(layout)
         if loss is not None:
             return [_refused(request, f"without host {host}, {loss}", at_risk=True)]
-        drain = self._host_drains.get(host)
         ended = []
-        if drain is not None and drain.waiting is not None:
-            ended.append(ReportMove(drain.waiting, "cancelled", f"host {host} is drained by another request"))
-        for subtask in [s for s, slot in self._targets.items() if self._hosts[slot] == host]:
-            ended += self._end(subtask, f"host {host} is drained")
-            if subtask in self._targets and self._hosts[self._targets[subtask]] == host:
-                del self._targets[subtask]
+        if host in self._host_drains:
+            ended = self._host_drains[host].cancel(f"host {host} is drained by another request")
+        there = [slot for slot, known in self._hosts.items() if known == host]
+        ended += self._end_targets(there, lambda _: f"host {host} is drained")
         left = self._left(host, table)
-        self._host_drains[host] = _HostDrain(request, force, left)
+        self._host_drains[host] = _Emptying(request, force, left)
         self._layout = layout
         return [*ended, ReportMove(request, "under_way", left=left)]
 
@@ -241,10 +247,7 @@ class Plans:
         except PlacementError as error:
             return [_refused(request, f"with host {host}: {error}")]
         drain, self._layout = self._host_drains.pop(host), layout
-        ended = ReportMove(request, "done")
-        if drain.waiting is None:
-            return [ended]
-        return [ReportMove(drain.waiting, "cancelled", f"host {host} may be used again"), ended]
+        return [*drain.cancel(f"host {host} may be used again"), ReportMove(request, "done")]
 
     def _request_scaling(
         self, request: int, retiring: tuple[int, ...], force: bool, table: ChainTable
@@ -258,14 +261,9 @@ class Plans:
         loss = None if force or not retiring else self._loss(layout)
         if loss is not None:
             return [_refused(request, f"without {named}, {loss}", at_risk=True)]
-        ended = []
-        if self._scaling.waiting is not None:
-            ended.append(ReportMove(self._scaling.waiting, "cancelled", "a newer request scales the spare slots"))
-        for subtask in [s for s, slot in self._targets.items() if slot in retiring]:
-            ended += self._end(subtask, f"slot {self._targets[subtask]} is about to end, as requested")
-            if self._targets.get(subtask) in retiring:
-                del self._targets[subtask]
-        self._layout, self._scaling = layout, _Scaling(request, retiring, force)
+        ended = self._scaling.cancel("a newer request scales the spare slots")
+        ended += self._end_targets(retiring, lambda slot: f"slot {slot} is about to end, as requested")
+        self._layout, self._scaling = layout, _Emptying(request, force, slots=retiring)
         self._scaling.left = self._left_to_scale(table)
         return [*ended, ReportMove(request, "under_way", left=self._scaling.left)]
 
@@ -310,11 +308,20 @@ class Plans:
         move = self._moves.pop(subtask, None)
         if move is None:
             return []
-        if move.before is None or move.before not in self._slots or move.before in self.barred:
+        if move.replaced is None or move.replaced not in self._slots or move.replaced in self.barred:
             del self._targets[subtask]
         else:
-            self._targets[subtask] = move.before
+            self._targets[subtask] = move.replaced
         return [ReportMove(move.request, "cancelled", reason)]
+
+    def _end_targets(self, slots: Collection[int], reason: Callable[[int], str]) -> list[ReportMove]:
+        """No subtask may go to one of ``slots``, for the ``reason`` of that slot."""
+        ended: list[ReportMove] = []
+        for subtask, slot in [(subtask, slot) for subtask, slot in self._targets.items() if slot in slots]:
+            ended += self._end(subtask, reason(slot))
+            if self._targets.get(subtask) in slots:
+                del self._targets[subtask]
+        return ended
 
     def progress(self, table: ChainTable) -> list[ReportMove]:
         """No failover is under way: reports of finished requests, and of others whose rest has changed."""
@@ -324,30 +331,21 @@ class Plans:
                 del self._moves[subtask]
                 reports.append(ReportMove(move.request, "done"))
         for host, drain in self._host_drains.items():
-            if drain.waiting is None:
-                continue
-            left = self._left(host, table)
+            if drain.waiting is not None:
+                reports += drain.report(self._left(host, table))
+        if self._scaling.waiting is not None:
+            left = self._left_to_scale(table)
+            reports += self._scaling.report(left)
             if not left:
-                reports.append(ReportMove(drain.waiting, "done"))
-                drain.waiting = None
-            elif left != drain.left:
-                reports.append(ReportMove(drain.waiting, "under_way", left=left))
-            drain.left = left
-        return [*reports, *self._scaling_progress(table)]
+                self._retire()
+        return reports
 
-    def _scaling_progress(self, table: ChainTable) -> list[ReportMove]:
-        scaling = self._scaling
-        if scaling.waiting is None:
-            return []
-        left = self._left_to_scale(table)
-        if left:
-            news, scaling.left = left != scaling.left, left
-            return [ReportMove(scaling.waiting, "under_way", left=left)] if news else []
-        self._retired.update(scaling.slots)
-        self._hosts = {slot: host for slot, host in self._hosts.items() if slot not in scaling.slots}
+    def _retire(self) -> None:
+        """The spare slots that retire are empty, and leave the job."""
+        self._retired.update(self._scaling.slots)
+        self._hosts = {slot: host for slot, host in self._hosts.items() if slot not in self._scaling.slots}
         self._slots = tuple(sorted(self._hosts))
-        self._scaling = _Scaling()
-        return [ReportMove(scaling.waiting, "done")]
+        self._scaling = _Emptying()
 
     def _left(self, host: str, table: ChainTable) -> tuple[SubtaskId, ...]:
         """The subtasks with a member on ``host``."""

@@ -1,6 +1,6 @@
 """The ports of a subtask's steps: the work itself, its snapshots, and its reports to the coordinator.
 
-The runtime implements them in ``runtime.slot.subtasks``; the simulator has its own implementations.
+The runtime implements them in ``runtime.slot.subtasks``, the simulator in ``tests.simulation``.
 
 Rules: the steps (``flinkplus.protocol.subtask.subtask``) call them in their thread. An iterator that a method returns
 stops before each message that needs room in an output log, and continues when there is room.
@@ -28,8 +28,7 @@ class SeenMessages(Protocol):
         """All messages before ``first`` are old."""
 
     def add(self, epoch: int, channel: ChannelId, seq: int, digest: int, /) -> int | None:
-        """Add a message. Returns ``None`` if it is new; otherwise the digest that it had, below 0 if the message is so
-        old that its digest is forgotten."""
+        """Add a message. Returns ``None`` if it is new; otherwise its digest, below 0 if that is forgotten."""
 
     def spans(self, channel: ChannelId, /) -> Sequence[tuple[int, Any]]: ...
 
@@ -51,8 +50,7 @@ class SubtaskWork(Protocol):
         """How many rows a source may read now; the step logs the number, so that a replay reads as many."""
 
     def read_rows(self, rows: int) -> Generator[None, None, bool]:
-        """Read and process up to ``rows`` rows, and call ``StepHistory.has_read``; returns ``False`` at the end of the
-        source."""
+        """Read and process up to ``rows`` rows, and call ``StepHistory.has_read``. Returns false at the end."""
 
     def ready_at(self, now: float) -> float:
         """When a source may read next, in seconds; ``now`` if it need not wait."""
@@ -77,11 +75,8 @@ class SnapshotPort(Protocol):
         """The synchronous part. ``protocol_part``: returns the protocol's part of the snapshot."""
 
     def persist(self, checkpoint: CheckpointId, logs: Logs) -> SnapshotHandle | None:
-        """Start the asynchronous part, with the snapshot's channel state (see ``checkpoints.add_logs``).
-
-        Returns the handle if that finished at once. Otherwise, the port calls ``SubtaskCheckpoints.persisted`` at the
-        end.
-        """
+        """Start the asynchronous part, with the snapshot's channel state (see ``checkpoints.add_logs``). Returns the
+        handle if that finished at once; otherwise the port calls ``SubtaskCheckpoints.persisted`` at the end."""
 
     def discard(self, checkpoint: CheckpointId) -> None:
         """The snapshot is not needed any more."""

@@ -22,12 +22,10 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 class Promotion:
     """What a standby receives when it becomes active.
 
-    ``received``: channel -> next ``seq`` that its consumer expected when the survivors answered. Answers of consumers
-    that have died since are included, and count.
+    ``received``: channel -> next ``seq`` that its consumer expected in its answer, even if it has died since.
     ``determinants``: of the steps to repeat.
     ``ancestors``: what the survivors know of the subtasks that these steps may depend on.
-    ``marks``: channel -> next ``seq`` that its living producer had not sent before the failure: from there on,
-    messages are new.
+    ``marks``: channel -> first ``seq`` that its living producer had not sent before the failure: new messages.
     ``resuming``: subtasks that are promoted as well.
     ``state``: what the standby holds, opaque.
     ``had``: channel -> digests, by ``seq``, of what its consumer had received; ``None``: nothing is compared.
@@ -47,13 +45,13 @@ class Promotion:
 
 
 @dataclass(kw_only=True)
-class Incarnation:
+class SubtaskIdentity:
     """A subtask in one generation on one slot, and its neighbours.
 
     ``slots``, ``generations``: of all subtasks of the job.
     ``lineage``, ``guarantee``, ``cycles``: of the job.
     ``checkpoint``: the version that it starts from.
-    ``stands_still``: it waits behind each barrier until the checkpoint has ended.
+    ``synchronous``: it runs no step from each snapshot to the end of the checkpoint.
     ``unaligned``: barriers may overtake.
     ``in_flight``: the slot's budget for channel state.
     """
@@ -67,7 +65,7 @@ class Incarnation:
     checkpoint: CheckpointId
     promotion: Promotion | None = None
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
-    stands_still: bool = False
+    synchronous: bool = False
     unaligned: bool = False
     cycles: Cycles = NO_CYCLES
     in_flight: InFlightBudget = field(default_factory=InFlightBudget)
@@ -83,7 +81,7 @@ class Incarnation:
         return None if slot == self.slot else slot
 
     def back_edges(self, channels: Sequence[ChannelId]) -> tuple[ChannelId, ...]:
-        """Those of its input ``channels`` that lead back to the head of a loop."""
+        """Those of its input ``channels`` that are back edges."""
         return tuple(channel for channel in channels if channel.edge in self.cycles.back_edges)
 
     def peers(self, edge: int, consumers: Sequence[SubtaskId]) -> list[Peer]:
