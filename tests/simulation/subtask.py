@@ -267,7 +267,6 @@ class SimSubtask:
             self.outputs.add_channels(edge, self.id.index, peers, saved.outputs, is_back)
         parts = SubtaskParts(
             is_source=vertex.is_source,
-            has_outputs=bool(vertex.outputs),
             local=local,
             inputs=self.inputs,
             outputs=self.outputs,

@@ -56,36 +56,36 @@ class StepHistory:
     ``ancestors``: determinants of ancestors that it passes on; ``None``: it passes on none.
     ``known``: determinants of other subtasks that it keeps; ``None``: it keeps none.
     ``step_number``: of the current step; a repeated step has its original number.
-    ``begun``: how many steps have begun in this incarnation.
+    ``begun``: how many steps this instance has begun.
     """
 
     def __init__(
         self,
-        incarnation: SubtaskIdentity,
+        identity: SubtaskIdentity,
         saved: OperatorState,
         is_source: bool,
         has_outputs: bool,
         local: bool,
         logged: bool = True,
     ) -> None:
-        self._id = incarnation.subtask
-        self._lineage = incarnation.lineage
-        self._runs_ahead = incarnation.runs_ahead
+        self._id = identity.subtask
+        self._lineage = identity.lineage
+        self._runs_ahead = identity.runs_ahead
         first = saved.steps
-        guarantee = incarnation.guarantee
+        guarantee = identity.guarantee
         shares = local and guarantee is not Guarantee.AT_LEAST_ONCE
         sends = shares and has_outputs
         self.logs = sends and (guarantee.repeats or is_source)
         """Whether a successor repeats its steps, or skips its rows."""
         self._progress = ProgressLog(first) if self.logs and not guarantee.repeats else None
         self.steps = StepLog(first) if self.logs and guarantee.repeats else self._progress
-        self._passes_on = frozenset(incarnation.lineage.passed_on(self._id.vertex))
+        self._passes_on = frozenset(identity.lineage.passed_on(self._id.vertex))
         self.ancestors: AncestorLog | None = None
         if sends and self._passes_on:
             self.ancestors = AncestorLog(self._reached_at(saved)) if guarantee.repeats else AncestorProgress()
         self.known: KnownSteps | None = None
         if shares:
-            received = {} if incarnation.promotion is None else dict(incarnation.promotion.ancestors)
+            received = {} if identity.promotion is None else dict(identity.promotion.ancestors)
             received.pop(self._id, None)  # in a loop a subtask is its own ancestor, and knows its own steps
             self.known = KnownSteps(received, self._runs_ahead) if guarantee.repeats else KnownProgress()
         if not logged:

@@ -22,7 +22,6 @@ class SubtaskParts:
     """
 
     is_source: bool
-    has_outputs: bool
     local: bool
     inputs: InputGate
     outputs: OutputChannels

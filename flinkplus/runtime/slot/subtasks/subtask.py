@@ -35,7 +35,7 @@ from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
 from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, stage_of
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
-from flinkplus.runtime.slot.subtasks.work import CatchUp, OperatorWork, StepRandom
+from flinkplus.runtime.slot.subtasks.operator_work import CatchUp, OperatorWork, StepRandom
 from flinkplus.runtime.transport.wire.message_format import digest_of
 from flinkplus.state.backend import SubtaskState
 
@@ -99,7 +99,6 @@ class Subtask:
         self._snapshots = SubtaskSnapshots(plan, ports, self.operators, self.state, replay, self._saved_of_run)
         parts = SubtaskParts(
             is_source=is_source,
-            has_outputs=has_outputs,
             local=options.local,
             inputs=self.inputs,
             outputs=self.outputs,

@@ -149,7 +149,6 @@ class Folding(SubtaskSteps):
         own = ports(self)
         parts = SubtaskParts(
             is_source=not inputs,
-            has_outputs=True,
             local=True,
             inputs=InputGate(Window(1000), lambda end, consumed: None, bundle_rows=self.bundle_rows),
             outputs=outputs,
