@@ -83,7 +83,7 @@ class ProcessingOptions:
     """Maximum number of keys of each keyed state in memory. The others are in RocksDB only."""
     dedup_error_rate: float = option(0.01, share())
     """Maximum share of new chunks (64 message IDs of a channel) that the Bloom filter takes for known. For each of them
-    RocksDB decides. ``message_ids`` in ``job.metrics()`` has the measured share."""
+    RocksDB decides. `message_ids` in `job.metrics()` has the measured share."""
     encoding_errors: str = option("replace", one_of(ENCODING_ERRORS))
     """What happens to text that is not UTF-8. `replace` replaces it and counts it (`invalid_lines`); `strict` fails."""
     work_dir: str | None = option(None, string("a path, a URI", "DIR"))

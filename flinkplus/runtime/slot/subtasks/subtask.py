@@ -30,12 +30,12 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import BUNDLES, CURSOR, DETERMINANTS, DIGESTS, FILTER, left_out
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
+from flinkplus.runtime.slot.subtasks.operator_work import CatchUp, OperatorWork, StepRandom
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
 from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
 from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, stage_of
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
-from flinkplus.runtime.slot.subtasks.operator_work import CatchUp, OperatorWork, StepRandom
 from flinkplus.runtime.transport.wire.message_format import digest_of
 from flinkplus.state.backend import SubtaskState
 
