@@ -161,7 +161,8 @@ class FileSinkWriter(SinkWriter):
             del self._staged[name]  # in place, since another thread may be settling others
 
     def close(self) -> None:
-        if self._open is not None:
-            self._open.stream.close()
-            self._files.delete(self._open.path)
+        if (file := self._open) is not None:
             self._open = None
+            del file.encoder  # it may write its end when it goes, so it goes before its stream is closed
+            file.stream.close()
+            self._files.delete(file.path)

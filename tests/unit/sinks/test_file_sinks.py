@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +172,21 @@ def test_small_and_large_batches_keep_their_order(
         assert [tuple(row.values()) for row in pq.read_table(path).to_pylist()] == written
     else:
         assert path.read_text() == "".join(f"{word}\t{count}\n" for word, count in written)
+
+
+@pytest.mark.parametrize("kind", [ParquetSink, TextSink])
+def test_an_open_file_is_closed_without_an_error(
+    tmp_path: Path, kind: type[ParquetSink | TextSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Parquet file writes its end when it is let go."""
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    job = Job(kind("out", str(tmp_path / "out")))
+    job.writers[0].write(rows(("a", 1)))
+    job.writers[0].close()
+    job.writers.clear()
+    gc.collect()
+    assert not ignored and not list((tmp_path / "out").glob("**/open-*"))
 
 
 def test_what_was_gathered_goes_with_its_writer(tmp_path: Path) -> None:
