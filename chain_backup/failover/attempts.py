@@ -146,8 +146,8 @@ class Attempts:
     def fail(
         self, now_ms: int, kind: FailoverKind, failed: Sequence[SubtaskId], reason: str, error: object = None
     ) -> list[FailoverEffect]:
-        """Start an attempt for ``failed``, the failed set of the attempt under way, and what restarts with them. Where
-        there are standbys, the heads of ``failed`` have left their chains."""
+        """Start an attempt for three sets together: ``failed``; the failed set of the attempt under way, if there is
+        one; what restarts with either. Where there are standbys, the heads of ``failed`` have left their chains."""
         failover = self._join(kind, failed, reason, error)
         together = self.restarting_with([*failed, *self.failed])
         failover.moved.update(dict.fromkeys(together))

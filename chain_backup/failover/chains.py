@@ -330,8 +330,8 @@ class ChainTable:
         return all(version in chain.persisted for chain in self)
 
     def trim(self) -> list[FailoverEffect]:
-        """Trim to the newest complete version that every chain has. Not during a failover that slots know of: its line
-        may be any version since the last trim."""
+        """Trim to the newest complete version that every chain has. Not during a failover that slots know of: a
+        checkpoint may become complete meanwhile, while promoted subtasks still replay from the one before."""
         if not self._untrimmed:
             return []
         stable = min(chain.stable for chain in self)

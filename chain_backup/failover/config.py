@@ -31,7 +31,7 @@ class FailoverConfig:
     max_versions_behind: int = 8
     """Maximum number of complete checkpoints that a standby may lack and still delay trimming."""
     sharing_depth: int | None = None
-    """How many channels downstream messages carry a subtask's determinants; ``None``: no limit."""
+    """Over how many channels a subtask's determinants are passed on downstream; ``None``: no limit."""
     pending_versions: bool = False
     """Whether to start from a version whose checkpoint is not complete yet. That shortens the replay of a failure just
     before a checkpoint becomes complete. Until then, neighbours that also fail cannot start from an older version, and

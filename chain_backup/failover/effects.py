@@ -24,7 +24,7 @@ class ChainEntry(Frozen):
     """The content of ZooKeeper's record of one chain.
 
     ``members``: head first.
-    ``stable``: the newest version that all of them have.
+    ``stable``: the newest version that the head and all standbys that have caught up hold; 0: none.
     """
 
     subtask: SubtaskId

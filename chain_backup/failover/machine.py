@@ -95,7 +95,9 @@ class FailoverProtocol:
 
     @property
     def missing(self) -> int:
-        """How many planned standbys are missing or behind; 0 while no job runs."""
+        """How many planned standbys are missing or behind; 0 while no job runs, and in partial recovery."""
+        if self._config.partial:
+            return 0
         caught_up = [(chain, len(chain.members) - len(chain.catching_up)) for chain in self._table]
         return sum(max(0, len(chain.planned) - count) for chain, count in caught_up)
 
@@ -119,7 +121,7 @@ class FailoverProtocol:
         return tuple(self._table[subtask].persisted) if self._running else ()
 
     def all_have(self, version: int) -> bool:
-        """Whether every member of every chain that counts has ``version`` or a newer one."""
+        """Whether every head, and every standby that counts, has ``version`` or a newer one."""
         return self._running and all(chain.stable >= version for chain in self._table)
 
     @property

@@ -2,8 +2,8 @@
 
 Rules:
 
-- A strategy is a pure function ``(subtask_index, slots_alive, hosts, replicas) -> slots``, the head first. The head is
-  the subtask's home: slot ``subtask_index`` when it is alive.
+- A strategy is a pure function ``(home, slots_alive, hosts, replicas) -> slots``, ``home`` first: the slot where the
+  head belongs, one of ``slots_alive``. Several subtasks may have one home.
 - ``spread`` also gets the home slots where there are spare slots, which are no subtask's home.
 - Both strategies here never put two members on one slot, prefer hosts that the chain is not on yet, and, as far as that
   allows, give all slots the same number of standbys.
@@ -17,24 +17,17 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.protocol.vocabulary.ids import invariant
 
 Strategy: TypeAlias = Callable[[int, "tuple[int, ...]", Mapping[int, str], int], "tuple[int, ...]"]
-"""``(subtask_index, slots_alive ascending, slot -> host, replicas) -> slots, head first``."""
+"""``(home, slots_alive ascending, slot -> host, replicas) -> slots, home first``."""
 
 
 class PlacementError(ConfigurationError):
     """A placement strategy gave an answer that is not a valid chain."""
 
 
-def home(subtask_index: int, slots_alive: tuple[int, ...]) -> int:
-    """The home slot of a subtask."""
-    invariant(bool(slots_alive), "no living slot to place a subtask on", subtask_index=subtask_index)
-    return subtask_index if subtask_index in slots_alive else slots_alive[subtask_index % len(slots_alive)]
-
-
 def spread(
-    subtask_index: int,
+    home: int,
     slots_alive: tuple[int, ...],
     hosts: Mapping[int, str],
     replicas: int,
@@ -48,10 +41,9 @@ def spread(
 
     ``homes``: the home slots (``None``: all slots). Other slots have no head, and carry one more standby instead.
     """
-    head = home(subtask_index, slots_alive)
-    heads = slots_alive if homes is None else tuple(slot for slot in slots_alive if slot in homes or slot == head)
+    heads = slots_alive if homes is None else tuple(slot for slot in slots_alive if slot in homes or slot == home)
     layout = _spread_out(slots_alive, tuple(hosts.get(slot) for slot in slots_alive), replicas, heads)
-    return layout[head]
+    return layout[home]
 
 
 @functools.lru_cache(maxsize=4)
@@ -102,14 +94,13 @@ def _crowding(chain: list[int], hosts: Mapping[int, str | None]) -> int:
     return sum(names[:at].count(name) for at, name in enumerate(names))
 
 
-def near(subtask_index: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int) -> tuple[int, ...]:
+def near(home: int, slots_alive: tuple[int, ...], hosts: Mapping[int, str], replicas: int) -> tuple[int, ...]:
     """Standbys on the hosts that follow the head's by name, at the same place within the host. So a host exchanges
     deltas only with its ``replicas`` - 1 neighbours, for any number of hosts."""
-    head = home(subtask_index, slots_alive)
     names = sorted({hosts.get(slot, "") for slot in slots_alive})
     by_host = [[slot for slot in slots_alive if hosts.get(slot, "") == name] for name in names]
-    own = names.index(hosts.get(head, ""))
-    place = by_host[own].index(head)
+    own = names.index(hosts.get(home, ""))
+    place = by_host[own].index(home)
     ring = [by_host[(own + distance) % len(names)] for distance in range(len(names))]
     longest = max(len(slots) for slots in ring)
     following = [slots[(place + turn) % len(slots)] for turn in range(longest) for slots in ring if turn < len(slots)]
@@ -122,7 +113,7 @@ STRATEGIES: Mapping[str, Strategy] = {"spread": spread, "near": near}
 
 def members(
     strategy: Strategy,
-    subtask_index: int,
+    home: int,
     slots_alive: tuple[int, ...],
     hosts: Mapping[int, str],
     replicas: int,
@@ -131,16 +122,15 @@ def members(
     """The chain that ``strategy`` gives a subtask, head first. ``homes``: the home slots, if not all are. Raises
     ``PlacementError`` unless it has 1 to ``replicas`` different living slots, the home slot first."""
     if strategy is spread and homes is not None:
-        answer = spread(subtask_index, slots_alive, hosts, replicas, homes)
+        answer = spread(home, slots_alive, hosts, replicas, homes)
     else:
-        answer = strategy(subtask_index, slots_alive, hosts, replicas)
+        answer = strategy(home, slots_alive, hosts, replicas)
     name = getattr(strategy, "__name__", type(strategy).__name__)
-    expected = home(subtask_index, slots_alive)
 
     def refuse(why: str) -> PlacementError:
         return PlacementError(
-            f"placement {name!r} gave the chain {answer!r} to the subtasks number {subtask_index}: {why}; a chain is a "
-            f"tuple of up to {replicas} different slots of {slots_alive}, and slot {expected} comes first"
+            f"placement {name!r} gave the chain {answer!r} to the subtasks whose home is slot {home}: {why}; "
+            f"a chain is a tuple of up to {replicas} different slots of {slots_alive}, and slot {home} comes first"
         )
 
     if not isinstance(answer, tuple) or not all(type(slot) is int for slot in answer):
@@ -151,6 +141,6 @@ def members(
         raise refuse("a slot of it does not exist or is not alive")
     if not 1 <= len(answer) <= replicas:
         raise refuse(f"it has {len(answer)} members")
-    if answer[0] != expected:
+    if answer[0] != home:
         raise refuse(f"slot {answer[0]} is not the home of these subtasks")
     return answer

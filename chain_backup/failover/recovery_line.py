@@ -4,8 +4,8 @@ Rules of a line. Failed subtasks that are linked by channels form a component, a
 that no producer is ahead of its consumer. ``v`` is usable when
 
 1. it is the last complete checkpoint or newer (older output is committed, older logs may be trimmed);
-2. on every channel to a living consumer, ``v`` is not later than the last message that the consumer has received:
-   messages that were produced before ``v`` and never delivered exist nowhere else;
+2. every living consumer has received all that was sent to it before ``v``: messages that were produced before ``v`` and
+   never delivered exist nowhere else;
 3. no living neighbour started from a version newer than ``v``: such a producer has no older messages in its logs, and
    such a consumer does not have the determinants that came with them.
 
@@ -23,7 +23,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 
 @dataclass(frozen=True, slots=True)
 class VersionCursors:
-    """Cursors of a version: the next ``seq`` expected on each input, and sent on each output; absent: 0."""
+    """Cursors of a version: the next ``seq`` to be consumed on each input, and to be sent on each output; absent: 0."""
 
     inputs: Mapping[ChannelId, int] = field(default_factory=dict)
     outputs: Mapping[ChannelId, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The subtasks of a job, and the channels that link them.
 
-Rules: pure data. Every edge links all subtasks of its producer vertex to all of its consumer vertex. All results are
-sorted, so that they are the same on every host.
+Rules: pure data. Every edge links each subtask of its producer vertex to each subtask of its consumer vertex. All
+results are sorted, so that they are the same on every host.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ from chain_backup.zookeeper.errors import RegistryUnavailable
 from chain_backup.zookeeper.records import split_hosts
 from flinkplus.errors import ConfigurationError
 
+RETRY_DELAY_S = 0.2
+"""Pause before a request is repeated."""
 SESSION_TIMEOUT_S = 4.0  # what an ensemble with ZooKeeper's own tick time grants at least
 MIN_SESSION_TIMEOUT_S = 1.0  # kazoo's pings come up to 0.4 s late: below this a healthy session could be lost
 CONNECT_TIMEOUT_S = 2.0

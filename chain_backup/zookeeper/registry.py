@@ -21,7 +21,7 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from chain_backup.zookeeper.chains import ChainStore
-from chain_backup.zookeeper.client import SESSION_TIMEOUT_S, Client, KazooState, commit, result
+from chain_backup.zookeeper.client import RETRY_DELAY_S, SESSION_TIMEOUT_S, Client, KazooState, commit, result
 from chain_backup.zookeeper.errors import BadRecord, CoordinatorElsewhere, RegistryUnavailable
 from chain_backup.zookeeper.records import (
     ChainRecord,
@@ -42,7 +42,6 @@ ANSWER_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 15.0
 CLEAN_TIMEOUT_S = 3.0
 CLEAN_TRIES = 5
-RETRY_DELAY_S = 0.2
 
 _log = logging.getLogger(__name__)
 

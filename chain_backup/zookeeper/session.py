@@ -15,7 +15,7 @@ from threading import Lock
 
 from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
 
-from chain_backup.zookeeper.client import Client, KazooState, commit, result
+from chain_backup.zookeeper.client import RETRY_DELAY_S, Client, KazooState, commit, result
 from chain_backup.zookeeper.errors import BadRecord
 from chain_backup.zookeeper.records import (
     Paths,
@@ -29,7 +29,6 @@ from chain_backup.zookeeper.records import (
 )
 
 ANSWER_TIMEOUT_S = 5.0
-RETRY_DELAY_S = 0.2
 
 
 class SlotSession:

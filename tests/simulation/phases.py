@@ -67,7 +67,7 @@ def _of(machine: BarrierMachine, pending: tuple[CheckpointId, ...]) -> Iterator[
             yield "in flight"
         elif checkpoint in machine.waiting_for:
             yield "alignment"
-        elif checkpoint in machine._asynchronous:
+        elif checkpoint in machine._unfinished:
             yield "asynchronous"
         else:
             yield "acknowledged"

@@ -7,11 +7,12 @@ Its steps, by the names that the tests use:
 - *init*: the subtask knows its inputs and outputs, and no input is blocked;
 - *barrier from nil*: the coordinator triggers a source, which has no inputs to block; the rest is as below;
 - *block input*: a barrier was taken off an input, which is blocked: the subtask takes no further message from it;
-- *all inputs blocked*: the barrier goes to every output, the state is snapshotted, and every input is unblocked;
+- *all inputs blocked*: the state is copied, the barrier goes to every output, and every input is unblocked;
 - *message*: the caller processes messages of inputs that are not blocked. This machine only says which are blocked.
 
-One departure beyond those of all algorithms (``machine``): a barrier of a newer checkpoint on a channel proves that the
-barrier being aligned will never arrive there. The subtask declines the older checkpoint.
+One departure beyond those of all algorithms (``machine``): a barrier of a newer checkpoint on a channel ends the
+alignment under way. The subtask declines the older checkpoint. Where inputs are blocked, it proves that the older
+barrier will never arrive there; at least once, the older checkpoint is given up without proof.
 
 Rules and invariants:
 
@@ -64,16 +65,16 @@ class BarrierAlignment(BarrierMachine):
                 f"{self._subtask}: barrier {checkpoint} on {channel}, which checkpoint {self._aligning} blocks"
             )
         if checkpoint == self._aligning:
-            return self._block(channel, checkpoint) if channel not in self._taken else []
+            return self._count(channel, checkpoint) if channel not in self._taken else []
         if checkpoint <= self._newest_seen:
             return []
         found = self._decline_alignment(superseded_by=checkpoint)
         if self._see(checkpoint):
             self._aligning = checkpoint
-            found += self._block(channel, checkpoint)
+            found += self._count(channel, checkpoint)
         return found
 
-    def _block(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
+    def _count(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         self._taken.append(channel)
         found: list[BarrierEffect] = [effects.BlockChannel(channel)] if self._blocking else []
         if len(self._taken) == len(self._aligned_inputs):
@@ -85,7 +86,7 @@ class BarrierAlignment(BarrierMachine):
         if refusal is not None:
             declined = effects.DeclineCheckpoint(checkpoint, refusal)
             return [effects.ForwardBarrier(checkpoint), *self._unblock(), declined]
-        self._asynchronous[checkpoint] = False
+        self._unfinished[checkpoint] = False
         begun = effects.TakeSnapshot(checkpoint), effects.ForwardBarrier(checkpoint)
         return [*begun, *self._unblock(), effects.PersistSnapshot(checkpoint)]
 

@@ -89,7 +89,7 @@ class CyclicAlignment(RecordingAlignment):
     def _begin_snapshot(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if not self._back or self._refusal() is not None:
             return super()._begin_snapshot(checkpoint)
-        self._asynchronous[checkpoint] = False
+        self._unfinished[checkpoint] = False
         awaited = self._recordings[checkpoint] = [
             channel for channel in self._back if self._early.get(channel) != checkpoint
         ]

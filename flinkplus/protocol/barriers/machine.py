@@ -11,7 +11,7 @@ state is copied, when the barrier is forwarded, and which messages belong to the
 | loops | ``cyclic`` | is taken off all but the back edges | of back edges, up to it | as aligned; early back edges |
 | unaligned | ``unaligned`` | arrives on the first input | of all inputs, up to it | nothing |
 
-- In every mode, the barrier goes to every output right after the copy.
+- In every mode, the barrier goes to every output right after the copy; without one when the copy is declined.
 - *Synchronous* is the stop-the-world snapshot that the paper compares with. The machine is that of *aligned*; the
   subtask itself runs no step from the copy to the end of the checkpoint (``SubtaskIdentity.synchronous``).
 - *At least once* does not block: the copy includes messages that follow a barrier, and they arrive again after a
@@ -51,8 +51,8 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 
 NO_CHECKPOINT = CheckpointId(0)
 """The version of a subtask that starts without a checkpoint."""
-MAX_ASYNCHRONOUS = 8
-"""Maximum number of snapshots in their asynchronous part. Further checkpoints are declined; barriers still pass."""
+MAX_UNFINISHED = 8
+"""Maximum number of snapshots that are copied and not finished. Further checkpoints are declined; barriers pass."""
 MAX_REMEMBERED_ABORTS = 64
 """Maximum number of aborted checkpoints of which no barrier was taken. The oldest beyond it, and all before it, are
 ignored from then on."""
@@ -77,7 +77,7 @@ class BarrierMachine(ABC):
         self._inputs = inputs
         self._newest_seen = version
         self._aborted_unseen: list[CheckpointId] = sorted(aborted)
-        self._asynchronous: dict[CheckpointId, bool] = {}  # -> aborted since
+        self._unfinished: dict[CheckpointId, bool] = {}  # -> aborted since
 
     @property
     def waiting_for(self) -> tuple[CheckpointId, ...]:
@@ -139,8 +139,8 @@ class BarrierMachine(ABC):
         found = self._abort_begun(checkpoint)
         if found is not None:
             return found
-        if checkpoint in self._asynchronous:
-            self._asynchronous[checkpoint] = True
+        if checkpoint in self._unfinished:
+            self._unfinished[checkpoint] = True
         elif checkpoint > self._newest_seen and checkpoint not in self._aborted_unseen:
             self._aborted_unseen = sorted((*self._aborted_unseen, checkpoint))
             if len(self._aborted_unseen) > MAX_REMEMBERED_ABORTS:
@@ -149,20 +149,20 @@ class BarrierMachine(ABC):
 
     def _refusal(self) -> str | None:
         """Why no further snapshot can be taken now, or ``None``."""
-        if len(self._asynchronous) < MAX_ASYNCHRONOUS:
+        if len(self._unfinished) < MAX_UNFINISHED:
             return None
-        return f"{self._subtask}: {len(self._asynchronous)} older snapshots are still being persisted"
+        return f"{self._subtask}: {len(self._unfinished)} older snapshots are not finished"
 
     def _on_persisted(self, checkpoint: CheckpointId, handle: object) -> list[BarrierEffect]:
         self._check_was_ordered(checkpoint)
-        aborted = self._asynchronous.pop(checkpoint, None)
+        aborted = self._unfinished.pop(checkpoint, None)
         if aborted is None:
             return []
         return [effects.DiscardSnapshot(checkpoint) if aborted else effects.AcknowledgeCheckpoint(checkpoint, handle)]
 
     def _on_failed(self, failed: events.SnapshotFailed) -> list[BarrierEffect]:
         self._check_was_ordered(failed.checkpoint)
-        aborted = self._asynchronous.pop(failed.checkpoint, True)
+        aborted = self._unfinished.pop(failed.checkpoint, True)
         return [] if aborted else [effects.DeclineCheckpoint(failed.checkpoint, failed.reason, failed.cause)]
 
     def _was_ordered(self, checkpoint: CheckpointId) -> bool:

@@ -75,7 +75,7 @@ class RecordingAlignment(BarrierAlignment):
 
     def _end_recording(self, checkpoint: CheckpointId) -> list[BarrierEffect]:
         """The copy is still persisted, since later snapshots build on it; then it is discarded."""
-        self._asynchronous[checkpoint] = True
+        self._unfinished[checkpoint] = True
         ended = [effects.EndCapture(checkpoint, channel) for channel in self._recordings[checkpoint]]
         self._recordings[checkpoint].clear()
         return [*ended, *self._persist()]

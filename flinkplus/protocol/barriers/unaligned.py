@@ -128,7 +128,7 @@ class UnalignedBarriers(RecordingAlignment):
         if refusal is not None:
             barrier = effects.ForwardBarrier(checkpoint, overtakes=True)
             return [*found, barrier, *self._unblock(), effects.DeclineCheckpoint(checkpoint, refusal)]
-        self._asynchronous[checkpoint] = False
+        self._unfinished[checkpoint] = False
         recorded = self.overtaken_by(checkpoint)
         here = self._arrived.get(checkpoint, ())
         self._recordings[checkpoint] = [channel for channel in recorded if channel not in here]

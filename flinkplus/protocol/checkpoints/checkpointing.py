@@ -22,7 +22,8 @@ Rules:
   checkpoint above a limit is aborted; it might be too large to be restored.
 - A failover aborts the pending checkpoints for which a replaced subtask would take its snapshot again, unless all
   subtasks have acknowledged them. Otherwise a promoted consumer would align with a producer that is still replaying,
-  and send nothing until then. For the same reason no periodic checkpoint begins within ``AFTER_FAILOVER_MS`` after it.
+  and send nothing until then. For the same reason no periodic checkpoint begins within ``AFTER_FAILOVER_MS`` after
+  that.
 - Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
 - After every ``sweep_every`` complete checkpoints, state files that no checkpoint can name any more are removed.
 
@@ -46,7 +47,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 
 AFTER_FAILOVER_MS = 200
-"""Time from a failover to the next checkpoint; the interval of checkpoints, if that is shorter."""
+"""Minimum time from the promotion order of a failover to the next periodic checkpoint; the interval, if shorter."""
 NAMED_AT_MOST = 4
 """Maximum number of subtasks named in a reason."""
 
@@ -243,7 +244,7 @@ class CheckpointCoordinator:
             again = [s for s in self._subtasks if replaced.get(s, pending.checkpoint) < pending.checkpoint]
             if not again or pending.acknowledged_ms is not None:
                 continue
-            why = f"{', '.join(str(subtask) for subtask in again)} moved to another process"
+            why = f"{', '.join(str(subtask) for subtask in again)} restarted"
             found += self._abort(now_ms, pending, why, blame=False)
             if pending.final and self._all_exhausted():
                 self._final_at_ms = max(self._pause_until_ms, now_ms + self._config.final_retry_ms)

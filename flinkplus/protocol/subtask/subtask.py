@@ -1,8 +1,8 @@
 """The steps of one subtask: which message, range, trigger or repeated choice is next, and what the step does.
 
 A *step* processes one bundle of messages (or one source range, or one checkpoint trigger) to its end. It is a
-generator, so it can wait in the middle for room in an output log without blocking the slot. Barriers and snapshots
-fall between steps.
+generator, so it can wait in the middle for room in an output log without blocking the slot. No barrier or
+snapshot falls inside a step; taking one is a step of its own.
 
 A *bundle* is the records that wait on all input channels, up to a limit (``InputGate.next``). The work processes it as
 one batch. A bundle of watermarks likewise raises event time once. A step takes only one message of any other kind, and

@@ -152,7 +152,7 @@ class JobView:
 
     @property
     def copies(self) -> int:
-        """Target number of copies of each state; 0 while the job does not run, or without standbys."""
+        """Target number of slots in each chain, with the head; 0 while the job does not run, or in a rollback."""
         return 0 if self._machines.failover is None else self._machines.failover.copies
 
     def missing_standbys(self) -> int:

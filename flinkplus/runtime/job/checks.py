@@ -56,7 +56,9 @@ def recovery_of(graph: JobGraph, options: Options) -> Options:
     if not options.local:
         return options
     if holding and options.promises is Guarantee.AT_MOST_ONCE:
-        log.warning("this job recovers by rollback: it runs at most once, and %s may hold rows", ", ".join(holding))
+        log.warning(
+            "this job recovers by rollback: it runs at most once, and %s may hold rows back", ", ".join(holding)
+        )
     elif graph.loop_heads() and options.partial:
         log.warning("this job recovers by rollback: it has loops, so it cannot recover partially")
     elif graph.loop_heads() and options.depth is not None:

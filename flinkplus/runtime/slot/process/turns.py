@@ -68,6 +68,6 @@ class Turns:
                 self._flush()
 
     def next_deadline(self, now: float, latest: float) -> float:
-        """When the next paced source reads, ``latest`` at the latest."""
+        """When the next subtask that waits for its pace or its tick may do a step, ``latest`` at the latest."""
         deadlines = [subtask.steps.deadline(now) for subtask in self._active]
         return min([latest, *(deadline for deadline in deadlines if deadline > now)])

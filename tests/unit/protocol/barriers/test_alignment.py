@@ -182,7 +182,7 @@ def test_several_checkpoints_are_persisted_at_once_and_end_in_any_order() -> Non
 def test_too_many_unpersisted_snapshots_decline_the_next_but_let_its_barrier_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(common, "MAX_ASYNCHRONOUS", 1)
+    monkeypatch.setattr(common, "MAX_UNFINISHED", 1)
     machine = BarrierAlignment(SUBTASK, (A,))
     feed(machine, BarrierTaken(A, ONE))
     effects = feed(machine, BarrierTaken(A, TWO))
@@ -190,7 +190,7 @@ def test_too_many_unpersisted_snapshots_decline_the_next_but_let_its_barrier_pas
         BlockChannel(A),
         ForwardBarrier(TWO),
         UnblockChannel(A),
-        DeclineCheckpoint(TWO, "count+out[1]: 1 older snapshots are still being persisted"),
+        DeclineCheckpoint(TWO, "count+out[1]: 1 older snapshots are not finished"),
     ]
     assert feed(machine, SnapshotPersisted(ONE, 1)) == [AcknowledgeCheckpoint(ONE, 1)]
     assert feed(machine, BarrierTaken(A, THREE)) == [BlockChannel(A), *aligned(THREE, (A,))]

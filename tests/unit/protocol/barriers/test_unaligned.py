@@ -175,7 +175,7 @@ def test_a_newer_barrier_may_have_come_before_the_older_one_overtakes() -> None:
 def test_with_too_many_snapshots_under_way_the_barrier_goes_on_and_the_checkpoint_is_declined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(common, "MAX_ASYNCHRONOUS", 1)
+    monkeypatch.setattr(common, "MAX_UNFINISHED", 1)
     one = machine()
     feed(one, OvertakingOrdered(ONE), OvertakingOrdered(TWO), BarrierArrived(A, ONE), BarrierOvertook(ONE))
     effects = feed(one, BarrierArrived(A, TWO), BarrierOvertook(TWO))

@@ -601,7 +601,7 @@ def replaced(version: CheckpointId, *subtasks: SubtaskId) -> SubtasksReplaced:
 
 
 def moved(checkpoint: CheckpointId, *subtasks: SubtaskId) -> AbortCheckpoint:
-    return AbortCheckpoint(checkpoint, f"{', '.join(map(str, subtasks))} moved to another process", G1)
+    return AbortCheckpoint(checkpoint, f"{', '.join(map(str, subtasks))} restarted", G1)
 
 
 def ack(checkpoint: CheckpointId, subtask: SubtaskId, handle: str = "") -> CheckpointAcknowledged:
