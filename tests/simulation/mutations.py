@@ -256,7 +256,7 @@ def no_blocking(original: Any) -> Any:
     return apply
 
 
-@mutation(BarrierAlignment, "_block")
+@mutation(BarrierAlignment, "_count")
 def one_barrier_is_enough(original: Any) -> Any:
     """A checkpoint is taken at the first barrier."""
 
