@@ -215,14 +215,7 @@ class SlotDisk:
 
     def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
         paths = [self._files / base_name(file.name) for file in files]
-        links = [path.with_suffix(".ingest") for path in paths]
-        try:
-            for path, link in zip(paths, links, strict=True):
-                link_or_copy(path, link)
-            store.ingest(links, swift)
-        finally:
-            for link in links:
-                link.unlink(missing_ok=True)
+        store.ingest_copies(paths, swift)
 
     def give_own(self, names: Mapping[str, bool], generation: int) -> None:
         folder = self._folder / FILES_FOLDER

@@ -32,6 +32,7 @@ import pyarrow as pa
 from experiments.baselines.jobs import SUMS_SCHEMA, KeyedRows
 from experiments.harness.arguments import option, script, whole_numbers
 from experiments.harness.document import environment
+from experiments.harness.fitting import fitted_costs
 from experiments.harness.one_process import OneProcess
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.stream import Stream
@@ -183,10 +184,10 @@ def measure(
 
 
 def _fit(cases: list[tuple[int, int]], found: list[float]) -> tuple[float, float, float]:
-    matrix = np.array([(1, parallelism, parallelism * rows) for parallelism, rows in cases], float)
-    us = np.array(found)
-    fixed, message, row = np.linalg.lstsq(matrix / us[:, None], np.ones(len(us)), rcond=None)[0].tolist()
-    return fixed, message, row
+    parallelisms, rows = np.array(cases, float).T
+    counts = {"step": np.ones(len(cases)), "message": parallelisms, "row": parallelisms * rows}
+    costs = fitted_costs(counts, np.array(found))
+    return costs.get("step", 0.0), costs.get("message", 0.0), costs.get("row", 0.0)
 
 
 def main() -> None:

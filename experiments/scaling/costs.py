@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.harness.fitting import fitted_costs
 from experiments.harness.one_process import OneProcess
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
@@ -175,24 +176,12 @@ def measure_costs(
 
 
 def _fit(name: str, steps: list[_Step], snapshots: list[SnapshotHandle]) -> VertexCosts:
-    """Least squares, in which no cost is negative: those that would be are taken as nothing, one after the other."""
-    seconds = np.array([step.seconds for step in steps])
-    columns = {
+    counts = {
         "step_s": np.ones(len(steps)),
         "row_s": np.array([float(step.rows) for step in steps]),
         "message_s": np.array([float(step.sent) for step in steps]),
     }
-    weight = 1 / np.maximum(seconds, 1e-6)  # relative errors: small steps count as much as large ones
-    found: dict[str, float] = {}
-    kept = list(columns)
-    while kept:
-        matrix = np.stack([columns[column] * weight for column in kept], axis=1)
-        solution = np.linalg.lstsq(matrix, seconds * weight, rcond=None)[0]
-        found = dict(zip(kept, (float(value) for value in solution), strict=True))
-        worst = min(found, key=lambda column: found[column])
-        if found[worst] >= 0:
-            break
-        kept.remove(worst)
+    found = fitted_costs(counts, np.array([step.seconds for step in steps]))
     mine = [handle for handle in snapshots if handle.subtask.startswith(f"{name}[")]
 
     def middle(key: str) -> float:

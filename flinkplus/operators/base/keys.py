@@ -76,8 +76,7 @@ class KeyCodes:
 
     @property
     def keys(self) -> list[bytes]:
-        keys: list[bytes] = self.encoded.to_numpy(zero_copy_only=False).tolist()  # much faster than slicing in Python
-        return keys
+        return _as_list(self.encoded)
 
     @property
     def is_text(self) -> bool:
@@ -105,10 +104,6 @@ class NumberCodes:
 
     ``codes``: int per row. ``numbers``: the number of each code. ``first``: the first row of each code.
     """
-
-    column: None = None
-    is_text = False
-    distinct = True
 
     def __init__(
         self, codes: npt.NDArray[np.signedinteger], numbers: npt.NDArray[np.int64], first: npt.NDArray[np.int64]
@@ -252,7 +247,11 @@ def number_keys(numbers: npt.NDArray[np.int64]) -> pa.BinaryArray:
 
 def keys_of(numbers: npt.NDArray[np.int64]) -> list[bytes]:
     """``number_keys`` as a list."""
-    keys: list[bytes] = number_keys(numbers).to_numpy(zero_copy_only=False).tolist()
+    return _as_list(number_keys(numbers))
+
+
+def _as_list(encoded: pa.BinaryArray) -> list[bytes]:
+    keys: list[bytes] = encoded.to_numpy(zero_copy_only=False).tolist()  # much faster than slicing in Python
     return keys
 
 
