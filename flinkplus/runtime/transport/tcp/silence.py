@@ -25,6 +25,9 @@ BYTES_ACKED = struct.Struct("=120xQ")
 SEGMENTS_IN = struct.Struct("=140xI")
 DELIVERED = struct.Struct("=192xI")
 """Where they are in the kernel's ``struct tcp_info``, which only ever grows at its end."""
+UNANSWERED = 2
+"""Probes of a closed window that prove that one was not answered: on a loopback device, the answer to a probe arrives
+before the system counts that probe."""
 
 
 def waits_for(info: bytes) -> tuple[int, ...] | None:
@@ -35,7 +38,7 @@ def waits_for(info: bytes) -> tuple[int, ...] | None:
     if unacked:
         delivered = DELIVERED.unpack_from(info) if len(info) >= DELIVERED.size else ()
         return (*BYTES_ACKED.unpack_from(info), *delivered)
-    return (-1, *SEGMENTS_IN.unpack_from(info)) if probes else None
+    return (-1, *SEGMENTS_IN.unpack_from(info)) if probes >= UNANSWERED else None
 
 
 @dataclass(slots=True, eq=False)
