@@ -6,21 +6,22 @@ if asked for, with the most of these standbys and a weaker guarantee, or without
 - at unlimited rate: words per second, from two seconds into the run on;
 - at a steady rate: CPU (in cores) and memory of all processes, and whether the rate was held.
 
-Rules: variants take turns, in an order that turns round with every round; a cost is the median of the ratios within the
-rounds, against no standby (or the first variant, when that is not among them). Results are counted and not stored.
+Rules: variants take turns, in an order that turns round with every round, so that over an even number of rounds what
+drifts with time cancels out. A cost is the median of the ratios within the rounds, against no standby (or the first
+variant, when that is not among them), with its 95 % interval. Results are counted and not stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from experiments.harness.arguments import choices, option, whole_numbers
-from experiments.harness.console import numbers, plain_table
+from experiments.harness.console import number, plain_table
 from experiments.harness.experiment import Experiment
 from experiments.harness.running import ENDLESS, Context, complete, measure
-from experiments.harness.statistics import grouped, in_turn, median
+from experiments.harness.statistics import grouped, in_turn, median, median_interval
 from experiments.harness.workload import draw
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.cli.arguments import positive, positive_number
@@ -37,6 +38,9 @@ STEADY = {
     "more CPU": ("more_cpu_percent", 1),
     "memory MB": ("rss_mb", 0),
 }
+COSTS = ("throughput_loss_percent", "more_cpu_percent")
+"""Figures of pairs: a run, and the one of the base in the same round."""
+LEAST_FOR_INTERVAL = 3
 EXACTLY_ONCE = Guarantee.EXACTLY_ONCE.value
 
 
@@ -129,8 +133,12 @@ def _run(context: Context[CostSettings], variant: Variant, rate: float | None) -
     }
 
 
-def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each variant: medians, and what is lost against no standby (or the first variant)."""
+def summarize(runs: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """A row for each variant: medians, and what is lost against no standby (or the first variant).
+
+    Of each kind: ``runs``; ``n``: pairs of runs of the same round; ``intervals``: the 95 % intervals of the medians
+    over pairs, if there are at least ``LEAST_FOR_INTERVAL``. ``seed``: of the intervals.
+    """
     groups = grouped(runs, "variant", "kind")
     names = list(dict.fromkeys(run["variant"] for run in runs))
     base = Variant(0).name if Variant(0).name in names else next(iter(names), "")
@@ -140,12 +148,14 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for kind in KINDS:
             mine = {run["round"]: run for run in groups.get((name, kind), ())}
             theirs = {run["round"]: run for run in groups.get((base, kind), ())}
-            row[kind] = _kind_row(list(mine.values()), [(mine[at], theirs[at]) for at in mine if at in theirs])
+            row[kind] = _kind_row(list(mine.values()), [(mine[at], theirs[at]) for at in mine if at in theirs], seed)
         rows.append(row)
     return rows
 
 
-def _kind_row(mine: list[dict[str, Any]], both: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+def _kind_row(
+    mine: list[dict[str, Any]], both: list[tuple[dict[str, Any], dict[str, Any]]], seed: int
+) -> dict[str, Any]:
     def cores(run: dict[str, Any]) -> float:
         return float(run["usage"]["total"]["cores"])
 
@@ -157,7 +167,10 @@ def _kind_row(mine: list[dict[str, Any]], both: list[tuple[dict[str, Any], dict[
         "rss_mb": [run["usage"]["total"]["rss_mb"] for run in mine],
         "checkpoint_ms": [run["checkpoint_ms_median"] for run in mine],
     }
-    return {"runs": len(mine), **{name: median(values, 4) for name, values in figures.items()}}
+    enough = len(both) >= LEAST_FOR_INTERVAL
+    intervals = {name: list(median_interval(figures[name], seed)) for name in COSTS} if enough else {}
+    medians = {name: median(values, 4) for name, values in figures.items()}
+    return {"runs": len(mine), "n": len(both), **medians, "intervals": intervals}
 
 
 def runs(context: Context[CostSettings]) -> Generator[dict[str, Any], None, None]:
@@ -171,12 +184,25 @@ def runs(context: Context[CostSettings]) -> Generator[dict[str, Any], None, None
 
 
 def tables(content: dict[str, Any]) -> list[object]:
-    title = f"Without failures, medians; loss and more CPU against {content['summary'][0]['base']}, %"
+    base = content["summary"][0]["base"]
+    title = f"Without failures, medians; loss and more CPU, %: over n pairs with {base} (95 % interval)"
     rows = (
-        (row["variant"], *numbers(row["unlimited"], UNLIMITED), *numbers(row["steady"], STEADY))
+        (row["variant"], *_cells(row["unlimited"], UNLIMITED), *_cells(row["steady"], STEADY), _pairs(row))
         for row in content["summary"]
     )
-    return [plain_table(title, ("variant",), (*UNLIMITED, *STEADY), rows)]
+    return [plain_table(title, ("variant",), (*UNLIMITED, *STEADY, "n"), rows)]
+
+
+def _cells(row: dict[str, Any], columns: dict[str, tuple[str, int]]) -> Iterator[str]:
+    for name, digits in columns.values():
+        low, high = row["intervals"].get(name, (None, None))
+        interval = "" if low is None else f" ({number(low, digits)} - {number(high, digits)})"
+        yield number(row[name], digits) + interval
+
+
+def _pairs(row: dict[str, Any]) -> str:
+    """Pairs of runs of both kinds; they differ only in an experiment that was interrupted."""
+    return ", ".join(dict.fromkeys(str(row[kind]["n"]) for kind in KINDS))
 
 
 EXPERIMENT = Experiment(
@@ -185,7 +211,7 @@ EXPERIMENT = Experiment(
     slots=lambda settings: settings.parallelism,
     total=lambda settings: len(KINDS) * settings.rounds * len(settings.variants),
     runs=runs,
-    derive=lambda runs, settings: {"summary": summarize(runs)},
+    derive=lambda runs, settings: {"summary": summarize(runs, settings.seed)},
     tables=tables,
     folder="recovery",
 )

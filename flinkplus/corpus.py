@@ -1,8 +1,8 @@
 """Text to count words in: the English prose that every CPython carries, and made-up text of any size.
 
 Rules: for made-up text, equal arguments give an equal file on every machine. Its words follow Zipf's law over a finite
-vocabulary: the word of rank *r* has a probability proportional to 1/r. They are distinct, can be pronounced, and the
-more frequent are the shorter ones. A file appears under its name when it is complete.
+vocabulary: the word of rank *r* has a probability proportional to 1/r; or all are equally likely. They are distinct,
+can be pronounced, and the more frequent ones are the shorter ones. A file appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -49,17 +49,24 @@ def demo_file() -> Path:
 
 
 def write_corpus(
-    path: str | os.PathLike[str], words: int, vocabulary: int, seed: int, words_per_line: int = 10
+    path: str | os.PathLike[str],
+    words: int,
+    vocabulary: int,
+    seed: int,
+    words_per_line: int = 10,
+    uniform: bool = False,
 ) -> None:
-    """Write ``words`` words, drawn from ``vocabulary`` different ones, ``words_per_line`` to a line. Raises
-    ``ConfigurationError`` for numbers that make no sense, ``InputError`` when the file cannot be written."""
+    """Write ``words`` words, drawn from ``vocabulary`` different ones, ``words_per_line`` to a line. ``uniform``: all
+    equally likely. Raises ``ConfigurationError`` for numbers that make no sense, ``InputError`` when the file cannot be
+    written."""
     if words < 0 or vocabulary < 1 or words_per_line < 1:
         raise ConfigurationError(
             "a corpus needs 0 or more words, a vocabulary of at least 1 and at least 1 word per line, "
             f"not {words}, {vocabulary} and {words_per_line}"
         )
 
-    _write_atomically(path, _lines(words, vocabulary, seed, words_per_line))
+    weights = np.ones(vocabulary) if uniform else 1.0 / np.arange(1, vocabulary + 1)
+    _write_atomically(path, _lines(words, np.cumsum(weights), seed, words_per_line))
 
 
 def word_of_rank(rank: int) -> str:
@@ -72,10 +79,11 @@ def word_of_rank(rank: int) -> str:
     return "".join(reversed(syllables))
 
 
-def _lines(words: int, vocabulary: int, seed: int, words_per_line: int) -> Iterator[bytes]:
+def _lines(words: int, weights: npt.NDArray[np.float64], seed: int, words_per_line: int) -> Iterator[bytes]:
+    """``weights``: cumulated, of the word of each rank."""
+    vocabulary = len(weights)
     spelling = pa.array([word_of_rank(rank) for rank in range(vocabulary)])
     generator = np.random.Generator(np.random.PCG64(seed))
-    weights = np.cumsum(1.0 / np.arange(1, vocabulary + 1))
     chunk_words = max(1, _CHUNK_WORDS // words_per_line) * words_per_line
     for start in range(0, words, chunk_words):
         count = min(chunk_words, words - start)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from experiments.baselines.case import FAILURES, FLINKPLUS, RECOVERY, SPARK, WORKER, Case, RunFailed
+from experiments.baselines.case import FLINKPLUS, RECOVERY, SPARK, Case, RunFailed
 from experiments.baselines.flink import Flink, FlinkCluster, FlinkProcess
 from experiments.baselines.java_tools import Say, compiled, flink_jars
 from experiments.baselines.measure import POLL_S, measured
@@ -27,13 +27,6 @@ from experiments.baselines.spark import Spark, SparkJob, jars
 from experiments.baselines.trees import end_tree
 
 CHILD_END_S = 20.0
-OTHER_FAILURES = tuple(failure for failure in FAILURES if failure != WORKER)
-"""Of Flink and Spark: their smallest process is what FlinkPlus's ``taskmanager`` is compared with."""
-
-
-def failures_of(engine: str) -> tuple[str, ...]:
-    """The failures that an engine has processes for."""
-    return FAILURES if engine == FLINKPLUS else OTHER_FAILURES
 
 
 class Engine(Protocol):

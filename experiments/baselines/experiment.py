@@ -12,23 +12,35 @@ output, by the same code for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from experiments.baselines import flink, spark, summary
-from experiments.baselines.case import ENGINES, FLINKPLUS, MEASURES, RECOVERY, THROUGHPUT, Case, RunFailed
-from experiments.baselines.engines import Engine, engines, failures_of, run_directory
+from experiments.baselines.case import (
+    ENGINES,
+    FAILURES,
+    FLINKPLUS,
+    MEASURES,
+    RECOVERY,
+    THROUGHPUT,
+    Case,
+    Failure,
+    RunFailed,
+    job_options,
+)
+from experiments.baselines.engines import Engine, engines, run_directory
+from experiments.baselines.failures import drawn, failures_of
 from experiments.baselines.java_tools import FLINK_PACKAGE, default_home, java_version
 from experiments.baselines.jobs import JOBS
 from experiments.baselines.recovery import BEFORE_MS, CALM_MS, LEAST_SLACK_MS, SLACK
+from experiments.baselines.text import Text
 from experiments.harness.arguments import choices, option, whole_numbers
 from experiments.harness.experiment import Experiment
-from experiments.harness.running import Context
+from experiments.harness.running import VOCABULARY, Context
 from experiments.harness.statistics import in_turn
 from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.config import options_from
@@ -46,10 +58,13 @@ DEFINITIONS = (
     f"caught up: from the failure until, for {CALM_MS:g} ms, no row of any partition was later than {SLACK:g} times "
     f"the 99th percentile of the {BEFORE_MS / 1e3:g} s before it, and at least {LEAST_SLACK_MS:g} ms more than that",
     "output is noted when the last operator puts it out, before a checkpoint commits it; this is so for every engine",
+    "state in: where an engine reads and writes keyed state while rows come: memory, RocksDB or both",
+    "reads/row (of flinkplus): keys that were looked up in RocksDB, as memory did not have them, by rows that came to "
+    "an operator with state; rows with the same key that come together are one look-up",
 )
 """What holds for all engines."""
 DIFFERENCES = (
-    "flinkplus: state in memory before RocksDB, as by default; with the recovery that the command names; raises its "
+    "flinkplus: with the recovery that the command names; raises its "
     "priority during a failover where the system lets it. Throughput and latency run as threads of one Java process "
     "with Python workers; recoveries on executors of a standalone cluster on this machine, one core each",
     "flinkplus: worker is SIGKILL of a Python worker, taskmanager SIGKILL of a Spark executor with its Python workers. "
@@ -67,9 +82,13 @@ DIFFERENCES = (
     f"{spark.HEAP_MB} MB; recoveries on executors of {spark.EXECUTOR_MB} MB, one more than needed, with one retry of a "
     "fetch after a second. There is no local failover: a failed task, or what a lost executor had, is repeated within "
     "the micro-batch, which waits for it, so every partition is hit",
-    "flink-rocksdb: state is in RocksDB at every row, where flinkplus keeps what fits in memory",
+    "flink-rocksdb, spark: state is read from RocksDB and written to it at every row",
 )
 """What still differs."""
+STATE_OF_FLINKPLUS = (
+    "flinkplus: state in memory up to {entries:,} keys of each state of a subtask (memtable_entries); it goes to "
+    "RocksDB with each checkpoint, and is read from there for keys that memory does not have"
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +109,18 @@ class BaselinesSettings:
     recovery: str = option(
         "standby", choices=("standby", "partial", "rollback"), help="of FlinkPlus (default: standby)"
     )
+    failures: tuple[str, ...] = option(FAILURES, choices(FAILURES), metavar=",".join(FAILURES), help="of recovery")
+    repeats: int = option(1, positive, metavar="N", help="of each failure in one job (default: 1)")
+    vocabulary: int = option(
+        VOCABULARY, positive, metavar="N", help=f"different words of wordcount's text (default: {VOCABULARY:,})"
+    )
+    uniform: bool = option(False, action="store_true", help="its words are equally likely (default: by Zipf's law)")
+    memtable_entries: int | None = option(
+        None, positive, metavar="N", help="keys of each state of a subtask that FlinkPlus keeps in memory"
+    )
+    more_options: Sequence[str] | None = option(
+        None, flag="--option", action="append", metavar="NAME=VALUE", help="another one of FlinkPlus's jobs; repeatable"
+    )
     seed: int = option(1, int, metavar="S", help="of the text, and of failures (default: 1)")
     flink_home: str | None = option(
         None, metavar="DIR", help=f"of Flink's jars (default: fetched once, into {default_home()})"
@@ -98,13 +129,20 @@ class BaselinesSettings:
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
         for parallelism in self.parallelism:
-            options_from({}, {"parallelism": parallelism, **self._options()})
+            options_from({}, self.options(parallelism))
         if not self.cases():
             raise ConfigurationError("there is nothing to run")
 
+    def options(self, parallelism: int) -> dict[str, Any]:
+        """Of FlinkPlus's jobs. Raises ``ConfigurationError``."""
+        own = {"parallelism": parallelism, "recovery": self.recovery, "checkpoint_interval": self.interval}
+        if self.memtable_entries is not None:
+            own["memtable_entries"] = self.memtable_entries
+        return job_options(self.more_options or (), own)
+
     def cases(self) -> list[Case]:
-        """All runs, in their order."""
-        return [
+        """All runs, in their order; without recoveries from failures that an engine has no processes for."""
+        cases = [
             self._case(engine, job, parallelism, measure, run)
             for run in range(self.runs)
             for job in self.jobs
@@ -112,12 +150,16 @@ class BaselinesSettings:
             for parallelism in self.parallelism
             for engine in in_turn(self.engines, run)
         ]
+        return [case for case in cases if case.failures or case.measure != RECOVERY]
 
-    def _options(self) -> dict[str, Any]:
-        return {"recovery": self.recovery, "checkpoint_interval": self.interval}
+    def _failures(self, engine: str, job: str, parallelism: int, run: int) -> tuple[Failure, ...]:
+        """Of the job with this number of run: every kind in turn, ``repeats`` times."""
+        kinds = failures_of(engine, self.failures)
+        seed = (self.seed, JOBS.index(job))
+        every = {kind: drawn(kind, self.runs * self.repeats, parallelism, seed) for kind in kinds}
+        return tuple(every[kind][run * self.repeats + at] for at in range(self.repeats) for kind in kinds)
 
     def _case(self, engine: str, job: str, parallelism: int, measure: str, run: int) -> Case:
-        parts = (self.seed, JOBS.index(job), parallelism, MEASURES.index(measure), run)
         return Case(
             engine=engine,
             job=job,
@@ -128,9 +170,8 @@ class BaselinesSettings:
             settle=self.settle,
             interval=self.interval,
             rate=self.rate,
-            seed=int(np.random.SeedSequence(parts).generate_state(1)[0]),
-            failures=failures_of(engine) if measure == RECOVERY else (),
-            options=tuple(self._options().items()) if engine == FLINKPLUS else (),
+            failures=self._failures(engine, job, parallelism, run) if measure == RECOVERY else (),
+            options=tuple(self.options(parallelism).items()) if engine == FLINKPLUS else (),
         )
 
 
@@ -142,7 +183,8 @@ def runs(context: Context[BaselinesSettings]) -> Generator[dict[str, Any] | None
     for name, engine in known.items():
         context.begin(f"preparing {name}")
         engine.prepare(context.say)
-    text = context.text()
+    text = context.directory / "text"
+    Text(settings.vocabulary, settings.uniform).write(text, settings.seed)
     for case in settings.cases():
         if context.stop.is_set():
             return
@@ -155,7 +197,7 @@ def runs(context: Context[BaselinesSettings]) -> Generator[dict[str, Any] | None
 def _run(
     context: Context[BaselinesSettings], engine: Engine, case: Case, text: Path
 ) -> Generator[dict[str, Any], None, None]:
-    names = ("engine", "job", "parallelism", "measure", "run", "seed")
+    names = ("engine", "job", "parallelism", "measure", "run")
     known: dict[str, Any] = {name: getattr(case, name) for name in names}
     known |= {"rate": case.paced, "failure": None, "error": None, "load_before": round(os.getloadavg()[0], 2)}
     try:
@@ -163,16 +205,17 @@ def _run(
             for figures in engine.run(case, directory, text, context.stop):
                 yield {**known, **figures}
     except RunFailed as problem:
-        failures = case.failures or (None,)
+        failures: list[str | None] = [failure.kind for failure in case.failures]
         if not context.stop.is_set():
             context.say(f"a run of {case.engine} failed: {problem}")
-        for failure in failures:
+        for failure in failures or [None]:
             yield {**known, "failure": failure, "error": str(problem)}
 
 
 def provenance(settings: BaselinesSettings) -> dict[str, Any]:
     """What the document says beside commit, versions and machine."""
     case = next((case for case in settings.cases() if case.measure == THROUGHPUT), settings.cases()[0])
+    flinkplus, text = options_from({}, settings.options(case.parallelism)), Text(settings.vocabulary, settings.uniform)
     return {
         "uid": os.getuid(),
         "nice": os.nice(0),
@@ -191,14 +234,11 @@ def provenance(settings: BaselinesSettings) -> dict[str, Any]:
             },
         },
         "spark": spark.settings_of(case, Path("/CLASSES"), Path("/DIRECTORY")),
-        "flinkplus": asdict(options_from({}, dict(next(iter(_flinkplus_options(settings)), ())))),
+        "flinkplus": asdict(flinkplus),
+        "text": {**asdict(text), "words": text.words},
         "definitions": list(DEFINITIONS),
-        "differences": list(DIFFERENCES),
+        "differences": [STATE_OF_FLINKPLUS.format(entries=flinkplus.memtable_entries), *DIFFERENCES],
     }
-
-
-def _flinkplus_options(settings: BaselinesSettings) -> list[tuple[tuple[str, Any], ...]]:
-    return [case.options for case in settings.cases() if case.engine == FLINKPLUS]
 
 
 EXPERIMENT = Experiment(

@@ -39,6 +39,8 @@ JOBMANAGER_HEAP_MB = 512
 READY_S = 120.0
 POLL_S = 0.1
 HTTP_TIMEOUT_S = 10.0
+STATUS_AGE_MS = 50
+"""How old the status that the JobManager tells may be: when it took its last checkpoint, and what runs where."""
 BACKENDS = {False: "hashmap", True: "rocksdb"}
 OPENED = (
     *(f"java.base/java.{name}" for name in ("lang", "lang.invoke", "lang.reflect", "math", "net", "io", "nio", "text")),
@@ -123,6 +125,7 @@ def cluster_settings() -> dict[str, str]:
         "taskmanager.memory.jvm-overhead.max": "64m",
         "heartbeat.interval": "500ms",
         "heartbeat.timeout": "5s",
+        "web.refresh-interval": f"{STATUS_AGE_MS}ms",
     }
 
 
@@ -309,11 +312,19 @@ class FlinkCluster:
         process.wait()
         return Struck(now_ms, everything, f"SIGKILL of the TaskManager of partition {index}")
 
+    def _job(self) -> str:
+        """The ID of the job."""
+        return next(str(job["id"]) for job in self._get("/jobs")["jobs"] if job["status"] == "RUNNING")
+
     def _taskmanager_of(self, index: int) -> str:
-        job = next(job["id"] for job in self._get("/jobs")["jobs"] if job["status"] == "RUNNING")
+        job = self._job()
         last = self._get(f"/jobs/{job}")["vertices"][-1]["id"]
         subtasks = self._get(f"/jobs/{job}/vertices/{last}")["subtasks"]
         return next(str(subtask["taskmanager-id"]) for subtask in subtasks if subtask["subtask"] == index)
+
+    def checkpoint_ms(self) -> float | None:
+        taken = self._get(f"/jobs/{self._job()}/checkpoints")["history"]
+        return max((float(checkpoint["trigger_timestamp"]) for checkpoint in taken), default=None)
 
     def mend(self) -> None:
         """A TaskManager to spare again, for each that was killed."""

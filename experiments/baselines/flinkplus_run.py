@@ -20,18 +20,31 @@ from typing import Any
 import psutil
 from pyspark.sql import SparkSession
 
-from experiments.baselines.case import EXCEPTION, FAILURES, FLINKPLUS, MEASURES, RECOVERY, WORKER, Case, RunFailed
-from experiments.baselines.jobs import JOBS, SINK, WORDCOUNT, draw
+from experiments.baselines.case import (
+    EXCEPTION,
+    FAILURES,
+    FLINKPLUS,
+    MEASURES,
+    RECOVERY,
+    WORKER,
+    Case,
+    RunFailed,
+    job_options,
+)
+from experiments.baselines.failures import drawn
+from experiments.baselines.jobs import JOBS, KEYED, SINK, WORDCOUNT, draw
 from experiments.baselines.measure import measured
 from experiments.baselines.notes import ORDERS, have_raised
 from experiments.baselines.recovery import Struck, run_recoveries
 from experiments.baselines.spark import EXECUTOR, environment_in
+from experiments.baselines.text import Text
 from experiments.baselines.trees import command_of, kill_tree
-from experiments.harness.running import VOCABULARY, WORDS, one_session
+from experiments.harness.arguments import choices
+from experiments.harness.running import VOCABULARY, one_session
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
-from flinkplus.corpus import write_corpus
-from flinkplus.errors import FlinkPlusError
+from flinkplus.cli.arguments import positive
+from flinkplus.errors import ConfigurationError, FlinkPlusError
 
 EXECUTOR_MB = 512
 EXECUTORS = {"spark.executor.memory": f"{EXECUTOR_MB}m"}
@@ -81,6 +94,9 @@ class FlinkPlusJob:
         of = {int(name[name.rindex("[") + 1 : -1]): slot for name, slot in heads.items() if _is_last(name)}
         return of or {index: index for index in self.job.slot_pids()}
 
+    def checkpoint_ms(self) -> float | None:
+        return max((checkpoint["triggered_s"] * 1e3 for checkpoint in self.job.checkpoints()), default=None)
+
     def mend(self) -> None:
         """Spark starts executors and workers again by itself; the next failure waits for them, and for the standbys."""
         deadline_s = time.monotonic() + REDUNDANCY_S
@@ -126,11 +142,22 @@ def run(case: Case, spark: SparkSession, directory: Path, text: Path, stop: thre
         local = env.options.recovery == "standby"
         running = FlinkPlusJob(job, notes, case.parallelism, local)
         if case.measure == RECOVERY:
-            return run_recoveries(running, case, stop)
-        return [measured(running, case, stop)]
+            return run_recoveries(running, case, stop, job.recoveries)
+        found = measured(running, case, stop, lambda: state_totals(job, case.job))
+        per_row = round(found["state_reads"] / found["state_rows"], 4) if found["state_rows"] else None
+        return [{**found, "state_keys": job.metrics()["state_keys"], "state_reads_per_row": per_row}]
 
 
-def _arguments() -> tuple[Case, Path | None]:
+def state_totals(job: JobHandle, drawn_as: str) -> dict[str, int]:
+    """``state_rows``: rows that came to operators with keyed state; ``state_reads``: keys that these looked up in
+    RocksDB, because memory did not have them; ``state_new_keys``: keys that there are."""
+    metrics = job.metrics()
+    rows = sum(metrics["operators"][name]["rows_in"] for name in KEYED[drawn_as])
+    return {"state_rows": rows, "state_reads": metrics["state_reads"], "state_new_keys": metrics["state_keys"]}
+
+
+def _arguments() -> tuple[Case, Path | Text]:
+    """The case, and its text, or what that is made as."""
     parser = argparse.ArgumentParser(prog="python -m experiments.baselines.flinkplus_run", description=__doc__)
     parser.add_argument("--case", metavar="JSON", help="all of it; instead of the others")
     parser.add_argument("--text", type=Path, metavar="FILE", help="of wordcount (default: made up)")
@@ -141,15 +168,22 @@ def _arguments() -> tuple[Case, Path | None]:
     parser.add_argument("--settle", type=float, default=3.0, metavar="S")
     parser.add_argument("--interval", type=float, default=1.0, metavar="S")
     parser.add_argument("--rate", type=float, default=30_000.0, metavar="ROWS_PER_S")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=JSON", help="of the job")
+    parser.add_argument("--failures", type=choices(FAILURES), default=FAILURES, metavar=",".join(FAILURES))
+    parser.add_argument("--vocabulary", type=positive, default=VOCABULARY, metavar="N", help="of wordcount's text")
+    parser.add_argument("--uniform", action="store_true", help="words that are equally likely")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the job")
     given = parser.parse_args()
     if given.case is not None:
-        return Case.from_json(given.case), given.text
-    pairs = (option.partition("=") for option in given.option)
-    options = tuple((name, json.loads(value)) for name, _, value in pairs)
+        return Case.from_json(given.case), given.text or Text()
+    try:
+        options = tuple(job_options(given.option, {}).items())
+    except ConfigurationError as error:
+        parser.error(str(error))
+    failures = tuple(failure for kind in given.failures for failure in drawn(kind, 1, given.parallelism, (1,)))
     names = ("job", "parallelism", "measure", "seconds", "settle", "interval", "rate")
     fields = {name: getattr(given, name) for name in names}
-    return Case(engine=FLINKPLUS, run=0, seed=1, options=options, failures=FAILURES, **fields), given.text
+    case = Case(engine=FLINKPLUS, run=0, options=options, failures=failures, **fields)
+    return case, given.text or Text(given.vocabulary, given.uniform)
 
 
 def main() -> int:
@@ -158,14 +192,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="flinkplus-baselines-") as name:
         directory = Path(name)
-        if text is None:
-            text = directory / "text"
-            if case.job == WORDCOUNT:
-                write_corpus(text, WORDS, VOCABULARY, 1)
+        path = directory / "text" if isinstance(text, Text) else text
+        if isinstance(text, Text) and case.job == WORDCOUNT:
+            text.write(path, 1)
         os.environ |= environment_in(directory)
         try:
             with one_session(master_of(case), case.parallelism, EXECUTORS) as spark:
-                found = run(case, spark, directory, text, threading.Event())
+                found = run(case, spark, directory, path, threading.Event())
         except (RunFailed, FlinkPlusError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             return 1

@@ -39,6 +39,8 @@ SUMS_SCHEMA = "user long, page long, country long, value long"
 TIMED_SCHEMA = f"{SUMS_SCHEMA}, at long"
 WORDS_SCHEMA = "word string, value long"
 SINK = "out"
+KEYED = {WORDCOUNT: ("count",), THREE_SUMS: ("by_user", "by_page", "by_country"), WINDOW: ("windows",)}
+"""The operators with keyed state, by job."""
 INPUT = "input"
 """Where rows of ``window`` are counted: what it puts out is fewer."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -107,16 +107,22 @@ def sleep(running: RunningJob, seconds: float, stop: threading.Event) -> None:
         running.check()
 
 
-def measured(running: RunningJob, case: Case, stop: threading.Event) -> dict[str, Any]:
-    """The figures of a ``throughput`` or ``steady`` run. Raises ``RunFailed``."""
+def measured(
+    running: RunningJob, case: Case, stop: threading.Event, totals: Callable[[], Mapping[str, int]] = dict
+) -> dict[str, Any]:
+    """The figures of a ``throughput`` or ``steady`` run. Raises ``RunFailed``.
+
+    ``totals``: counters of the engine itself, by name; the figures have by how much they grew in the time measured.
+    """
     wait_for(running, case, stop)
     sleep(running, case.settle, stop)
     with TreeSampler(running.roots) as sampler:
-        begin_ms = time.time() * 1e3
+        begin_ms, before = time.time() * 1e3, totals()
         sleep(running, case.seconds, stop)
-        end_ms = time.time() * 1e3
+        end_ms, after = time.time() * 1e3, totals()
     sleep(running, 2 * POLL_S, stop)
-    return figures(running.notes, case, running.origin_ms(), (begin_ms, end_ms), sampler)
+    grown = {name: after[name] - before[name] for name in before}
+    return {**figures(running.notes, case, running.origin_ms(), (begin_ms, end_ms), sampler), **grown}
 
 
 def figures(

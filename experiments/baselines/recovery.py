@@ -1,8 +1,9 @@
 """From one failure after the other in one job to times of recovery.
 
-The failures come one after the other: each at a moment drawn uniformly from a checkpoint interval, when two intervals
-have passed since the job had caught up with the failure before. Times begin at the failure: right before the signal is
-sent, or right before the exception is raised.
+The failures come one after the other, when two checkpoint intervals have passed since the job had caught up with the
+failure before: each so far into an interval as the case says (``failures``), counted from when the last checkpoint was
+triggered. Where the engine does not say when that was, the interval begins at any moment. Times begin at the failure:
+right before the signal is sent, or right before the exception is raised.
 
 - *first output*: until every partition that was hit has put out a row again, in a new incarnation: it may be one that
   had been put out before;
@@ -20,9 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from experiments.baselines.case import Case, RunFailed
+from experiments.baselines.case import Case, Failure, RunFailed
 from experiments.baselines.measure import (
     RunningJob,
     latencies,
@@ -32,6 +31,7 @@ from experiments.baselines.measure import (
 )
 from experiments.baselines.notes import NOTED, Line, read_notes
 from experiments.baselines.trees import TreeSampler
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 PATIENCE_S = 90.0
 CALM_MS = 200.0
@@ -50,6 +50,9 @@ class BreakableJob(RunningJob, Protocol):
 
     def mend(self) -> None:
         """Start again what the engine does not start again by itself."""
+
+    def checkpoint_ms(self) -> float | None:
+        """When the last checkpoint was triggered, in ms since the Unix epoch; ``None``: the engine does not say."""
 
 
 @dataclass(frozen=True)
@@ -126,26 +129,49 @@ def caught_up_ms(notes: Notes, struck: Struck, recovered_ms: float | None) -> fl
     return None
 
 
-def run_recoveries(running: BreakableJob, case: Case, stop: threading.Event) -> list[dict[str, Any]]:
-    """The figures of each failure of the case, in one job. Raises ``RunFailed``."""
-    generator = np.random.default_rng(case.seed)
+def wait_s(offset_s: float, interval_s: float, checkpoint_ms: float | None, now_ms: float) -> float:
+    """Seconds until an interval is ``offset_s`` old again: checkpoints begin every ``interval_s`` from
+    ``checkpoint_ms`` on, or, if that is not known, from now on."""
+    age_s = 0.0 if checkpoint_ms is None else (now_ms - checkpoint_ms) / 1e3
+    return (offset_s - age_s) % interval_s
+
+
+def phases_of(recovery: Mapping[str, Any], struck_ms: float) -> dict[str, Any]:
+    """What an engine of ours reports of a recovery (``JobHandle.recoveries``), with ``detect_ms`` since the failure."""
+    detected_ms = None if recovery["begin_s"] is None else recovery["begin_s"] * 1e3 + (recovery["detect_ms"] or 0.0)
+    names = ("mode", *(f"{phase}_ms" for phase in DURATIONS), "registry_ms", "recovery_ms", "caught_up_ms", "fallback")
+    detect_ms = None if detected_ms is None else round(detected_ms - struck_ms, 3)
+    return {**{name: recovery[name] for name in names}, "detect_ms": detect_ms}
+
+
+def run_recoveries(
+    running: BreakableJob, case: Case, stop: threading.Event, reported: Callable[[], list[dict[str, Any]]] = list
+) -> list[dict[str, Any]]:
+    """The figures of each failure of the case, in one job. Raises ``RunFailed``.
+
+    ``reported``: what the engine itself says of each recovery so far, in the form of ``JobHandle.recoveries``.
+    """
     wait_for(running, case, stop)
     sleep(running, case.settle, stop)
     found = []
     for failure in case.failures:
         sleep(running, INTERVALS_BETWEEN * case.interval + BEFORE_MS / 1e3, stop)
-        offset_s = float(generator.uniform(0, case.interval))
-        index = int(generator.integers(case.parallelism))
-        sleep(running, offset_s, stop)
-        found.append({"failure": failure, "offset_s": round(offset_s, 4), **_one(running, case, failure, index, stop)})
+        offset_s, earlier = failure.share * case.interval, len(reported())
+        sleep(running, wait_s(offset_s, case.interval, running.checkpoint_ms(), time.time() * 1e3), stop)
+        checkpoint_ms = running.checkpoint_ms()
+        struck, figures = _one(running, case, failure, stop)
+        age_s = None if checkpoint_ms is None else round((struck.time_ms - checkpoint_ms) / 1e3, 4)
+        phases = [phases_of(recovery, struck.time_ms) for recovery in reported()[earlier:]]
+        known = {"failure": failure.kind, "offset_s": round(offset_s, 4), "since_checkpoint_s": age_s}
+        found.append({**known, **figures, "recoveries": phases})
         running.mend()
     return found
 
 
-def _one(running: BreakableJob, case: Case, failure: str, index: int, stop: threading.Event) -> dict[str, Any]:
+def _one(running: BreakableJob, case: Case, failure: Failure, stop: threading.Event) -> tuple[Struck, dict[str, Any]]:
     with TreeSampler(running.roots) as sampler:
         origin_ms = running.origin_ms()
-        struck = running.strike(failure, index)
+        struck = running.strike(failure.kind, failure.index)
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             sleep(running, LOOK_S, stop)
@@ -156,7 +182,7 @@ def _one(running: BreakableJob, case: Case, failure: str, index: int, stop: thre
                 break
     if recovered is None:
         raise RunFailed(f"no recovery from {struck.what} within {PATIENCE_S:g} s")
-    return {
+    return struck, {
         "struck": struck.what,
         "hit": len(struck.hit),
         "first_output_ms": first_output_ms(notes, struck),

@@ -141,6 +141,10 @@ class SparkJob:
     def _executors(self) -> list[int]:
         return [process.pid for process in tree(self.roots()) if EXECUTOR in command_of(process)]
 
+    def checkpoint_ms(self) -> float | None:
+        """Each micro-batch is a checkpoint: there is no interval."""
+        return None
+
     def mend(self) -> None:
         """The worker starts another executor by itself."""
         deadline_s = time.monotonic() + EXECUTORS_S

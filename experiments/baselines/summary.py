@@ -8,22 +8,48 @@ from typing import Any
 
 from rich.table import Table
 
-from experiments.baselines.case import ENGINES, FAILURES, MEASURES, RECOVERY, STEADY, THROUGHPUT
+from experiments.baselines.case import (
+    ENGINES,
+    FAILURES,
+    FLINK_MEMORY,
+    FLINK_ROCKSDB,
+    FLINKPLUS,
+    MEASURES,
+    RECOVERY,
+    SPARK,
+    STEADY,
+    THROUGHPUT,
+)
 from experiments.harness.console import number, plain_table
 from experiments.harness.pictures import picture
 from experiments.harness.statistics import grouped, median, median_interval, percentile
+from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 KEYS = ("engine", "job", "parallelism", "measure", "failure")
 LEAST_FOR_INTERVAL = 3
-FIGURES = ("rows_per_s", "cpu_s_per_million", "cores", "rss_mb", "latency_p50_ms", "latency_p99_ms")
-LEADING = {THROUGHPUT: "rows_per_s", STEADY: "latency_p50_ms", RECOVERY: "recovery_ms"}
-"""The figure of each measure whose interval is given, as ``low`` and ``high``."""
+FIGURES = {
+    **{name: name for name in ("rows_per_s", "cpu_s_per_million", "cores", "rss_mb")},
+    **{name: name for name in ("latency_p50_ms", "latency_p99_ms", "state_keys", "state_reads_per_row")},
+    **{f"{name}_median_ms": f"{name}_ms" for name in ("first_output", "recovery", "caught_up")},
+}
+"""Medians of the summary, and the figures of runs that they are of."""
+LEADING = {THROUGHPUT: "rows_per_s", STEADY: "latency_p50_ms", RECOVERY: "recovery_median_ms"}
+"""The first one of each measure. Its interval is also ``low`` and ``high``."""
+WITH_INTERVAL = {
+    THROUGHPUT: ("rows_per_s", "cpu_s_per_million"),
+    STEADY: ("latency_p50_ms", "latency_p99_ms"),
+    RECOVERY: ("recovery_median_ms", "caught_up_median_ms"),
+}
+"""Whose interval is in the table."""
+STATE_IN = {FLINKPLUS: "both", FLINK_MEMORY: "memory", FLINK_ROCKSDB: "RocksDB", SPARK: "RocksDB"}
+"""Where an engine reads and writes keyed state while rows come."""
 COLUMNS: dict[str, dict[str, tuple[str, int]]] = {
     THROUGHPUT: {
         "rows/s": ("rows_per_s", 0),
         "CPU s/M": ("cpu_s_per_million", 2),
         "cores": ("cores", 2),
         "memory MB": ("rss_mb", 0),
+        "reads/row": ("state_reads_per_row", 2),
     },
     STEADY: {
         "p50 ms": ("latency_p50_ms", 0),
@@ -50,34 +76,48 @@ COLOURS = dict(zip(ENGINES, ("#1f77b4", "#e07b39", "#8c4f2b", "#5cb85c"), strict
 
 
 def summarize(runs: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
-    """A row for each engine, job, parallelism, measure and failure. ``n``: runs that count; ``failed``: the others;
-    ``not_held``: runs that did not hold the steady rate; ``low``, ``high``: the 95 % interval of the leading figure."""
+    """A row for each engine, job, parallelism, measure and failure.
+
+    ``n``: runs that count; ``failed``: the others; ``not_held``: runs that did not hold the steady rate.
+    ``intervals``: the 95 % interval of each median, if at least ``LEAST_FOR_INTERVAL`` runs have the figure; ``low``,
+    ``high``: that of the leading figure. ``phases``: medians, of what an engine itself reports of its recoveries.
+    """
     rows = []
     for key, group in grouped(runs, *KEYS).items():
         good = [run for run in group if run["error"] is None]
         row: dict[str, Any] = dict(zip(KEYS, key, strict=True))
-
-        def column(name: str, good: list[dict[str, Any]] = good) -> list[float | None]:
-            return [run.get(name) for run in good]
-
-        row |= {name: median(column(name), 4) for name in FIGURES}
-        low, high = median_interval(column(LEADING[row["measure"]]), seed)
-        enough = len(good) >= LEAST_FOR_INTERVAL
+        columns = {name: _known(good, of) for name, of in FIGURES.items()}
+        intervals = {
+            name: median_interval(values, seed) for name, values in columns.items() if len(values) >= LEAST_FOR_INTERVAL
+        }
+        low, high = intervals.get(LEADING[row["measure"]], (None, None))
         rows.append(
             {
                 **row,
-                "first_output_median_ms": median(column("first_output_ms")),
-                "recovery_median_ms": median(column("recovery_ms")),
-                "recovery_p95_ms": percentile(column("recovery_ms"), 95),
-                "caught_up_median_ms": median(column("caught_up_ms")),
-                "low": low if enough else None,
-                "high": high if enough else None,
+                "state_in": STATE_IN[row["engine"]],
+                **{name: median(values, 4) for name, values in columns.items()},
+                "recovery_p95_ms": percentile(columns["recovery_median_ms"], 95),
+                "intervals": {name: list(interval) for name, interval in intervals.items()},
+                "low": low,
+                "high": high,
+                "phases": _phases(good),
                 "n": len(good),
                 "failed": len(group) - len(good),
                 "not_held": sum(run.get("held") is False for run in good),
             }
         )
     return rows
+
+
+def _known(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [value for run in runs if (value := run.get(name)) is not None]
+
+
+def _phases(runs: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """The median of each phase; nothing where no recovery was reported."""
+    reported = [recovery for run in runs for recovery in run.get("recoveries", ())]
+    names = [f"{phase}_ms" for phase in DURATIONS]
+    return {name: median(recovery[name] for recovery in reported) for name in names} if reported else {}
 
 
 # --- tables
@@ -98,21 +138,31 @@ def tables(content: dict[str, Any]) -> list[object]:
 def _table(measure: str, rows: Sequence[dict[str, Any]]) -> Table:
     ranked = sorted(rows, key=lambda row: (row["job"], row["parallelism"], _rank(row)))
     failures = measure == RECOVERY
-    columns = COLUMNS[measure]
+    columns = _columns(measure, ranked)
     cells = []
     for row in ranked:
-        names = (row["job"], row["engine"], *((row["failure"],) if failures else ()))
-        figures = [number(row[name], digits) for name, digits in columns.values()]
-        if row["low"] is not None:
-            digits = next(iter(columns.values()))[1]
-            figures[0] += f" ({number(row['low'], digits)} - {number(row['high'], digits)})"
+        names = (row["job"], row["engine"], row["failure"] if failures else row["state_in"])
+        figures = [_cell(row, name, digits, name in WITH_INTERVAL[measure]) for name, digits in columns.values()]
         if row["not_held"]:
             figures[0] += " *"
         count = str(row["n"]) if not row["failed"] else f"{row['n']}, {row['failed']} failed"
         cells.append((*names, str(row["parallelism"]), *figures, count))
-    left = ("job", "engine", *(("failure",) if failures else ()))
+    left = ("job", "engine", "failure" if failures else "state in")
     title = TITLES[measure] + (" (*: the rate was not held)" if any(row["not_held"] for row in rows) else "")
     return plain_table(title, left, ("par.", *columns, "n"), cells)
+
+
+def _columns(measure: str, rows: Sequence[dict[str, Any]]) -> dict[str, tuple[str, int]]:
+    """Those of the measure; reads of RocksDB only if an engine has reported any."""
+    columns = COLUMNS[measure]
+    wanted = any(row["state_reads_per_row"] for row in rows)
+    return {heading: column for heading, column in columns.items() if column[0] != "state_reads_per_row" or wanted}
+
+
+def _cell(row: dict[str, Any], name: str, digits: int, with_interval: bool) -> str:
+    text = number(row[name], digits)
+    interval = row["intervals"].get(name) if with_interval else None
+    return text if interval is None else f"{text} ({number(interval[0], digits)} - {number(interval[1], digits)})"
 
 
 def _rank(row: dict[str, Any]) -> tuple[int, int]:

@@ -150,6 +150,9 @@ class JobHandle:
 
         State, checkpoints and sources:
 
+        - ``state_keys``, ``state_bytes``: keys of all states; bytes of the files of their newest versions.
+        - ``state_reads``: keys that were looked up in RocksDB, because memory did not have them, since the subtasks
+          last started.
         - ``copied_bytes``: bytes of state files at the standbys: ``received`` from other slots, read ``from_storage``,
           or ``kept`` from an ended process of the slot on the same host.
         - ``checkpoints_aborted``: number of aborted checkpoints.

@@ -2,8 +2,8 @@
 
 Rules:
 - threads: ``persist`` is called in any one thread at a time, ``rebase`` in one more; ``checkpoint_complete``,
-  ``state_bytes`` and ``state_keys`` in any; ``close`` in any, once the subtask's thread has stopped using the state;
-  everything else in the subtask's thread;
+  ``state_bytes``, ``state_keys`` and ``state_reads`` in any; ``close`` in any, once the subtask's thread has stopped
+  using the state; everything else in the subtask's thread;
 - a snapshot that could not be persisted loses nothing: the next one carries its changes;
 - a handle is JSON and, with the storage, has all that a new process needs; restoring takes a local file when it exists
   and matches its checksum, otherwise the stored one.
@@ -168,6 +168,10 @@ class SubtaskState:
     def state_bytes(self) -> int:
         """Bytes of the files of the newest version (changes since then are in memory only)."""
         return self._versions.total_bytes()
+
+    def state_reads(self) -> int:
+        """Keys that were looked up in RocksDB, because memory did not have them, since the store was opened."""
+        return self._store.keys_read
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 

@@ -106,7 +106,10 @@ def _store_options(quiet: bool) -> Options:
 
 
 class SubtaskStore:
-    """RocksDB in ``directory``, which is created and must not hold another store."""
+    """RocksDB in ``directory``, which is created and must not hold another store.
+
+    ``keys_read``: keys that were looked up so far.
+    """
 
     def __init__(self, directory: Path, quiet: bool = False) -> None:
         self.directory = directory
@@ -124,6 +127,7 @@ class SubtaskStore:
         self._ingest_options = IngestExternalFileOptions()
         self._ingest_options.set_move_files(True)
         self.empty = True
+        self.keys_read = 0
 
     def _open(self) -> Rdict:
         options = _store_options(self._quiet)
@@ -138,6 +142,7 @@ class SubtaskStore:
         """The values of ``keys``, in order; ``None`` for an absent key. About 1 us a key."""
         if self.empty or not keys:
             return [None] * len(keys)
+        self.keys_read += len(keys)
         try:
             found = cast("list[bytes | None]", self._db.get(cast("list[Any]", keys)))
         except KeyError:  # a key that is no bytes object: the caller's mistake

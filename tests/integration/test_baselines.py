@@ -25,7 +25,8 @@ from experiments.baselines.case import (
     THROUGHPUT,
     Case,
 )
-from experiments.baselines.engines import engines, failures_of, run_directory
+from experiments.baselines.engines import engines, run_directory
+from experiments.baselines.failures import drawn, failures_of
 from experiments.baselines.java_tools import BaselineMissing, default_home
 from experiments.baselines.jobs import JOBS, THREE_SUMS, WORDCOUNT
 from flinkplus.corpus import write_corpus
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.integration
 
 
 def case(engine: str, job: str, measure: str, rate: float = 5_000.0, seconds: float = 1.0, settle: float = 1.0) -> Case:
-    failures = failures_of(engine) if measure == RECOVERY else ()
+    kinds = failures_of(engine) if measure == RECOVERY else ()
     return Case(
         engine=engine,
         job=job,
@@ -46,8 +47,7 @@ def case(engine: str, job: str, measure: str, rate: float = 5_000.0, seconds: fl
         settle=settle,
         interval=0.5,
         rate=rate,
-        seed=1,
-        failures=failures,
+        failures=tuple(failure for kind in kinds for failure in drawn(kind, 1, 2, (1,))),
     )
 
 

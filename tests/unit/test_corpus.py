@@ -56,6 +56,13 @@ def test_words_follow_zipf(tmp_path: Path) -> None:
     assert set(counts) <= {word_of_rank(rank) for rank in range(1000)}
 
 
+def test_uniform_words_are_equally_likely(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", 200_000, 1000, 7, uniform=True)
+    counts = Counter((tmp_path / "c").read_text().split())
+    assert len(counts) == 1000
+    assert all(abs(count - 200) < 6 * 200**0.5 for count in counts.values())
+
+
 def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         write_corpus(tmp_path / name, 5000, 200, seed)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,11 +19,24 @@ import pyarrow as pa
 import pytest
 
 from experiments.baselines import flink, java_tools, jobs, measure, recovery, summary
-from experiments.baselines.case import ENGINES, FAILURES, FLINKPLUS, RECOVERY, STEADY, THROUGHPUT, Case, RunFailed
+from experiments.baselines.case import (
+    ENGINES,
+    FAILURES,
+    FLINKPLUS,
+    RECOVERY,
+    STEADY,
+    THROUGHPUT,
+    WORKER,
+    Case,
+    RunFailed,
+    job_options,
+)
 from experiments.baselines.experiment import EXPERIMENT, BaselinesSettings
+from experiments.baselines.failures import drawn, shares
 from experiments.baselines.java_tools import BaselineMissing
 from experiments.baselines.notes import NOTED, Line, read_notes
 from experiments.baselines.recovery import Struck
+from experiments.baselines.text import Text
 from experiments.baselines.trees import TreeSampler, end_tree, kill_tree, tree
 from experiments.harness import console
 from experiments.harness.arguments import add_options, settings_from
@@ -64,17 +79,71 @@ def test_engines_take_turns_within_a_run() -> None:
     cases = [(case.run, case.measure, case.engine) for case in SETTINGS.cases()]
     assert cases[:2] == [(0, "throughput", "flinkplus"), (0, "throughput", "flink-memory")]
     assert cases[6:8] == [(1, "throughput", "flink-memory"), (1, "throughput", "flinkplus")]
-    seeds = {(case.run, case.measure): set[int]() for case in SETTINGS.cases()}
-    for case in SETTINGS.cases():
-        seeds[case.run, case.measure].add(case.seed)
-    assert all(len(found) == 1 for found in seeds.values()), "the same moments for all engines"
+    failures = {(case.engine, case.run): case.failures for case in SETTINGS.cases() if case.measure == RECOVERY}
+    for run in range(2):
+        ours, theirs = failures[FLINKPLUS, run], failures["flink-memory", run]
+        assert theirs == tuple(failure for failure in ours if failure.kind != WORKER), "the same for all engines"
     assert EXPERIMENT.total(SETTINGS) == 2 * (2 + 2 + 3 + 2)
 
 
 def test_a_case_is_the_same_behind_json() -> None:
     case = next(case for case in SETTINGS.cases() if case.measure == RECOVERY)
-    assert case.failures == FAILURES and Case.from_json(case.to_json()) == case
+    assert tuple(failure.kind for failure in case.failures) == FAILURES
+    assert Case.from_json(case.to_json()) == case
     assert case.paced == SETTINGS.rate and SETTINGS.cases()[0].paced is None
+
+
+def test_failures_cover_the_interval_evenly() -> None:
+    found = shares(30, np.random.default_rng(1))
+    assert sorted(int(share * 30) for share in found) == list(range(30)), "one in each part"
+    assert found != sorted(found) and shares(30, np.random.default_rng(1)) == found
+    first, second = (drawn(kind, 30, 4, (1, 0)) for kind in FAILURES[:2])
+    assert [failure.share for failure in first] != [failure.share for failure in second]
+    assert {failure.index for failure in first} == {0, 1, 2, 3}
+
+
+def test_repeated_failures_share_the_interval_of_all_runs() -> None:
+    settings = parsed("--jobs", "three-sums", "--parallelism", "4", "--measures", "recovery", "--failures", "worker")
+    settings = dataclasses.replace(settings, runs=3, repeats=5)
+    cases = settings.cases()
+    assert [(case.engine, len(case.failures)) for case in cases] == [(FLINKPLUS, 5)] * 3, "others have no worker"
+    moments = [int(failure.share * 15) for case in cases for failure in case.failures]
+    assert sorted(moments) == list(range(15))
+    with pytest.raises(ConfigurationError, match="nothing to run"):
+        dataclasses.replace(settings, engines=("spark",)).check()
+
+
+def test_options_of_the_jobs_of_flinkplus() -> None:
+    settings = parsed("--memtable-entries", "10000", "--option", "batch_rows=100", "--option", "transport=grpc")
+    settings.check()
+    (case, *_) = (case for case in settings.cases() if case.engine == FLINKPLUS)
+    options = dict(case.options)
+    assert (options["memtable_entries"], options["batch_rows"], options["transport"]) == (10_000, 100, "grpc")
+    assert all(not case.options for case in settings.cases() if case.engine != FLINKPLUS)
+    assert "memtable_entries" not in parsed().options(1), "the default stays the product's"
+    assert job_options(["recovery=rollback"], {}) == {"recovery": "rollback"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("memtable_entries=5", "memtable_entries has an option of its own"),
+        ("parallelism=3", "parallelism has an option of its own"),
+        ("batch_rws=5", "unknown.*batchRws"),
+        ("batch_rows=many", "batchRows must be a number"),
+        ("batch_rows", "batchRows must be a number"),
+    ],
+)
+def test_wrong_options_of_the_jobs(wrong: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parsed("--option", wrong, "--memtable-entries", "10000").check()
+
+
+def test_the_text_holds_most_of_its_vocabulary(tmp_path: Path) -> None:
+    assert Text().words == 1_100_000 and Text(1_000_000).words == 3_000_000
+    Text(100, uniform=True).write(tmp_path / "text", 1)
+    counts = Counter((tmp_path / "text").read_text().split())
+    assert len(counts) == 100 and max(counts.values()) < 1.1 * min(counts.values())
 
 
 def test_settings_of_flink(tmp_path: Path) -> None:
@@ -189,6 +258,53 @@ def test_recovery_is_the_first_row_that_was_due_later() -> None:
     assert recovery.caught_up_ms(notes, struck, None) is None
 
 
+def test_a_failure_waits_for_its_moment_of_the_interval() -> None:
+    assert recovery.wait_s(0.7, 1.0, checkpoint_ms=10_000.0, now_ms=10_500.0) == pytest.approx(0.2)
+    assert recovery.wait_s(0.7, 1.0, checkpoint_ms=10_000.0, now_ms=10_900.0) == pytest.approx(0.8)
+    assert recovery.wait_s(0.7, 1.0, checkpoint_ms=10_000.0, now_ms=12_600.0) == pytest.approx(0.1), "one is overdue"
+    assert recovery.wait_s(0.7, 1.0, checkpoint_ms=None, now_ms=10_500.0) == 0.7
+
+
+def reported(begin_s: float | None, detect_ms: float | None) -> dict[str, Any]:
+    phases = {f"{phase}_ms": 2.0 for phase in ("fence", "promote", "restore", "replay", "registry", "caught_up")}
+    known = {"mode": "standby", "recovery_ms": 9.0, "fallback": None, "subtasks": ["out[1]"], **phases}
+    return {**known, "begin_s": begin_s, "detect_ms": detect_ms}
+
+
+def test_detection_counts_from_the_failure() -> None:
+    """Of a process that others kill the engine knows when it noticed, of an exception also when it was raised."""
+    killed = recovery.phases_of(reported(5.004, None), struck_ms=5_000.0)
+    assert killed["detect_ms"] == 4.0 and killed["fence_ms"] == 2.0 and "subtasks" not in killed
+    assert recovery.phases_of(reported(5.001, 3.0), struck_ms=5_000.0)["detect_ms"] == 4.0
+    assert recovery.phases_of(reported(None, None), struck_ms=5_000.0)["detect_ms"] is None
+
+
+class Running:
+    """A job that runs, and puts out nothing."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def roots(self) -> list[int]:
+        return []
+
+    def origin_ms(self) -> float:
+        return 0.0
+
+    def check(self) -> None:
+        return None
+
+
+def test_counters_of_an_engine_are_those_of_the_time_measured(tmp_path: Path) -> None:
+    case = dataclasses.replace(SETTINGS.cases()[0], parallelism=1, seconds=0.01, settle=0.0)
+    now_ms = time.time() * 1e3
+    rows = lines((now_ms - 1e3, now_ms - 1e3, 0, ()), (now_ms + 1e4, now_ms - 1e3, 100, ()))
+    (tmp_path / f"{NOTED}-0.out").write_text("".join(line.text() for line in rows))
+    totals = iter(({"reads": 100}, {"reads": 130}))
+    found = measure.measured(Running(tmp_path), case, threading.Event(), lambda: next(totals))
+    assert found["reads"] == 30 and found["rows_per_s"] > 0
+
+
 def test_the_old_incarnation_does_not_count() -> None:
     notes = {0: lines((4_000, 100.0, 1, ((10, 1),)), (5_050, 100.0, 2, ((10, 1),)))}
     assert recovery.recovery_ms(notes, Struck(5_000.0, (0,), "a failure")) is None
@@ -200,14 +316,15 @@ def test_the_old_incarnation_does_not_count() -> None:
 def made_up(engine: str, measured: str, run: int, figure: float, **more: Any) -> dict[str, Any]:
     known = {"engine": engine, "job": "three-sums", "parallelism": 2, "measure": measured, "run": run}
     known |= {"failure": "exception" if measured == RECOVERY else None, "error": None}
-    return {**known, summary.LEADING[measured]: figure, **more}
+    return {**known, summary.FIGURES[summary.LEADING[measured]]: figure, **more}
 
 
 def test_summary_document_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = EXPERIMENT.document(SETTINGS, tmp_path / "baselines.json")
     for run, figure in enumerate((90.0, 100.0, 130.0)):
-        document.add(made_up(FLINKPLUS, THROUGHPUT, run, figure, cpu_s_per_million=2.0))
+        document.add(made_up(FLINKPLUS, THROUGHPUT, run, figure, cpu_s_per_million=2.0, state_reads_per_row=0.75))
         document.add(made_up("flink-memory", RECOVERY, run, figure, first_output_ms=figure - 1))
+        document.add(made_up(FLINKPLUS, RECOVERY, run, figure, recoveries=[reported(5.0, figure)]))
     document.add(made_up(FLINKPLUS, STEADY, 0, 14.0, latency_p99_ms=20.0, held=False))
     failed = made_up(FLINKPLUS, STEADY, 1, 0.0) | {"error": "it broke"}
     document.add(failed)
@@ -216,7 +333,10 @@ def test_summary_document_and_tables(tmp_path: Path, capsys: pytest.CaptureFixtu
     throughput = rows[FLINKPLUS, THROUGHPUT]
     assert (throughput["rows_per_s"], throughput["cpu_s_per_million"], throughput["n"]) == (100.0, 2.0, 3)
     assert throughput["low"] == 90.0 and throughput["high"] == 130.0 and throughput["failure"] is None
+    assert throughput["intervals"]["cpu_s_per_million"] == [2.0, 2.0] and throughput["state_in"] == "both"
+    assert rows[FLINKPLUS, RECOVERY]["phases"]["detect_ms"] == 100.0
     recovered = rows["flink-memory", RECOVERY]
+    assert recovered["phases"] == {} and recovered["intervals"]["recovery_median_ms"] == [90.0, 130.0]
     assert recovered["recovery_median_ms"] == 100.0 and recovered["recovery_p95_ms"] == 127.0
     assert recovered["failure"] == "exception" and recovered["first_output_median_ms"] == 99.0
     steady = rows[FLINKPLUS, STEADY]
@@ -237,6 +357,8 @@ def test_summary_document_and_tables(tmp_path: Path, capsys: pytest.CaptureFixtu
     } <= content.keys()
     console.show(*EXPERIMENT.tables(content))
     text = " ".join(capsys.readouterr().out.split())
+    assert "three-sums flinkplus both 2 100 (90 - 130) 2.00 (2.00 - 2.00) - - 0.75 3" in text
+    assert "in memory up to 2,000,000 keys" in text
     assert "100 (90 - 130)" in text and "14 *" in text and "the rate was not held" in text
     assert "run 1: it broke" in text and "1, 1 failed" in text
     assert "coordinated" not in text and "a schedule that never waits" in text

@@ -223,6 +223,26 @@ def test_costs_are_ratios_within_a_round(tmp_path: Path, capsys: pytest.CaptureF
     assert "2 standbys" in capsys.readouterr().out
 
 
+def test_costs_have_intervals_over_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = (0.02, 0.10, 0.04, 0.06, 0.08)
+    runs = [
+        cost_run(standbys, kind, at, 1000.0 * (1 + at) * (1 - loss * (standbys or 0) / 2), 0.5 * (1 + loss * at))
+        for at, loss in enumerate(losses)
+        for kind in cost.KINDS
+        for standbys in (0, 2)
+    ]
+    unpaired = cost_run(2, "unlimited", 9, 1.0, 2.0)
+    none, two = cost.summarize([*runs, unpaired], 1)
+    assert (two["unlimited"]["runs"], two["unlimited"]["n"], two["steady"]["n"]) == (6, 5, 5)
+    assert two["unlimited"]["throughput_loss_percent"] == pytest.approx(6.0)
+    assert two["unlimited"]["intervals"]["throughput_loss_percent"] == pytest.approx([2.0, 10.0])
+    assert two["steady"]["intervals"]["more_cpu_percent"] == [0.0, 0.0] and none["unlimited"]["n"] == 5
+    console.show(*cost.EXPERIMENT.tables({"summary": [none, two]}))
+    assert "6.0 (2.0 - 10.0)" in capsys.readouterr().out
+    few = cost.summarize(runs[:8], 1)[1]
+    assert few["steady"]["n"] == 2 and few["steady"]["intervals"] == {}, "too few for an interval"
+
+
 def test_costs_of_weaker_guarantees_and_of_parts() -> None:
     settings = CostSettings(
         replicas=(1, 3), guarantees=("at-least-once", "exactly-once"), without=("filter", "digests")

@@ -45,6 +45,18 @@ def many(count: int) -> list[bytes]:
     return [b"key%06d" % number for number in range(count)]
 
 
+def test_reads_of_rocksdb_are_counted(open_state) -> None:
+    first = open_state()
+    add(first, *many(50))
+    assert first.state_reads() == 0, "memory knows that it has every key"
+    second = open_state(generation=2, work="elsewhere")
+    second.restore(snapshot(first, 1))
+    before = second.state_reads()  # restoring looks for the format
+    read(second, *many(20))
+    read(second, *many(30))
+    assert second.state_reads() - before == 30, "keys that are in memory by now are not looked up again"
+
+
 def test_restored_in_a_fresh_process_from_storage_alone(open_state) -> None:
     first = open_state()
     add(first, b"a", b"b", b"a")

@@ -259,6 +259,7 @@ class Subtask:
             "operators": self.operators.counters(),
             "keys": self.state.state_keys() if self.state is not None else 0,
             "bytes": self.state.state_bytes() if self.state is not None else 0,
+            "reads": self.state.state_reads() if self.state is not None else 0,
             "busy_s": round(self.busy_s, 6),
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
