@@ -100,7 +100,10 @@ class ProcessTable:
 
 
 class UsageSampler:
-    """A context manager that samples in a thread of its own. ``read``: all processes, such as ``ProcessTable.read``."""
+    """A context manager that samples in a thread of its own. ``read``: all processes, such as ``ProcessTable.read``.
+
+    ``failed``: why there are no further samples, if reading failed.
+    """
 
     def __init__(self, read: Callable[[], Iterable[Reading]], period_s: float = PERIOD_S) -> None:
         self._read = read
@@ -110,6 +113,7 @@ class UsageSampler:
         self._cpu_s: dict[str, float] = {}
         self._began_s = self._ended_s = time.monotonic()
         self.samples: list[Sample] = []
+        self.failed: str | None = None
 
     def __enter__(self) -> Self:
         self._sample()
@@ -123,9 +127,12 @@ class UsageSampler:
         self._ended_s = time.monotonic()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._period_s):
+        try:
+            while not self._stop.wait(self._period_s):
+                self._sample()
             self._sample()
-        self._sample()
+        except Exception as problem:  # the run continues; ``failed`` says why its samples end
+            self.failed = f"{type(problem).__name__}: {problem}"
 
     def _sample(self) -> None:
         at_s = time.time()
