@@ -26,8 +26,8 @@ from typing_extensions import Self
 
 from experiments.cluster.namespaces import Cluster
 from experiments.cluster.network import ClusterError
+from experiments.cluster.processes import ProcessTable, Reading
 from experiments.cluster.usage import kind_of
-from experiments.harness.processes import ProcessTable, Reading
 from flinkplus.errors import FlinkPlusError
 
 ORDERS = ("kill", "pause", "resume", "revive", "cut", "lose", "heal")
