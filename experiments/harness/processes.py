@@ -66,10 +66,12 @@ class UsageSampler:
             self.failed = f"{type(problem).__name__}: {problem}"
 
     def _sample(self) -> None:
-        at_s = time.time()
+        begun_s = time.time()
+        readings = list(self._read())
+        at_s = (begun_s + time.time()) / 2  # reading takes a moment
         spent: dict[str, float] = {}
         rss: dict[str, float] = {}
-        for process, name, cpu_s, rss_mb in self._read():
+        for process, name, cpu_s, rss_mb in readings:
             # What a process had spent before the first sample is not this run's; one born later began with it.
             before_s = self._cpu_s.get(process, 0.0 if self.samples else cpu_s)
             spent[name] = spent.get(name, 0.0) + cpu_s - before_s
