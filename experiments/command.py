@@ -14,9 +14,11 @@ from typing import Any
 EXPERIMENTS = {
     "recovery": ("recovery.experiment", "kill to first new output, by rollback and by standbys"),
     "cost": ("cost", "throughput, CPU and memory with 0, 1 and 2 standbys, no failures"),
-    "overhead": ("overhead", "throughput by interval and mode of checkpoints"),
+    "overhead": ("overhead", "running time of a fixed input by interval and mode of checkpoints"),
     "baselines": ("baselines.experiment", "beside Apache Flink and Spark: throughput, latency, recovery"),
     "scaling": ("scaling.experiment", "running time of a fixed input by parallelism"),
+    "usage": ("usage", "processors and memory before, during and after a failure"),
+    "snapshots": ("snapshots", "incremental against full snapshots by size of state and what changes"),
     "exactness": ("exactness.experiment", "three keyed stages under seeded kills, checked row by row"),
     "soak": ("soak.experiment", "one long job, a fault every few seconds, all flat and exact"),
 }

@@ -1,8 +1,8 @@
 """What checkpoints cost: ``flinkplus experiment overhead``.
 
-After the experiment of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015): six
-operators, three shuffles, keyed counts and the offsets of sources as state, at unlimited rate; records per second
-against the interval between checkpoints, for each mode, and without any.
+After figure 6 of Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows" (2015): six operators,
+three shuffles, keyed counts and the offsets of sources as state, a fixed input at unlimited rate; its running time
+against the interval between checkpoints, for each mode, and without any but the one that ends the job.
 
 The job: lines | tokenize | count by word | count by some bits of that count | count by some bits of that count |
 nowhere. Every record passes three shuffles; the state is as large as the vocabulary, and all of it changes.
@@ -14,7 +14,7 @@ minutes. Recovery is by rollback, so that nothing is measured but checkpoints.
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,38 +23,35 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from experiments.harness import running
 from experiments.harness.arguments import choices, option, positive_numbers
-from experiments.harness.console import numbers, plain_table
+from experiments.harness.console import interval, numbers, plain_table
 from experiments.harness.experiment import Experiment
-from experiments.harness.pictures import picture
-from experiments.harness.running import ENDLESS, Context, RunError, complete, measure, run_until
-from experiments.harness.statistics import grouped, in_turn, median
+from experiments.harness.pictures import BLACK, BLUE, FONT_SIZE, GREEN, ORANGE, draw_medians, legend_above, picture
+from experiments.harness.processes import ProcessSampler
+from experiments.harness.running import ENDLESS, WORDS, Context, S, complete, wait_until
+from experiments.harness.statistics import grouped, in_turn, median, with_interval
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.api.job import JobHandle
-from flinkplus.cli.arguments import positive, positive_number
+from flinkplus.cli.arguments import positive
 from flinkplus.config import CHECKPOINT_MODES, options_from
 
-LEAST_CHECKPOINTS = 2
-LONGEST_S = 60.0
-"""How long a run is prolonged, at most, until it has completed ``LEAST_CHECKPOINTS``."""
-POLL_S = 0.05
+RUN_S = 300.0
+LEAST_WORDS_PER_S = 50_000
+"""A run may take ``RUN_S`` and the time for its input at this rate."""
 SOURCE, TOKENIZE, LAST = "lines", "tokenize", "last"
 KEYS = 1 << 14
 """Of the second and third shuffle; a power of two."""
 BYTES = ("bytes_new", "bytes_total")
 PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "duration_ms")
 COLUMNS = {
-    "records/s": ("records_per_s", 0),
-    "loss %": ("loss_percent", 1),
+    "runs": ("n", 0),
     "taken": ("checkpoints", 0),
-    "alignment ms": ("alignment_ms", 1),
-    "sync ms": ("sync_ms", 1),
-    "async ms": ("async_ms", 1),
-    "checkpoint ms": ("duration_ms", 0),
-    "new KB": ("new_kb", 0),
+    "align": ("alignment_ms", 1),
+    "sync": ("sync_ms", 1),
+    "async": ("async_ms", 1),
+    "all": ("duration_ms", 0),
+    "KB": ("new_kb", 0),
 }
-COLOURS = {"aligned": "#1f77b4", "unaligned": "#5cb85c", "synchronous": "#c0504d"}
+COLOURS = {"aligned": BLUE, "unaligned": GREEN, "synchronous": ORANGE}
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class OverheadSettings:
-    """What to run. ``seconds`` are measured in each run, more where two checkpoints take longer."""
+    """What to run."""
 
     intervals: tuple[float, ...] = option(
         (0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
@@ -85,8 +82,8 @@ class OverheadSettings:
     )
     modes: tuple[str, ...] = option(CHECKPOINT_MODES, choices(CHECKPOINT_MODES), metavar=",".join(CHECKPOINT_MODES))
     parallelism: int = option(2, positive, metavar="N")
-    rounds: int = option(3, positive, metavar="N", help="of every variant (default: 3)")
-    seconds: float = option(8.0, positive_number, metavar="S", help="measured in each run")
+    rounds: int = option(10, positive, metavar="N", help="of every variant (default: 10)")
+    repeat: int = option(24, positive, metavar="N", help="1.1 M words are read N times over (24)")
     seed: int = option(1, int, metavar="S")
 
     @property
@@ -96,9 +93,6 @@ class OverheadSettings:
 
     def options(self, variant: Variant) -> dict[str, Any]:
         return {"parallelism": self.parallelism, **variant.options()}
-
-    def seconds_of(self, variant: Variant) -> float:
-        return max(self.seconds, LEAST_CHECKPOINTS * (variant.interval_s or 0.0))
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
@@ -119,106 +113,101 @@ def _bits_of_count(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(bits)], ["bits"])
 
 
-def _run(context: Context[OverheadSettings], variant: Variant) -> dict[str, Any]:
-    settings, stop = context.settings, context.stop
-    env = StreamEnvironment(context.spark, **settings.options(variant))
-    draw(env, str(context.text()))
-    with env.execute("overhead") as job:
-        run_until(job, running.SETTLE_S, stop)
-        earlier = len(job.checkpoints())
-        seconds = settings.seconds_of(variant)
-        records_per_s, usage = measure(job, LAST, seconds, stop, lambda: _prolong(job, earlier, variant, stop))
-        taken = complete(job, earlier)
-        recoveries = len(job.recoveries())
-        job.cancel()
-    return {
-        "records_per_s": records_per_s,
-        "checkpoints": len(taken),
-        **{name: median((checkpoint[name] for checkpoint in taken), 4) for name in (*PHASES, *BYTES)},
-        "usage": usage,
-        "recoveries": recoveries,
-    }
-
-
-def _prolong(job: JobHandle, earlier: int, variant: Variant, stop: threading.Event) -> None:
-    """Let the job run until enough checkpoints are complete: without any, the run would not show what they cost.
-
-    Raises ``RunError`` after ``LONGEST_S``.
+def run_to_end(context: Context[S], options: dict[str, Any], text: Path, repeat: int) -> dict[str, Any]:
+    """Run the job over its fixed input. ``seconds``: from the start of its subtasks to the end of the job;
+    ``checkpoints``: complete ones, the one that ends the job among them; medians are of the others.
     """
-    running_s = job.running_s or 0.0
-    longest_s = running_s + LONGEST_S
-    while variant.mode is not None and len(complete(job, earlier)) < LEAST_CHECKPOINTS:
-        running_s += POLL_S
-        if running_s > longest_s:
-            raise RunError(f"{variant.name}: fewer than {LEAST_CHECKPOINTS} checkpoints completed in time")
-        run_until(job, running_s, stop)
+    env = StreamEnvironment(context.spark, **options)
+    draw(env, str(text), repeat)
+    deadline = time.monotonic() + RUN_S + WORDS * repeat / LEAST_WORDS_PER_S
+    with env.execute("fixed-input") as job:
+        with ProcessSampler(job.slot_pids) as sampler:
+            wait_until(job, lambda: job.done, deadline, context.stop)
+        job.await_finish()
+        metrics, taken = job.metrics(), complete(job)[:-1]
+        return {
+            "seconds": metrics["running_s"],
+            "checkpoints": metrics["checkpoints_completed"],
+            **{name: median((checkpoint[name] for checkpoint in taken), 4) for name in (*PHASES, *BYTES)},
+            "usage": sampler.figures(),
+            "recoveries": len(job.recoveries()),
+        }
 
 
-def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each variant: medians over the rounds, and what is lost against no checkpoints."""
-    base = {(run["round"], run["beside_s"]): run["records_per_s"] for run in runs if run["mode"] is None}
+def summarize(runs: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """A row for each variant: medians over the rounds, and what is lost against no checkpoints, both with intervals."""
+    base = {(run["round"], run["beside_s"]): run["seconds"] for run in runs if run["mode"] is None}
     rows = []
     for (variant,), mine in grouped(runs, "variant").items():
-        both = [(run["records_per_s"], base.get((run["round"], run["beside_s"]), 0.0)) for run in mine]
-        losses = [100 * (1 - with_them / without) for with_them, without in both if without > 0]
-        middle = {name: median((run[name] for run in mine), 4) for name in ("records_per_s", "checkpoints", *PHASES)}
+        both = [(run["seconds"], base.get((run["round"], run["beside_s"]), 0.0)) for run in mine]
+        losses = [100 * (with_them / without - 1) for with_them, without in both if without > 0]
+        middle = {name: median((run[name] for run in mine), 4) for name in ("checkpoints", *PHASES, "bytes_new")}
         rows.append(
             {
                 "variant": variant,
                 "mode": mine[0]["mode"],
                 "interval_s": mine[0]["interval_s"],
-                "runs": len(mine),
+                "n": len(mine),
+                **with_interval("running", "s", (run["seconds"] for run in mine), seed),
+                **with_interval("loss", "percent", losses, seed),
                 **middle,
-                "loss_percent": median(losses, 4),
-                "bytes_new": median((run["bytes_new"] for run in mine), 4),
             }
         )
     return rows
 
 
-def throughput_by_interval(content: dict[str, Any], target: Path) -> bool:
-    """Records per second, in percent of those of the runs without checkpoints beside them, against the interval; a line
-    for each mode. ``False``: nothing to draw.
+def time_by_interval(content: dict[str, Any], target: Path) -> bool:
+    """Running time against the interval, medians with their 95 % interval and every run as a dot; a line for each mode,
+    and one across for no checkpoints. ``False``: nothing to draw.
     """
-    rows = [row for row in content["summary"] if row["mode"] is not None and row["loss_percent"] is not None]
+    rows = [row for row in content["summary"] if row["mode"] is not None]
     if not rows:
         return False
-    base = {(run["round"], run["beside_s"]): run["records_per_s"] for run in content["runs"] if run["mode"] is None}
-    with picture(target) as (_, axes):
-        axes.axhline(100, color="black", linestyle="--", linewidth=1, label="no checkpoints")
-        for (mode,), mine in grouped(rows, "mode").items():
-            colour = COLOURS.get(mode)
-            medians = sorted((row["interval_s"], 100 - row["loss_percent"]) for row in mine)
-            axes.plot(*zip(*medians, strict=True), marker="o", color=colour, label=f"{mode} (median)")
-            runs = [run for run in content["runs"] if run["mode"] == mode and (run["round"], run["beside_s"]) in base]
-            found = [100 * run["records_per_s"] / base[run["round"], run["beside_s"]] for run in runs]
-            axes.scatter([run["interval_s"] for run in runs], found, s=8, alpha=0.4, color=colour, linewidths=0)
+    with picture(target, (8, 5)) as (_, axes):
+        for none in (row for row in content["summary"] if row["mode"] is None):
+            axes.axhline(none["running_s"], color=BLACK, linestyle="--", linewidth=1.5, label="no checkpoints")
+            axes.axhspan(none["running_low_s"], none["running_high_s"], color=BLACK, alpha=0.12, linewidth=0)
+        modes = grouped(rows, "mode")
+        for at, ((mode,), group) in enumerate(modes.items()):
+            aside = 1 + 0.05 * (at - (len(modes) - 1) / 2)  # so that intervals do not hide each other
+            mine = sorted(group, key=lambda row: float(row["interval_s"]))
+            draw_medians(
+                axes, [aside * row["interval_s"] for row in mine], mine, "running", "s", color=COLOURS[mode], label=mode
+            )
+            runs = [run for run in content["runs"] if run["mode"] == mode]
+            places = [aside * run["interval_s"] for run in runs]
+            axes.scatter(places, [run["seconds"] for run in runs], s=10, alpha=0.4, color=COLOURS[mode], linewidths=0)
         intervals = sorted({row["interval_s"] for row in rows})
         axes.set_xscale("log")
-        axes.set_xticks(intervals, [f"{interval:g}" for interval in intervals])
+        axes.set_xticks(intervals, [f"{interval_s:g}" for interval_s in intervals])
         axes.set_xticks([], minor=True)
         axes.set_ylim(0)
-        axes.set_xlabel("seconds between checkpoints")
-        axes.set_ylabel("throughput, % of none beside it")
+        axes.tick_params(labelsize=FONT_SIZE)
+        axes.set_xlabel("snapshot interval, s", fontsize=FONT_SIZE)
+        axes.set_ylabel("running time, s (median, 95 % interval)", fontsize=FONT_SIZE)
         axes.grid(axis="y", linewidth=0.3, alpha=0.6)
-        axes.legend(fontsize=8, loc="lower right")
+        legend_above(axes, 1 + len(modes))
     return True
 
 
 def runs(context: Context[OverheadSettings]) -> Generator[dict[str, Any], None, None]:
-    for round_number in range(context.settings.rounds):
-        for interval, group in context.settings.groups.items():
+    settings, text = context.settings, context.text()
+    for round_number in range(settings.rounds):
+        for beside_s, group in settings.groups.items():
             for variant in in_turn(group, round_number):
                 context.begin(f"round {round_number + 1}, {variant.name}")
-                case = {"variant": variant.name, **asdict(variant), "round": round_number, "beside_s": interval}
-                yield {**case, **_run(context, variant)}
+                case = {"variant": variant.name, **asdict(variant), "round": round_number, "beside_s": beside_s}
+                yield {**case, **run_to_end(context, settings.options(variant), text, settings.repeat)}
 
 
 def tables(content: dict[str, Any]) -> list[object]:
-    title = "Throughput by checkpoints, medians; loss against none beside them"
+    title = "Running time by checkpoints, medians (95 % interval); loss against none beside them; parts in ms"
     rows = [{**row, "new_kb": row["bytes_new"] and row["bytes_new"] / 1e3} for row in content["summary"]]
-    cells = ((row["variant"], *numbers(row, COLUMNS)) for row in rows)
-    return [plain_table(title, ("checkpoints",), tuple(COLUMNS), cells)]
+    cells = (
+        (row["variant"], interval(row, "running", "s"), interval(row, "loss", "percent", 1), *numbers(row, COLUMNS))
+        for row in rows
+    )
+    return [plain_table(title, ("checkpoints",), ("running time s", "loss %", *COLUMNS), cells)]
 
 
 EXPERIMENT = Experiment(
@@ -227,7 +216,7 @@ EXPERIMENT = Experiment(
     slots=lambda settings: settings.parallelism,
     total=lambda settings: settings.rounds * len(settings.intervals) * (1 + len(settings.modes)),
     runs=runs,
-    derive=lambda runs, settings: {"summary": summarize(runs)},
+    derive=lambda runs, settings: {"summary": summarize(runs, settings.seed)},
     tables=tables,
-    pictures=(("overhead.png", throughput_by_interval),),
+    pictures=(("overhead.png", time_by_interval),),
 )

@@ -2,7 +2,8 @@
 
 A request is one line of JSON, ``{"order": "kill", "host": "worker-2"}``, and so is the answer: ``{"time_s": ...}``, the
 moment right before it was carried out, or ``{"error": ...}``. The order ``usage`` changes nothing; its answer has the
-host's memory and disk, as ``Cluster.usage`` gives it, under ``usage``.
+host's memory and disk, as ``Cluster.usage`` gives it, under ``usage``. The order ``processes``, of no host, has what
+each process of the whole cluster has used so far.
 
 Rules: orders are carried out one after the other. A process that can open the socket may give them: it is the user's.
 """
@@ -25,13 +26,17 @@ from typing_extensions import Self
 
 from experiments.cluster.namespaces import Cluster
 from experiments.cluster.network import ClusterError
+from experiments.cluster.processes import ProcessTable, Reading
+from experiments.cluster.usage import kind_of
 from flinkplus.errors import FlinkPlusError
 
 ORDERS = ("kill", "pause", "resume", "revive", "cut", "lose", "heal")
-USAGE = "usage"
+USAGE, PROCESSES = "usage", "processes"
 CONTROL_FILE = "control"
 TIMEOUT_S = 60.0
 MAX_REQUEST_BYTES = 10_000
+LOOK_S = 0.3
+"""How late a new process may be found, in seconds."""
 
 
 @contextlib.contextmanager
@@ -50,6 +55,8 @@ class ControlServer:
     def __init__(self, cluster: Cluster, path: Path) -> None:
         self._cluster = cluster
         self._lock = threading.Lock()
+        self._table = ProcessTable(own=None, kind=kind_of, look_s=LOOK_S)
+        self._table_lock = threading.Lock()
         carry_out = self._carry_out
 
         class Handler(socketserver.StreamRequestHandler):
@@ -78,11 +85,14 @@ class ControlServer:
             order, host, peer = request["order"], request["host"], request.get("peer")
         except (ValueError, KeyError, TypeError) as error:
             return {"error": f"not a request: {error!r}"}
-        if order not in (*ORDERS, USAGE):
+        if order not in (*ORDERS, USAGE, PROCESSES):
             return {"error": f"{order!r} is none of {', '.join(ORDERS)}"}
         try:
             if order == USAGE:
                 return {"time_s": time.time(), USAGE: self._cluster.usage(host)}
+            if order == PROCESSES:
+                with self._table_lock:
+                    return {"time_s": time.time(), PROCESSES: self._table.read()}
             with self._lock:
                 time_s = time.time()
                 targets = [host, peer] if order in ("cut", "lose") else host.split(",")
@@ -108,6 +118,10 @@ class Control:
         """Memory and disk of a host; see ``Cluster.usage``. Raises ``ClusterError``."""
         found: dict[str, float] = self._ask(USAGE, host)[USAGE]
         return found
+
+    def processes(self) -> list[Reading]:
+        """All processes of the cluster that are alive. Raises ``ClusterError``."""
+        return [Reading(*fields) for fields in self._ask(PROCESSES, "")[PROCESSES]]
 
     def _ask(self, order: str, host: str, peer: str | None = None) -> dict[str, Any]:
         request = {"order": order, "host": host, "peer": peer}

@@ -70,3 +70,11 @@ def plain_table(
 def numbers(row: dict[str, Any], columns: dict[str, tuple[str, int]]) -> list[str]:
     """The cells of a row. ``columns``: heading -> name of a figure and its digits."""
     return [number(row[name], digits) for name, digits in columns.values()]
+
+
+def interval(row: dict[str, Any], name: str, unit: str, digits: int = 2) -> str:
+    """The cell of a figure of ``statistics.with_interval``: ``1.50 (1.40 - 1.60)``."""
+    middle, low, high = (row[f"{name}{part}_{unit}"] for part in ("", "_low", "_high"))
+    if middle is None:
+        return number(None)
+    return f"{number(middle, digits)} ({number(low, digits)} - {number(high, digits)})"

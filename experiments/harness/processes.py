@@ -10,49 +10,44 @@ those since the last sample with it); memory is resident, and pages that process
 
 from __future__ import annotations
 
-import contextlib
-import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-import psutil
 from typing_extensions import Self
 
+from experiments.cluster.processes import LOOK_PERIOD_S, ProcessTable, Reading
+
 PERIOD_S = 0.25
-LOOK_PERIOD_S = 2.0
-MB = 1e6
 
 
-@dataclass
-class _Usage:
-    """What one name has used."""
+class Sample(NamedTuple):
+    """All processes at one moment, by name. ``at_s``: seconds since the Unix epoch; ``cpu_s``: spent since the last."""
 
-    cpu_s: float = 0.0
-    rss_mb: list[float] = field(default_factory=list)
+    at_s: float
+    cpu_s: dict[str, float]
+    rss_mb: dict[str, float]
 
 
-class ProcessSampler:
-    """A context manager that samples in a thread of its own; ``slot_pids`` gives the process of each slot."""
+class UsageSampler:
+    """A context manager that samples in a thread of its own. ``read``: all processes, such as ``ProcessTable.read``.
 
-    def __init__(self, slot_pids: Callable[[], dict[int, int]], period_s: float = PERIOD_S) -> None:
-        self._slot_pids = slot_pids
+    ``failed``: why there are no further samples, if reading failed.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Reading]], period_s: float = PERIOD_S) -> None:
+        self._read = read
         self._period_s = period_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="process-sampler", daemon=True)
-        self._usage: dict[str, _Usage] = {}
-        self._cpu_s: dict[psutil.Process, float] = {}
-        self._names: dict[psutil.Process, str] = {}
-        self._looked_s = -math.inf
-        self._own = psutil.Process()
+        self._cpu_s: dict[str, float] = {}
         self._began_s = self._ended_s = time.monotonic()
-        self._first = True
+        self.samples: list[Sample] = []
+        self.failed: str | None = None
 
     def __enter__(self) -> Self:
         self._sample()
-        self._first = False
         self._began_s = time.monotonic()
         self._thread.start()
         return self
@@ -63,63 +58,51 @@ class ProcessSampler:
         self._ended_s = time.monotonic()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._period_s):
+        try:
+            while not self._stop.wait(self._period_s):
+                self._sample()
             self._sample()
-        self._sample()
+        except Exception as problem:  # the run continues; ``failed`` says why its samples end
+            self.failed = f"{type(problem).__name__}: {problem}"
 
     def _sample(self) -> None:
-        self._look()
+        begun_s = time.time()
+        readings = list(self._read())
+        at_s = (begun_s + time.time()) / 2  # reading takes a moment
+        spent: dict[str, float] = {}
         rss: dict[str, float] = {}
-        for process, name in list(self._names.items()):
-            try:
-                times = process.cpu_times()
-                size = process.memory_info().rss / MB
-            except psutil.NoSuchProcess:
-                del self._names[process]
-                continue
-            rss[name] = rss.get(name, 0.0) + size
-            spent = times.user + times.system
+        for process, name, cpu_s, rss_mb in readings:
             # What a process had spent before the first sample is not this run's; one born later began with it.
-            usage = self._usage.setdefault(name, _Usage())
-            usage.cpu_s += spent - self._cpu_s.get(process, spent if self._first else 0.0)
-            self._cpu_s[process] = spent
-        for name, size in rss.items():
-            self._usage[name].rss_mb.append(size)
-
-    def _look(self) -> None:
-        """Find processes that are new: slots at once, others (which takes milliseconds) now and then."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for slot, pid in self._slot_pids().items():
-                self._names[psutil.Process(pid)] = f"slot {slot}"
-        now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_PERIOD_S:
-            return
-        self._looked_s = now_s
-        self._names[self._own] = "driver"
-        for process in self._own.children(recursive=True):
-            if process not in self._names:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    self._names[process] = _kind(process)
+            before_s = self._cpu_s.get(process, 0.0 if self.samples else cpu_s)
+            spent[name] = spent.get(name, 0.0) + cpu_s - before_s
+            rss[name] = rss.get(name, 0.0) + rss_mb
+            self._cpu_s[process] = cpu_s
+        self.samples.append(Sample(at_s, spent, rss))
 
     def figures(self) -> dict[str, Any]:
         """After the block: per process and in total, CPU seconds, cores' worth of CPU, mean and most memory."""
         span_s = max(1e-9, self._ended_s - self._began_s)
-        rows = {
-            name: {
-                "cpu_s": round(usage.cpu_s, 3),
-                "cores": round(usage.cpu_s / span_s, 4),
-                "rss_mb": round(sum(usage.rss_mb) / len(usage.rss_mb), 1),
-                "rss_mb_max": round(max(usage.rss_mb), 1),
+        rows = {}
+        for name in sorted({name for sample in self.samples for name in sample.rss_mb}):
+            cpu_s = sum(sample.cpu_s.get(name, 0.0) for sample in self.samples)
+            rss_mb = [sample.rss_mb[name] for sample in self.samples if name in sample.rss_mb]
+            rows[name] = {
+                "cpu_s": round(cpu_s, 3),
+                "cores": round(cpu_s / span_s, 4),
+                "rss_mb": round(sum(rss_mb) / len(rss_mb), 1),
+                "rss_mb_max": round(max(rss_mb), 1),
             }
-            for name, usage in sorted(self._usage.items())
-            if usage.rss_mb
-        }
         total = {key: round(sum(row[key] for row in rows.values()), 4) for key in ("cpu_s", "cores", "rss_mb")}
         return {"span_s": round(span_s, 3), "total": total, "processes": rows}
 
 
-def _kind(process: psutil.Process) -> str:
-    command = " ".join(process.cmdline())
-    if "zookeeper" in command.lower():
-        return "zookeeper"
-    return "spark" if "java" in process.name() else "other"
+class ProcessSampler(UsageSampler):
+    """The same for a job of this process; ``slot_pids`` gives the process of each slot."""
+
+    def __init__(
+        self,
+        slot_pids: Callable[[], dict[int, int]],
+        period_s: float = PERIOD_S,
+        look_s: float = LOOK_PERIOD_S,
+    ) -> None:
+        super().__init__(ProcessTable(slot_pids, look_s=look_s).read, period_s)

@@ -34,6 +34,13 @@ def median_interval(values: Iterable[float | None], seed: int) -> tuple[float | 
     return round(float(low), 3), round(float(high), 3)
 
 
+def with_interval(name: str, unit: str, values: Iterable[float | None], seed: int) -> dict[str, float | None]:
+    """The median ``<name>_<unit>`` with its 95 % interval, ``<name>_low_<unit>`` and ``<name>_high_<unit>``."""
+    known = list(values)
+    low, high = median_interval(known, seed)
+    return {f"{name}_{unit}": median(known), f"{name}_low_{unit}": low, f"{name}_high_{unit}": high}
+
+
 def grouped(runs: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """The runs by these figures, in the order in which they were run."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.arguments import option, whole_numbers
-from experiments.harness.console import number, plain_table
+from experiments.harness.console import interval, number, plain_table
 from experiments.harness.experiment import Experiment
-from experiments.harness.pictures import picture
-from experiments.harness.running import WORDS, Context, complete, wait_until
-from experiments.harness.statistics import grouped, in_turn, median
-from experiments.overhead import draw
+from experiments.harness.pictures import BLACK, BLUE, FONT_SIZE, draw_medians, legend_above, picture
+from experiments.harness.running import WORDS, Context
+from experiments.harness.statistics import grouped, in_turn, median, with_interval
+from experiments.overhead import draw, run_to_end
 from experiments.scaling.busy import crowding
 from experiments.scaling.costs import Costs, measure_costs
 from experiments.scaling.model import NETWORK_LATENCY_S, Setting, Simulation
@@ -35,8 +35,7 @@ from flinkplus.config import Options, options_from
 from flinkplus.graph import JobGraph
 
 CORES = os.cpu_count() or 1
-COLOURS = ("black", "#1f77b4", "#5cb85c", "#c0504d")
-RUN_S = 300.0
+COLOURS = (BLACK, BLUE)
 COSTS_AT = (1, 4, 8)
 """Parallelisms at which steps are timed: from few large messages to many small ones."""
 NONE = "none"
@@ -165,36 +164,28 @@ def _of_one_row(context: Context[ScalingSettings]) -> float:
 def _measure(
     context: Context[ScalingSettings], parallelism: int, interval_s: float | None, text: Path, repeat: int
 ) -> dict[str, Any]:
-    env = StreamEnvironment(context.spark, **context.settings.options(parallelism, interval_s))
-    draw(env, str(text), repeat)
-    with env.execute("scaling") as job:
-        wait_until(job, lambda: job.done, time.monotonic() + RUN_S, context.stop)
-        job.await_finish()
-        return {
-            "cores": os.cpu_count(),
-            "seconds": round(job.metrics()["running_s"], 4),
-            "checkpoints": len(complete(job)),
-            "recoveries": len(job.recoveries()),
-        }
+    return {"cores": CORES, **run_to_end(context, context.settings.options(parallelism, interval_s), text, repeat)}
 
 
-def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each parallelism and variant: what was measured (median), what the model says of one core a slot and of
-    this machine, and by how much it is off there."""
+def summarize(runs: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """A row for each parallelism and variant: what was measured (``n`` runs), what the model says of one core a slot
+    and of this machine, and by how much it is off there."""
     rows = []
     for (parallelism, variant), mine in grouped(runs, "parallelism", "variant").items():
         measured = [run for run in mine if not run["simulated"]]
         model = [run["seconds"] for run in mine if run["simulated"] and not run["as_this_machine"]]
         here = [run["seconds"] for run in mine if run["simulated"] and run["as_this_machine"]]
-        found = median((run["seconds"] for run in measured), 4)
+        figures = with_interval("measured", "s", (run["seconds"] for run in measured), seed)
+        found = figures["measured_s"]
         cores = measured[0]["cores"] if measured else None
         rows.append(
             {
                 "parallelism": parallelism,
                 "variant": variant,
                 "interval_s": mine[0]["interval_s"],
-                "measured_s": found,
-                "measured_runs": len(measured),
+                **figures,
+                "n": len(measured),
+                "checkpoints": median((run["checkpoints"] for run in measured), 1),
                 "shares_cores": cores is not None and parallelism > cores,
                 "simulated_s": model[0] if model else None,
                 "simulated_on_this_machine_s": here[0] if here else None,
@@ -206,15 +197,18 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tables(content: dict[str, Any]) -> list[object]:
-    headings = ("measured s", "", "model s", "error %", "a core a slot, s", "")
+    headings = ("measured s", "runs", "taken", "", "model s", "off, %", "a core a slot", "")
     title = (
-        "Running time of a fixed input: measured, by the model of this machine, and simulated with a core for each slot"
+        "Running time of a fixed input: measured (median, 95 % interval), by the model of this machine, and simulated "
+        "with a core for each slot"
     )
     rows = (
         (
             row["variant"],
             str(row["parallelism"]),
-            number(row["measured_s"], 2),
+            interval(row, "measured", "s"),
+            str(row["n"]),
+            number(row["checkpoints"], 0),
             "shares cores" if row["shares_cores"] else "",
             number(row["simulated_on_this_machine_s"], 2),
             number(row["model_error_percent"]),
@@ -223,7 +217,11 @@ def tables(content: dict[str, Any]) -> list[object]:
         )
         for row in content["summary"]
     )
-    return [plain_table(title, ("checkpoints", "parallelism"), headings, rows)]
+    return [plain_table(title, ("checkpoints", "par."), headings, rows)]
+
+
+SHARED = {"marker": "x", "linestyle": "none"}
+"""How measurements look in which slots share cores."""
 
 
 def time_by_parallelism(content: dict[str, Any], target: Path) -> bool:
@@ -233,31 +231,32 @@ def time_by_parallelism(content: dict[str, Any], target: Path) -> bool:
     rows = content["summary"]
     if not rows:
         return False
-    with picture(target) as (_, axes):
+    with picture(target, (8, 5)) as (_, axes):
         for colour, ((variant,), mine) in zip(COLOURS, grouped(rows, "variant").items(), strict=False):
             label = "no checkpoints" if variant == NONE else variant
             model = [(row["parallelism"], row["simulated_s"]) for row in mine if row["simulated_s"]]
-            measured = [row for row in mine if row["measured_s"]]
-            real, shared = (
-                [(row["parallelism"], row["measured_s"]) for row in measured if row["shares_cores"] is shares]
-                for shares in (False, True)
-            )
             if model:
                 dashed = {"marker": "o", "markerfacecolor": "white", "linestyle": "--", "linewidth": 1}
-                label_of_model = f"{label}: simulated, a core for each slot"
-                axes.plot(*zip(*model, strict=True), **dashed, color=colour, label=label_of_model)
-            if real:
-                axes.plot(*zip(*real, strict=True), marker="o", color=colour, label=f"{label}: measured")
-            if shared:
-                axes.scatter(*zip(*shared, strict=True), marker="x", color=colour, label=f"{label}: slots share cores")
+                axes.plot(*zip(*model, strict=True), **dashed, color=colour, label=f"{label}: simulated, a core a slot")
+            measured = [row for row in mine if row["measured_s"]]
+            for shares, style in (
+                (False, {"label": f"{label}: measured"}),
+                (True, SHARED | {"label": f"{label}: shared cores"}),
+            ):
+                some = [row for row in measured if row["shares_cores"] is shares]
+                if some:
+                    draw_medians(
+                        axes, [row["parallelism"] for row in some], some, "measured", "s", color=colour, **style
+                    )
         numbers = sorted({row["parallelism"] for row in rows})
         axes.set_xscale("log", base=2)
         axes.set_xticks(numbers, [str(parallelism) for parallelism in numbers])
         axes.set_ylim(0)
-        axes.set_xlabel("parallelism (slots)")
-        axes.set_ylabel("running time of the fixed input, s")
+        axes.tick_params(labelsize=FONT_SIZE)
+        axes.set_xlabel("parallelism (slots)", fontsize=FONT_SIZE)
+        axes.set_ylabel("running time of the fixed input, s", fontsize=FONT_SIZE)
         axes.grid(axis="y", linewidth=0.3, alpha=0.6)
-        axes.legend(fontsize=7)
+        legend_above(axes, 2)
     return True
 
 
@@ -267,7 +266,7 @@ EXPERIMENT = Experiment(
     slots=lambda settings: max(settings.to_measure, default=1),
     total=lambda settings: settings.steps,
     runs=runs,
-    derive=lambda runs, settings: {"summary": summarize(runs)},
+    derive=lambda runs, settings: {"summary": summarize(runs, settings.seed)},
     tables=tables,
     pictures=(("scaling.png", time_by_parallelism),),
     more=lambda settings: {

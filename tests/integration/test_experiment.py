@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from experiments import overhead
-from experiments.harness import running
+from experiments import overhead, usage
 from experiments.harness.running import Context
 from experiments.overhead import OverheadSettings
 from experiments.recovery import experiment as recovery
 from experiments.recovery.experiment import Settings
 from experiments.scaling import experiment as scaling
 from experiments.scaling.experiment import ScalingSettings
+from experiments.usage import UsageSettings
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 from tests.integration.conftest import wait_until
 from tests.integration.programs import cli, program
@@ -58,17 +58,28 @@ def test_a_rollback_is_measured(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_throughput_with_and_without_checkpoints(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running, "SETTLE_S", 0.5)
-    settings = OverheadSettings(intervals=(0.2,), rounds=1, seconds=1.5)
+def test_running_time_with_and_without_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
+    settings = OverheadSettings(intervals=(0.2,), rounds=1, repeat=2)
     none, *others = overhead.runs(Context(spark, settings, tmp_path))
-    assert none["variant"] == "none" and none["checkpoints"] == 0 and none["duration_ms"] is None
+    assert none["variant"] == "none" and none["checkpoints"] == 1 and none["duration_ms"] is None
     assert [run["mode"] for run in others] == ["aligned", "unaligned", "synchronous"]
     for run in (none, *others):
-        assert run["records_per_s"] > 0 and run["recoveries"] == 0 and run["usage"]["total"]["cpu_s"] > 0
-    assert all(run["checkpoints"] >= overhead.LEAST_CHECKPOINTS and run["duration_ms"] > 0 for run in others)
+        assert run["seconds"] > 0 and run["recoveries"] == 0 and run["usage"]["total"]["cpu_s"] > 0
+    assert all(run["checkpoints"] > 1 and run["duration_ms"] > 0 for run in others)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_processors_and_memory_around_a_kill(spark: SparkSession, tmp_path: Path) -> None:
+    settings = UsageSettings(parallelism=2, replicas=2, runs=1, rate=5_000, interval=0.3)
+    context = Context(spark, settings, tmp_path)
+    standby, rollback = [run for run in usage.runs(context) if run is not None]
+    assert (standby["recovery"], rollback["recovery"]) == ("standby", "rollback")
+    for run in (standby, rollback):
+        assert run["error"] is None and run["recovery_ms"] > 0, run
+        assert run["samples"][0]["at_s"] < -2 and run["samples"][-1]["at_s"] > 4
+        assert {"driver", "slots", "spark"} <= set(run["samples"][0]["rss_mb"])
+    assert [row["n"] for row in usage.summarize([standby, rollback], 1)] == [1, 1]
 
 
 @pytest.mark.long
@@ -140,6 +151,8 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
             "'1,0' is not a list of positive numbers, such as 0.25,1,10",
         ),
         (["experiment", "scaling", "--parallelism", "2,0"], "'2,0' is not a list of whole numbers from 1 up"),
+        (["experiment", "snapshots", "--changed", "0.1,2"], "'0.1,2' is not a list of shares, which are 1 at most"),
+        (["experiment", "usage", "--failure", "host"], "invalid choice: 'host'"),
         (["experiment", "overhead", "--modes", "magic"], "'magic' is not a list of aligned, unaligned, synchronous"),
     ],
 )

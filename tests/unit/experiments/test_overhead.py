@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from experiments.harness import console
-from experiments.overhead import EXPERIMENT, PHASES, OverheadSettings, Variant, throughput_by_interval
+from experiments.overhead import EXPERIMENT, PHASES, OverheadSettings, Variant, time_by_interval
 from flinkplus.errors import ConfigurationError
 
 SETTINGS = OverheadSettings(intervals=(0.5, 10.0), rounds=3)
 
 
-def made_up_run(variant: Variant, round_number: int, records_per_s: float, beside_s: float = 0.5) -> dict[str, Any]:
+def made_up_run(variant: Variant, round_number: int, seconds: float, beside_s: float = 0.5) -> dict[str, Any]:
     taken = 0 if variant.mode is None else 4
     return {
         "variant": variant.name,
@@ -22,8 +22,8 @@ def made_up_run(variant: Variant, round_number: int, records_per_s: float, besid
         "interval_s": variant.interval_s,
         "round": round_number,
         "beside_s": beside_s,
-        "records_per_s": records_per_s,
-        "checkpoints": taken,
+        "seconds": seconds,
+        "checkpoints": taken + 1,
         **dict.fromkeys((*PHASES, "bytes_new", "bytes_total"), 2.0 if taken else None),
     }
 
@@ -35,12 +35,10 @@ def test_variants_and_their_options() -> None:
         10.0: ["none", "aligned, 10 s", "unaligned, 10 s", "synchronous, 10 s"],
     }
     assert EXPERIMENT.total(SETTINGS) == 24
-    none, short, *_ = SETTINGS.groups[0.5]
+    none, *_ = SETTINGS.groups[0.5]
     long = SETTINGS.groups[10.0][-1]
     assert SETTINGS.options(none) == {"parallelism": 2, "checkpoint_interval": None, "recovery": "rollback"}
     assert SETTINGS.options(long)["checkpoint_mode"] == "synchronous"
-    assert SETTINGS.seconds_of(none) == SETTINGS.seconds_of(short) == 8.0
-    assert SETTINGS.seconds_of(long) == 20.0, "two checkpoints at least"
     SETTINGS.check()
     with pytest.raises(ConfigurationError, match="checkpoint_interval must be"):
         OverheadSettings(intervals=(0.001,)).check()
@@ -49,22 +47,25 @@ def test_variants_and_their_options() -> None:
 def test_losses_are_medians_of_the_rounds(tmp_path: Path) -> None:
     """The machine is slower in the second round; that is not taken for a loss."""
     document = EXPERIMENT.document(SETTINGS, tmp_path / "overhead.json")
-    speed = {"none": 1.0, "aligned, 0.5 s": 0.96, "unaligned, 0.5 s": 0.95, "synchronous, 0.5 s": 0.5}
-    for round_number, rate in enumerate((1000.0, 400.0, 1100.0)):
+    slower = {"none": 1.0, "aligned, 0.5 s": 1.04, "unaligned, 0.5 s": 1.05, "synchronous, 0.5 s": 2.0}
+    for round_number, seconds in enumerate((10.0, 25.0, 9.0)):
         for variant in SETTINGS.groups[0.5]:
-            document.add(made_up_run(variant, round_number, rate * speed[variant.name]))
-        document.add(made_up_run(Variant(), round_number, 7 * rate, beside_s=10.0))
+            document.add(made_up_run(variant, round_number, seconds * slower[variant.name]))
+        document.add(made_up_run(Variant(), round_number, 7 * seconds, beside_s=10.0))
     rows = {row["variant"]: row for row in document.content["summary"]}
-    assert [round(row["loss_percent"], 6) for row in rows.values()] == [0.0, 4.0, 5.0, 50.0]
-    assert rows["none"]["records_per_s"] == 1950.0 and rows["none"]["duration_ms"] is None
-    assert rows["aligned, 0.5 s"]["checkpoints"] == 4
+    assert [round(row["loss_percent"], 6) for row in rows.values()] == [0.0, 4.0, 5.0, 100.0]
+    assert (rows["none"]["running_s"], rows["none"]["n"]) == (44.0, 6) and rows["none"]["duration_ms"] is None
+    aligned = rows["aligned, 0.5 s"]
+    assert (aligned["running_s"], aligned["n"], aligned["checkpoints"]) == (10.4, 3, 5)
+    assert (aligned["running_low_s"], aligned["running_high_s"]) == (9.36, 26.0)
+    assert aligned["loss_low_percent"] == aligned["loss_high_percent"] == 4.0, "the same loss in each round"
     console.show(*EXPERIMENT.tables(document.content))
-    assert throughput_by_interval(document.content, tmp_path / "out" / "overhead.png")
+    assert time_by_interval(document.content, tmp_path / "out" / "overhead.png")
     assert (tmp_path / "out" / "overhead.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_checkpoints_there_is_nothing_to_draw(tmp_path: Path) -> None:
     document = EXPERIMENT.document(SETTINGS, tmp_path / "overhead.json")
     document.add(made_up_run(Variant(), 0, 1000.0))
-    assert not throughput_by_interval(document.content, tmp_path / "overhead.png")
+    assert not time_by_interval(document.content, tmp_path / "overhead.png")
     assert not (tmp_path / "overhead.png").exists()

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 
-from experiments.harness.processes import ProcessSampler
+from experiments.cluster.processes import Reading
+from experiments.harness.processes import ProcessSampler, UsageSampler
 
 BUSY = "import time\nprint('up', flush=True)\nwhile True: pass"
 IDLE = "import time\nprint('up', flush=True)\nwhile True: time.sleep(9)"
@@ -47,3 +48,28 @@ def test_a_process_that_dies_and_one_that_is_not_there() -> None:
             one.kill()
             one.wait()
     assert sampler.figures()["processes"]["slot 0"]["rss_mb"] > 1
+
+
+def test_samples_say_what_was_spent_since_the_last() -> None:
+    """Process ``a`` had run before; ``b`` is born later and dies; ``c``, of the same name as ``b``, is born then."""
+    taken = iter(
+        [
+            [Reading("a", "driver", 7.0, 100.0)],
+            [Reading("a", "driver", 7.5, 110.0), Reading("b", "slot 0", 0.2, 50.0)],
+            [Reading("a", "driver", 7.5, 120.0), Reading("c", "slot 0", 0.3, 40.0)],
+        ]
+    )
+    sampler = UsageSampler(lambda: next(taken), period_s=0.01)
+    with sampler:
+        while sampler.failed is None:  # there are no further readings
+            time.sleep(0.01)
+    assert "StopIteration" in sampler.failed
+    assert [sample.cpu_s for sample in sampler.samples] == [
+        {"driver": 0.0},
+        {"driver": 0.5, "slot 0": 0.2},
+        {"driver": 0.0, "slot 0": 0.3},
+    ]
+    assert sampler.samples[1].rss_mb == {"driver": 110.0, "slot 0": 50.0}
+    processes = sampler.figures()["processes"]
+    assert (processes["driver"]["cpu_s"], processes["slot 0"]["cpu_s"]) == (0.5, 0.5)
+    assert (processes["slot 0"]["rss_mb"], processes["slot 0"]["rss_mb_max"]) == (45.0, 50.0)

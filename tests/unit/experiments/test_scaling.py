@@ -150,6 +150,7 @@ def run(parallelism: int, found_s: float, simulated: bool, here: bool = False, v
         "variant": variant,
         "interval_s": None,
         "seconds": found_s,
+        "checkpoints": 1,
         "cores": 2,
         "as_this_machine": here,
     }
@@ -164,8 +165,9 @@ def test_simulated_points_say_so_and_the_error_is_there_where_both_exist(tmp_pat
     document.add(run(16, 1.5, True))
     two, sixteen = document.content["summary"]
     assert (two["measured_s"], two["model_error_percent"], two["simulated"]) == (5.0, 10.0, False)
+    assert (two["n"], two["measured_low_s"], two["measured_high_s"], two["checkpoints"]) == (3, 4.0, 9.0, 1.0)
     assert (sixteen["measured_s"], sixteen["simulated_s"], sixteen["simulated"]) == (None, 1.5, True)
-    assert sixteen["model_error_percent"] is None
+    assert sixteen["model_error_percent"] is None and sixteen["n"] == 0 and sixteen["measured_low_s"] is None
     console.show(*EXPERIMENT.tables(document.content))
     assert time_by_parallelism(document.content, tmp_path / "out" / "scaling.png")
     assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")

@@ -231,3 +231,8 @@ def test_the_harness_tells_what_a_host_takes(tmp_path: Path) -> None:
         assert Control(str(path)).usage("worker-1") == {"slots": 12.5, "disk": 1.0}
         with pytest.raises(ClusterError, match="no host 'worker-9'"):
             Control(str(path)).usage("worker-9")
+        with subprocess.Popen([sys.executable, "-c", "input()", "flinkplus.runtime.x"], stdin=subprocess.PIPE) as slot:
+            found = {reading.name: reading for reading in Control(str(path)).processes()}
+            assert found["slots"].process.startswith(f"{slot.pid}/")
+            assert not any(reading.process.startswith(f"{os.getpid()}/") for reading in found.values())
+            slot.communicate(b"\n")
