@@ -28,7 +28,7 @@ from experiments.harness.arguments import choices, option, positive_numbers
 from experiments.harness.console import numbers, plain_table
 from experiments.harness.experiment import Experiment
 from experiments.harness.pictures import picture
-from experiments.harness.running import ENDLESS, Context, RunError, complete, measure, run_until
+from experiments.harness.running import ENDLESS, Context, RunError, TextSettings, complete, measure, run_until
 from experiments.harness.statistics import grouped, in_turn, median
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
@@ -74,7 +74,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class OverheadSettings:
+class OverheadSettings(TextSettings):
     """What to run. ``seconds`` are measured in each run, more where two checkpoints take longer."""
 
     intervals: tuple[float, ...] = option(
@@ -95,7 +95,7 @@ class OverheadSettings:
         return {interval: [Variant(), *(Variant(mode, interval) for mode in self.modes)] for interval in self.intervals}
 
     def options(self, variant: Variant) -> dict[str, Any]:
-        return {"parallelism": self.parallelism, **variant.options()}
+        return {"parallelism": self.parallelism, **self.job_options(), **variant.options()}
 
     def seconds_of(self, variant: Variant) -> float:
         return max(self.seconds, LEAST_CHECKPOINTS * (variant.interval_s or 0.0))

@@ -11,7 +11,6 @@ output, by the same code for all of them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from experiments.baselines.jobs import JOBS
 from experiments.baselines.recovery import BEFORE_MS, CALM_MS, LEAST_SLACK_MS, SLACK
 from experiments.harness.arguments import choices, option, whole_numbers
 from experiments.harness.experiment import Experiment
-from experiments.harness.running import Context
+from experiments.harness.running import Context, TextSettings
 from experiments.harness.statistics import in_turn
 from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.config import options_from
@@ -73,7 +72,7 @@ DIFFERENCES = (
 
 
 @dataclass(frozen=True)
-class BaselinesSettings:
+class BaselinesSettings(TextSettings):
     """What to run."""
 
     engines: tuple[str, ...] = option(ENGINES, choices(ENGINES), metavar=",".join(ENGINES))
@@ -114,7 +113,7 @@ class BaselinesSettings:
         ]
 
     def _options(self) -> dict[str, Any]:
-        return {"recovery": self.recovery, "checkpoint_interval": self.interval}
+        return {"recovery": self.recovery, "checkpoint_interval": self.interval, **self.job_options()}
 
     def _case(self, engine: str, job: str, parallelism: int, measure: str, run: int) -> Case:
         parts = (self.seed, JOBS.index(job), parallelism, MEASURES.index(measure), run)
@@ -157,7 +156,7 @@ def _run(
 ) -> Generator[dict[str, Any], None, None]:
     names = ("engine", "job", "parallelism", "measure", "run", "seed")
     known: dict[str, Any] = {name: getattr(case, name) for name in names}
-    known |= {"rate": case.paced, "failure": None, "error": None, "load_before": round(os.getloadavg()[0], 2)}
+    known |= {"rate": case.paced, "failure": None, "error": None}
     try:
         with run_directory(context.directory) as directory:
             for figures in engine.run(case, directory, text, context.stop):
@@ -174,9 +173,6 @@ def provenance(settings: BaselinesSettings) -> dict[str, Any]:
     """What the document says beside commit, versions and machine."""
     case = next((case for case in settings.cases() if case.measure == THROUGHPUT), settings.cases()[0])
     return {
-        "uid": os.getuid(),
-        "nice": os.nice(0),
-        "load": [round(load, 2) for load in os.getloadavg()],
         "usable_cores": len(psutil.Process().cpu_affinity() or ()),
         "java": java_version(),
         "flink": {

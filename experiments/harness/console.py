@@ -9,6 +9,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from flinkplus.cli import tables
 
@@ -46,6 +47,11 @@ def show(*things: object) -> None:
     console = tables.console()
     for thing in things:
         console.print(thing)
+
+
+def unbroken(line: str) -> Text:
+    """A line that stays one, however long it is."""
+    return Text(line, no_wrap=True, overflow="ignore")
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -37,7 +37,8 @@ def test_variants_and_their_options() -> None:
     assert EXPERIMENT.total(SETTINGS) == 24
     none, short, *_ = SETTINGS.groups[0.5]
     long = SETTINGS.groups[10.0][-1]
-    assert SETTINGS.options(none) == {"parallelism": 2, "checkpoint_interval": None, "recovery": "rollback"}
+    wanted = {"parallelism": 2, "checkpoint_interval": None, "recovery": "rollback", "transport": "tcp"}
+    assert SETTINGS.options(none) == wanted
     assert SETTINGS.options(long)["checkpoint_mode"] == "synchronous"
     assert SETTINGS.seconds_of(none) == SETTINGS.seconds_of(short) == 8.0
     assert SETTINGS.seconds_of(long) == 20.0, "two checkpoints at least"
