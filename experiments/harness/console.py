@@ -9,7 +9,6 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from flinkplus.cli import tables
 
@@ -49,9 +48,9 @@ def show(*things: object) -> None:
         console.print(thing)
 
 
-def unbroken(line: str) -> Text:
-    """A line that stays one, however long it is."""
-    return Text(line, no_wrap=True, overflow="ignore")
+def show_line(line: str) -> None:
+    """Print a line to stdout that stays one, however long it is."""
+    tables.console().print(line, soft_wrap=True)
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -201,7 +201,8 @@ class Experiment(Generic[S]):
 
     def show(self, content: Content, out: Path) -> None:
         """Tables and the conditions of the runs to stdout, pictures to ``out``."""
-        console.show(*self.tables(content), console.unbroken(conditions_line(content)))
+        console.show(*self.tables(content))
+        console.show_line(conditions_line(content))
         for name, draw in self.pictures:
             if draw(content, out / name):
                 console.show(f"written: {out / name}")
