@@ -137,9 +137,8 @@ def _growth(samples: list[tuple[float, dict[int, int]]], end_s: float) -> dict[s
 def run(settings: Namespace) -> dict[str, Any]:
     """All of it, or the steps that are named; returns the figures."""
     seconds, pair_seconds, pairs = (8.0, 5.0, 1) if settings.quick else (30.0, 15.0, 3)
-    facts = environment()
     figures: dict[str, Any] = {
-        "machine": {**facts["machine"], "python": facts["versions"]["python"]},
+        **environment(),
         "corpus": {"words": WORDS, "vocabulary": VOCABULARY, "seed": SEED},
         "parallelism": PARALLELISM,
     }

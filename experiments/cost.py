@@ -20,7 +20,7 @@ from typing import Any
 from experiments.harness.arguments import choices, option, whole_numbers
 from experiments.harness.console import number, plain_table
 from experiments.harness.experiment import Experiment
-from experiments.harness.running import ENDLESS, Context, complete, measure
+from experiments.harness.running import ENDLESS, Context, TextSettings, complete, measure
 from experiments.harness.statistics import grouped, in_turn, median, median_interval
 from experiments.harness.workload import draw
 from flinkplus.api.environment import StreamEnvironment
@@ -75,7 +75,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class CostSettings:
+class CostSettings(TextSettings):
     """What to run; ``seconds`` are measured in each run, after it has settled."""
 
     replicas: tuple[int, ...] = option((1, 2, 3), whole_numbers(1), metavar="N,...")
@@ -106,7 +106,8 @@ class CostSettings:
         ]
 
     def options(self, variant: Variant) -> dict[str, Any]:
-        return {"parallelism": self.parallelism, "checkpoint_interval": self.interval, **variant.options()}
+        always = {"parallelism": self.parallelism, "checkpoint_interval": self.interval, **self.job_options()}
+        return {**always, **variant.options()}
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""

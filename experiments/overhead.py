@@ -28,7 +28,7 @@ from experiments.harness.console import interval, numbers, plain_table
 from experiments.harness.experiment import Experiment
 from experiments.harness.pictures import BLACK, BLUE, FONT_SIZE, GREEN, ORANGE, draw_medians, legend_above, picture
 from experiments.harness.processes import ProcessSampler
-from experiments.harness.running import ENDLESS, WORDS, Context, S, complete, wait_until
+from experiments.harness.running import ENDLESS, WORDS, Context, S, TextSettings, complete, wait_until
 from experiments.harness.statistics import grouped, in_turn, median, with_interval
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.cli.arguments import positive
@@ -71,7 +71,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class OverheadSettings:
+class OverheadSettings(TextSettings):
     """What to run."""
 
     intervals: tuple[float, ...] = option(
@@ -92,7 +92,7 @@ class OverheadSettings:
         return {interval: [Variant(), *(Variant(mode, interval) for mode in self.modes)] for interval in self.intervals}
 
     def options(self, variant: Variant) -> dict[str, Any]:
-        return {"parallelism": self.parallelism, **variant.options()}
+        return {"parallelism": self.parallelism, **self.job_options(), **variant.options()}
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""

@@ -28,7 +28,16 @@ from experiments.harness.arguments import choices, option
 from experiments.harness.experiment import HERE, LOCAL, NAMESPACES, Experiment
 from experiments.harness.pictures import BLACK, BLUE, FONT_SIZE, ORANGE, PURPLE, legend_above, picture
 from experiments.harness.processes import ProcessSampler, Sample, UsageSampler
-from experiments.harness.running import ENDLESS, Context, RunError, error_of, measure, run_until, wait_until
+from experiments.harness.running import (
+    ENDLESS,
+    Context,
+    RunError,
+    TextSettings,
+    error_of,
+    measure,
+    run_until,
+    wait_until,
+)
 from experiments.harness.statistics import grouped, in_turn, median, median_interval, with_interval
 from experiments.harness.workload import PROBE, Probe, draw
 from experiments.recovery.kill import CHECKPOINTS_BEFORE, FAILURES, PATIENCE_S, Case, Kill
@@ -50,7 +59,7 @@ MEASURES = {"cores": "processors in use", "rss_mb": "memory, MB"}
 
 
 @dataclass(frozen=True)
-class UsageSettings:
+class UsageSettings(TextSettings):
     """What to run. ``hosts``: workers of the cluster, ``None`` without one."""
 
     parallelism: int = option(8, positive, metavar="N")
@@ -74,6 +83,7 @@ class UsageSettings:
             "checkpoint_interval": self.interval,
             "recovery": recovery,
         }
+        options |= self.job_options()
         return {**options, "replicas": self.replicas} if recovery == "standby" else options
 
     def case(self, recovery: str, run: int) -> Case:

@@ -41,6 +41,7 @@ from flinkplus.errors import (
 if TYPE_CHECKING:
     from flinkplus.api.environment import StreamEnvironment
     from flinkplus.api.job import JobHandle
+    from flinkplus.api.spark_settings import spark_settings
     from flinkplus.api.stream import KeyedStream, Stream, WindowedStream
     from flinkplus.job_options import JobOptions
 
@@ -81,6 +82,7 @@ __all__ = [
     "UserFunctionError",
     "WindowedStream",
     "__version__",
+    "spark_settings",
 ]
 _API = {
     "JobHandle": "flinkplus.api.job",
@@ -89,6 +91,7 @@ _API = {
     "Stream": "flinkplus.api.stream",
     "StreamEnvironment": "flinkplus.api.environment",
     "WindowedStream": "flinkplus.api.stream",
+    "spark_settings": "flinkplus.api.spark_settings",
 }
 
 

@@ -11,7 +11,6 @@ output, by the same code for all of them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ from experiments.baselines.recovery import BEFORE_MS, CALM_MS, LEAST_SLACK_MS, S
 from experiments.baselines.text import Text
 from experiments.harness.arguments import choices, option, whole_numbers
 from experiments.harness.experiment import Experiment
-from experiments.harness.running import VOCABULARY, Context
+from experiments.harness.running import VOCABULARY, Context, TextSettings
 from experiments.harness.statistics import in_turn
 from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.config import options_from
@@ -92,7 +91,7 @@ STATE_OF_FLINKPLUS = (
 
 
 @dataclass(frozen=True)
-class BaselinesSettings:
+class BaselinesSettings(TextSettings):
     """What to run."""
 
     engines: tuple[str, ...] = option(ENGINES, choices(ENGINES), metavar=",".join(ENGINES))
@@ -135,7 +134,12 @@ class BaselinesSettings:
 
     def options(self, parallelism: int) -> dict[str, Any]:
         """Of FlinkPlus's jobs. Raises ``ConfigurationError``."""
-        own = {"parallelism": parallelism, "recovery": self.recovery, "checkpoint_interval": self.interval}
+        own: dict[str, Any] = {
+            "parallelism": parallelism,
+            "recovery": self.recovery,
+            "checkpoint_interval": self.interval,
+            **self.job_options(),
+        }
         if self.memtable_entries is not None:
             own["memtable_entries"] = self.memtable_entries
         return job_options(self.more_options or (), own)
@@ -183,8 +187,8 @@ def runs(context: Context[BaselinesSettings]) -> Generator[dict[str, Any] | None
     for name, engine in known.items():
         context.begin(f"preparing {name}")
         engine.prepare(context.say)
-    text = context.directory / "text"
-    Text(settings.vocabulary, settings.uniform).write(text, settings.seed)
+    shape = Text(settings.vocabulary, settings.uniform)
+    text = context.text(shape.words, shape.vocabulary, shape.uniform)
     for case in settings.cases():
         if context.stop.is_set():
             return
@@ -199,7 +203,7 @@ def _run(
 ) -> Generator[dict[str, Any], None, None]:
     names = ("engine", "job", "parallelism", "measure", "run")
     known: dict[str, Any] = {name: getattr(case, name) for name in names}
-    known |= {"rate": case.paced, "failure": None, "error": None, "load_before": round(os.getloadavg()[0], 2)}
+    known |= {"rate": case.paced, "failure": None, "error": None}
     try:
         with run_directory(context.directory) as directory:
             for figures in engine.run(case, directory, text, context.stop):
@@ -217,9 +221,6 @@ def provenance(settings: BaselinesSettings) -> dict[str, Any]:
     case = next((case for case in settings.cases() if case.measure == THROUGHPUT), settings.cases()[0])
     flinkplus, text = options_from({}, settings.options(case.parallelism)), Text(settings.vocabulary, settings.uniform)
     return {
-        "uid": os.getuid(),
-        "nice": os.nice(0),
-        "load": [round(load, 2) for load in os.getloadavg()],
         "usable_cores": len(psutil.Process().cpu_affinity() or ()),
         "java": java_version(),
         "flink": {

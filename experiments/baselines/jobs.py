@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from experiments.baselines.notes import NOTED, Note
+from experiments.harness.text import WORDS_PER_LINE
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.stream import Stream
 from flinkplus.sources.generator import BATCH_BLOCK_ROWS
@@ -30,7 +31,6 @@ WORDCOUNT, THREE_SUMS, WINDOW = JOBS = ("wordcount", "three-sums", "window")
 USERS, PAGES, COUNTRIES = KEYS = (50_021, 10_007, 251)
 FACTORS = (48_271, 16_807, 69_621)
 """A row's user is ``number * 48,271 % 50,021``, and so on."""
-WORDS_PER_LINE = 10
 WINDOW_MS = 1_000
 WINDOW_ROWS_PER_MS = 100
 """Of the time that rows of ``window`` have, at unlimited rate; at a steady one it is when they are due."""

@@ -23,7 +23,6 @@ MASTER, ZOOKEEPER, SHARED = "FLINKPLUS_MASTER", "FLINKPLUS_ZOOKEEPER", "FLINKPLU
 WEB_PORT = 8080
 PATIENCE_S = 90.0
 POLL_S = 0.1
-SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class Place:
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": SMALL_JVM,
         }
 
     def options(self, directory: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from experiments.exactness.strikes import APART_S, EXCEPTION, WORDS, Case, Strik
 from experiments.harness.arguments import choices, option
 from experiments.harness.console import number, plain_table
 from experiments.harness.experiment import Experiment
-from experiments.harness.running import Context, error_of, wait_until
+from experiments.harness.running import Context, JobSettings, error_of, wait_until
 from experiments.harness.statistics import median, percentile
 from experiments.harness.workload import Trigger
 from flinkplus.api.environment import StreamEnvironment
@@ -52,7 +52,7 @@ SHOWN = ("runs", "exact", "local", "rollback", "untouched", "wrong", "failed", "
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(JobSettings):
     """What to run.
 
     ``without``: parts of the protocol that the jobs lack (``flinkplus.runtime.faults.points``). ``replicas``: ``None``
@@ -94,6 +94,7 @@ class Settings:
             "checkpoint_interval": self.interval,
             "checkpoint_timeout": CHECKPOINT_TIMEOUT_S,
             "recovery": self.recovery,
+            **self.job_options(),
             "max_restarts": 100,
             "faults": tuple(WITHOUT + part for part in self.without),
         }

@@ -23,6 +23,8 @@ def beside(work: Generator[T, Any, Any], stop: Callable[[], None]) -> Iterator[T
     over, failure = object(), None
     with ThreadPoolExecutor(1, thread_name_prefix="experiment") as pool:
         try:
+            # An interrupt while the pool starts its thread would have it start a second one, beside this one's work.
+            pool.submit(lambda: None).result()
             while True:
                 answer = pool.submit(next, work, over)
                 while not wait([answer], WAIT_S).done:

@@ -48,6 +48,11 @@ def show(*things: object) -> None:
         console.print(thing)
 
 
+def show_line(line: str) -> None:
+    """Print a line to stdout that stays one, however long it is."""
+    tables.console().print(line, soft_wrap=True)
+
+
 def number(value: float | None, digits: int = 1) -> str:
     """For people; a dash where there is none."""
     return "-" if value is None else f"{value:,.{digits}f}"

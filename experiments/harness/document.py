@@ -1,7 +1,7 @@
 """The document of an experiment (JSON).
 
-It has ``experiment``, ``parameters``, ``versions``, ``machine``, ``commit``, ``started``, ``interrupted``, ``runs``
-(one object each) and what is computed from all runs.
+It has ``experiment``, ``parameters``, ``versions``, ``machine``, ``commit``, ``started``, ``uid``, ``nice``,
+``may_raise_priority``, ``load``, ``interrupted``, ``runs`` (one object each) and what is computed from all runs.
 
 Rules: rewritten after each run, whole or not at all, so that an experiment that is interrupted keeps what it has.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from experiments.harness.conditions import conditions
 from flinkplus.cli.figures import write_json
 from flinkplus.errors import ConfigurationError
 
@@ -29,7 +30,7 @@ GIT_TIMEOUT_S = 10
 
 
 def environment() -> dict[str, Any]:
-    """``versions``, ``machine``, ``commit`` and ``started`` of this program."""
+    """``versions``, ``machine``, ``commit`` and ``started`` of this program, and its ``conditions``."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -46,6 +47,7 @@ def environment() -> dict[str, Any]:
         },
         "commit": _commit(),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **conditions(),
     }
 
 

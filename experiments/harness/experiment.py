@@ -20,8 +20,10 @@ from experiments.cluster.place import Place
 from experiments.harness import console
 from experiments.harness.arguments import add_options, settings_from
 from experiments.harness.beside import beside
+from experiments.harness.conditions import conditions_line, load_1min
 from experiments.harness.document import Document
-from experiments.harness.running import Context, S, one_session
+from experiments.harness.running import Context, S, input_of, one_session
+from experiments.harness.text import check_text
 from flinkplus.cli.arguments import positive
 from flinkplus.cli.figures import check_json
 from flinkplus.errors import ConfigurationError
@@ -130,6 +132,9 @@ class Experiment(Generic[S]):
     def check(self, settings: S, path: Path, out: Path) -> None:
         """Raises ``ConfigurationError`` for what no run would accept, and for files that cannot be written."""
         settings.check()
+        text = input_of(settings)
+        if text is not None:
+            check_text(text)
         for target in (path, *(out / name for name, _ in self.pictures)):
             check_json(target)
 
@@ -159,10 +164,17 @@ class Experiment(Generic[S]):
                 ) as directory,
                 console.bar(self.total(settings) - len(content["runs"]), "starting") as bar,
             ):
-                context = Context(session, settings, Path(directory), content, out, place, bar.begin, bar.say)
+                load = load_1min()
+
+                def begin(what: str) -> None:
+                    nonlocal load
+                    load = load_1min()
+                    bar.begin(what)
+
+                context = Context(session, settings, Path(directory), content, out, place, begin, bar.say)
                 for figures in beside(self.runs(context), context.end):
                     if figures is not None:
-                        document.add(figures)
+                        document.add({**figures, "load_1min": load})
                     bar.end()
         except KeyboardInterrupt:
             content["interrupted"] = True
@@ -188,8 +200,9 @@ class Experiment(Generic[S]):
         return one_session(place.master, slots, place.session_settings(hosts))
 
     def show(self, content: Content, out: Path) -> None:
-        """Tables to stdout, pictures to ``out``."""
+        """Tables and the conditions of the runs to stdout, pictures to ``out``."""
         console.show(*self.tables(content))
+        console.show_line(conditions_line(content))
         for name, draw in self.pictures:
             if draw(content, out / name):
                 console.show(f"written: {out / name}")

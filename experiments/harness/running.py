@@ -14,9 +14,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from pyspark.sql import SparkSession
 
 from experiments.cluster.place import Place
+from experiments.harness.arguments import option
 from experiments.harness.processes import ProcessSampler
+from experiments.harness.text import write_text
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.batch_check import BatchCheck, check_output
+from flinkplus.config import TRANSPORTS
 from flinkplus.corpus import write_corpus
 from flinkplus.errors import InvariantViolation
 
@@ -43,6 +46,35 @@ class BaseSettings(Protocol):
         """Raises ``ConfigurationError`` for what no run would accept."""
 
 
+@dataclass(frozen=True)
+class JobSettings:
+    """Options of every experiment: those of all its jobs."""
+
+    transport: str = option(
+        TRANSPORTS[0], choices=TRANSPORTS, help="what carries messages of the jobs (default: %(default)s)"
+    )
+
+    def job_options(self) -> dict[str, Any]:
+        """Options of every job."""
+        return {"transport": self.transport}
+
+
+@dataclass(frozen=True)
+class TextSettings(JobSettings):
+    """Options of every experiment whose jobs count words. ``input``: a file of text, ``None`` for a made-up text."""
+
+    input: str | None = option(
+        None,
+        metavar="FILE",
+        help="text whose words are counted, read over and over if it is too short (default: made up)",
+    )
+
+
+def input_of(settings: object) -> Path | None:
+    """The file of ``--input``, where there is the option and it was given."""
+    return Path(settings.input) if isinstance(settings, TextSettings) and settings.input is not None else None
+
+
 S = TypeVar("S", bound=BaseSettings)
 
 
@@ -53,7 +85,7 @@ class Context(Generic[S]):
     ``session``: ``None`` where the runs start what they need themselves.
     ``directory``: for the files of all runs. On a cluster (``place``) its hosts share it.
     ``content``: of the document. ``out``: the directory of ``--out``.
-    ``begin``, ``say``: show what is going on, or a line that stays.
+    ``begin``: shows what is going on; the experiment calls it at the beginning of each run. ``say``: a line that stays.
     ``stop``: when it is set the present run ends soon, and no other begins.
     """
 
@@ -80,11 +112,20 @@ class Context(Generic[S]):
         if self.session is not None:
             self.session.sparkContext.cancelJobsWithTag(CHECK_TAG)
 
-    def text(self, words: int = WORDS, vocabulary: int = VOCABULARY) -> Path:
-        """A made-up text of so many words, which depends on the seed alone."""
-        path = self.directory / f"zipf-{words}.txt"
-        if not path.exists():
-            write_corpus(path, words, vocabulary, self.settings.seed)
+    def text(self, words: int = WORDS, vocabulary: int = VOCABULARY, uniform: bool = False) -> Path:
+        """A text of so many words: of the file of ``--input``, or a made-up one, which depends on the seed alone.
+        ``uniform``: its words are equally likely; else by Zipf's law.
+
+        Raises ``ConfigurationError`` when that file cannot be read.
+        """
+        given = input_of(self.settings)
+        path = self.directory / f"{'made-up' if given is None else 'text'}-{words}.txt"
+        if path.exists():
+            return path
+        if given is None:
+            write_corpus(path, words, vocabulary, self.settings.seed, uniform=uniform)
+        else:
+            write_text(given, path, words)
         return path
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ from rich.table import Table
 from experiments.harness.arguments import choices, option, whole_numbers
 from experiments.harness.console import number, plain_table
 from experiments.harness.experiment import HERE, NAMESPACES, Experiment
-from experiments.harness.running import Context, error_of
+from experiments.harness.running import Context, TextSettings, error_of
 from experiments.harness.statistics import grouped, median, median_interval, percentile
 from experiments.harness.workload import BALLAST_KEYS_PER_S
 from experiments.recovery import pictures
@@ -54,7 +54,7 @@ REDUCTIONS = {"partial": "partial_reduction_percent", "standby": "reduction_perc
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(TextSettings):
     """What to run. ``state_keys``: objects of 1 KB in the keyed state of the job, beside the words. ``hosts``: workers
     of the cluster, ``None`` without one.
     """
@@ -110,6 +110,7 @@ class Settings:
             "parallelism": case.parallelism,
             "checkpoint_interval": self.interval,
             "recovery": case.recovery,
+            **self.job_options(),
         }
         if case.recovery == "standby":
             options["replicas"] = self.replicas

@@ -23,6 +23,7 @@ import numpy as np
 
 from experiments.harness.fitting import fitted_costs
 from experiments.harness.one_process import OneProcess
+from experiments.harness.running import RunError
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
@@ -148,7 +149,10 @@ def measure_costs(
     directory: Path,
     stop: threading.Event,
 ) -> Iterator[Costs | None]:
-    """``make``: the job at a parallelism. Gives ``None`` after each but the last step, and then what was found."""
+    """``make``: the job at a parallelism. Gives ``None`` after each but the last step, and then what was found.
+
+    Raises ``RunError`` when ``stop`` is set.
+    """
     steps: list[_Step] = []
     snapshots: list[SnapshotHandle] = []
     decode_s = frames = sampled_bytes = sampled_rows = 0.0
@@ -159,6 +163,8 @@ def measure_costs(
             bench.run(seconds, stop)
         finally:
             bench.close()
+        if stop.is_set():
+            raise RunError("interrupted")
         steps += bench.steps[int(WARM_UP * len(bench.steps)) :]
         if parallelism == parallelisms[0]:
             snapshots = bench.snapshots

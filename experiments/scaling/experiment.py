@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import threading
 import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +24,7 @@ from experiments.harness.arguments import option, whole_numbers
 from experiments.harness.console import interval, number, plain_table
 from experiments.harness.experiment import Experiment
 from experiments.harness.pictures import BLACK, BLUE, FONT_SIZE, draw_medians, legend_above, picture
-from experiments.harness.running import WORDS, Context
+from experiments.harness.running import WORDS, Context, TextSettings
 from experiments.harness.statistics import grouped, in_turn, median, with_interval
 from experiments.overhead import draw, run_to_end
 from experiments.scaling.busy import crowding
@@ -43,7 +44,7 @@ JOBS_OF_ONE_ROW = 3
 
 
 @dataclass(frozen=True)
-class ScalingSettings:
+class ScalingSettings(TextSettings):
     """``measured``: the highest parallelism that is measured; ``batch_rows``: ``None`` for the default;
     ``costs_seconds``: that steps are timed, at each of ``COSTS_AT``."""
 
@@ -84,6 +85,7 @@ class ScalingSettings:
 
     def options(self, parallelism: int, interval_s: float | None) -> dict[str, Any]:
         options = {"parallelism": parallelism, "checkpoint_interval": interval_s, "recovery": "rollback"}
+        options |= self.job_options()
         return options if self.batch_rows is None else {**options, "batch_rows": self.batch_rows}
 
     def check(self) -> None:
@@ -113,21 +115,28 @@ def runs(context: Context[ScalingSettings]) -> Generator[dict[str, Any] | None, 
     costs = None
     for costs in measure_costs(job, COSTS_AT, settings.costs_seconds, context.directory / "costs", context.stop):
         if costs is not None:
-            costs.crowded = crowding(*job(1), context.directory / "busy", CORES, settings.costs_seconds / 2)
+            busy = context.directory / "busy"
+            costs.crowded = crowding(*job(1), busy, CORES, settings.costs_seconds / 2, context.stop)
             costs.job_s = _of_one_row(context)
             context.content["costs"] = asdict(costs)
         yield None
-    if context.stop.is_set() or costs is None:
-        return
-    options = job(1)[1]
+    if costs is not None:
+        yield from simulated(context, costs, job(1)[1])
+
+
+def simulated(
+    context: Context[ScalingSettings], costs: Costs, options: Options
+) -> Generator[dict[str, Any], None, None]:
+    """Simulated runs. Raises ``RunError`` when ``context.stop`` is set."""
+    settings = context.settings
     for parallelism in settings.parallelism:
         for interval_s in settings.intervals:
             setting = Setting(parallelism, settings.words, interval_s, options.window, options.snapshot_spread)
             setting = replace(setting, bundle_rows=options.bundle_rows)
             context.begin(f"simulated: {parallelism}, {_case(parallelism, interval_s, True)['variant']}")
-            yield simulate(costs, setting, None)
+            yield simulate(costs, setting, None, context.stop)
             if parallelism in settings.to_measure:
-                yield simulate(costs, setting, CORES)
+                yield simulate(costs, setting, CORES, context.stop)
 
 
 def _case(parallelism: int, interval_s: float | None, simulated: bool) -> dict[str, Any]:
@@ -135,13 +144,18 @@ def _case(parallelism: int, interval_s: float | None, simulated: bool) -> dict[s
     return {"simulated": simulated, "parallelism": parallelism, "variant": checkpoints, "interval_s": interval_s}
 
 
-def simulate(costs: Costs, setting: Setting, machine_cores: int | None) -> dict[str, Any]:
-    """The figures of one run of the model. ``machine_cores``: on a machine with so many, ``None`` for one a slot."""
+def simulate(
+    costs: Costs, setting: Setting, machine_cores: int | None, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """The figures of one run of the model. ``machine_cores``: on a machine with so many, ``None`` for one a slot.
+
+    Raises ``RunError`` when ``stop`` is set.
+    """
     cores = setting.parallelism if machine_cores is None else min(machine_cores, setting.parallelism)
     begun = time.perf_counter()
     crowded = machine_cores is not None and cores > 1
     simulation = Simulation(costs, replace(setting, cores=cores, slower=costs.crowded if crowded else 1.0))
-    seconds = simulation.run()
+    seconds = simulation.run(stop)
     return {
         **_case(setting.parallelism, setting.interval_s, True),
         "as_this_machine": machine_cores is not None,

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import heapq
 import math
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from experiments.harness.running import RunError
 from experiments.scaling.costs import Costs, VertexCosts
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.channels.inputs import MAX_BUNDLE_BYTES
@@ -126,13 +128,15 @@ class Simulation:
             stages.append(stage)
         return stages
 
-    def run(self) -> float:
-        """Raises ``RuntimeError`` in a deadlock."""
+    def run(self, stop: threading.Event | None = None) -> float:
+        """Raises ``RunError`` when ``stop`` is set, ``RuntimeError`` in a deadlock."""
         if self._setting.interval_s is not None:
             self._at(self._setting.interval_s, self._trigger_due)
         for slot in range(self._setting.parallelism):
             self._wake(slot)
         while self._events:
+            if stop is not None and stop.is_set():
+                raise RunError("interrupted")
             self._now_s, _, action = heapq.heappop(self._events)
             action()
             if self._final and not self._missing:

@@ -27,7 +27,7 @@ from experiments.harness.arguments import choices, option
 from experiments.harness.console import number, plain_table
 from experiments.harness.experiment import HERE, LOCAL, NAMESPACES, Experiment
 from experiments.harness.pictures import picture
-from experiments.harness.running import Context, RunError, run_until
+from experiments.harness.running import Context, RunError, TextSettings, run_until
 from experiments.harness.statistics import grouped, median
 from experiments.harness.workload import PROBE, Probe, Trigger, draw
 from experiments.soak.faults import CLUSTER_FAULTS, LOCAL_FAULTS, Striker, drawn
@@ -61,7 +61,7 @@ COLOURS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(TextSettings):
     """``hosts``: workers of the cluster, ``None`` without one. ``every``: least seconds from one fault to the next."""
 
     minutes: float = option(30.0, positive_number, metavar="M", help="of input (default: 30)")
@@ -99,6 +99,7 @@ class Settings:
             "replicas": self.replicas,
             "checkpoint_interval": self.interval,
             "recovery": "standby",
+            **self.job_options(),
             "max_restarts": 1_000_000,  # a soak throws more exceptions than a job should
         }
 
@@ -178,7 +179,6 @@ class _Soak:
             restored_s = self._restored(job)
             metrics = job.metrics()
             recoveries = job.recoveries()[before["recoveries"] :]
-            context.begin("running")
             yield {
                 "at_s": at_s,
                 "kind": one.kind,
@@ -192,6 +192,7 @@ class _Soak:
                 "restored_s": round(restored_s - taken_back_s, 3),
                 "reasons": [r["reason"] for r in recoveries],
             }
+            context.begin("running")
 
     def _restored(self, job: JobHandle) -> float:
         """When the job ran with all standbys in step; waits for that, and for a complete checkpoint since.

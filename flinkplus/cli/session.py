@@ -25,6 +25,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from flinkplus.api.spark_settings import spark_settings
 from flinkplus.errors import ConfigurationError, FlinkPlusError, JavaError, JobFailed, described, first_line
 from flinkplus.runtime.job.homes import local_master
 from flinkplus.runtime.job.launcher import LOCAL_CLUSTER, LOOPBACK, check_slots
@@ -34,8 +35,7 @@ JAVA_TIMEOUT_S = 30
 JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 INSTALL_HINT = "install it with: sudo apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
 REMOTE_MASTER = re.compile(r"(spark://.|k8s://.|yarn$)")
-QUICK_JIT = "-XX:TieredStopAtLevel=1"
-"""Commands are short: Spark's code is compiled quickly rather than well, which leaves the processors to the slots."""
+DRIVER_JAVA = "spark.driver.extraJavaOptions"
 SPARE_THREADS = 2  # for the user's own queries beside the slots
 JAVA_STOP_S = 10.0
 JAVA_ENDS_S = 2.0
@@ -84,18 +84,22 @@ def check_master(asked: str | None, slots: int) -> str:
 
 
 def open_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on ``master``, with further ``settings``. Raises ``JavaError`` or ``ConfigurationError``."""
+    """A session on ``master``, with further ``settings``. Raises ``JavaError`` or ``ConfigurationError``.
+
+    What makes jobs faster is in ``spark_settings``, which any program may use. The rest keeps Spark quiet and local.
+    """
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     log4j = Path(__file__).with_name("log4j2.properties")
+    public = spark_settings()
     conf = {
+        **public,
         "spark.master": master,
         "spark.app.name": "flinkplus",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.python.daemon.module": "flinkplus.runtime.daemon",
         "spark.sql.shuffle.partitions": "8",
-        "spark.driver.extraJavaOptions": f"{QUICK_JIT} -Dlog4j2.configurationFile={log4j.as_uri()}",
+        DRIVER_JAVA: f"{public[DRIVER_JAVA]} -Dlog4j2.configurationFile={log4j.as_uri()}",
         **(settings or {}),
     }
     if os.environ.get("SPARK_LOCAL_IP", LOOPBACK) == LOOPBACK:

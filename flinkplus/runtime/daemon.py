@@ -1,6 +1,6 @@
 """PySpark's worker daemon with the slot's libraries loaded before it forks: a job then starts faster.
 
-Used through ``spark.python.daemon.module=flinkplus.runtime.daemon``, which the command line sets; any program may.
+Used through ``spark.python.daemon.module=flinkplus.runtime.daemon``, which is in ``flinkplus.spark_settings()``.
 Without it each slot's keeper loads them, once.
 
 gRPC is left out: its library, which only ``transport="grpc"`` needs, must be loaded after the fork.

@@ -68,6 +68,14 @@ def test_no_program_has_spark_try_failed_tasks_more_often(page: Path) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=str)
+def test_programs_give_spark_the_settings_that_commands_give_it(page: Path) -> None:
+    """So that a user's program does what the figures of the experiments say."""
+    programs = re.findall(r"^```python.*?^```", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = [text for text in programs if "SparkSession.builder" in text and "spark_settings()" not in text]
+    assert found == []
+
+
 def test_dead_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A `b`, c\n")
     page = tmp_path / "page.md"

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flinkplus.api.spark_settings import spark_settings
 from flinkplus.cli import java_messages, main, session, wordcount
 from flinkplus.errors import ConfigurationError, InputError, JobFailed
 from tests.typed import Command, typed_here
@@ -209,6 +210,30 @@ def test_a_start_that_fails_is_told_and_leaves_our_handler(here: None, monkeypat
     assert builder.process is not None
     builder.process.kill()
     builder.process.wait()
+
+
+QUIET_AND_LOCAL = {
+    "spark.app.name",
+    "spark.driver.bindAddress",
+    "spark.driver.host",
+    "spark.master",
+    "spark.sql.shuffle.partitions",  # of the comparison with a batch job, which is no part of the streaming job
+    "spark.ui.enabled",
+    "spark.ui.showConsoleProgress",
+}
+
+
+def test_commands_tune_spark_no_further_than_any_program_may(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+    made = SimpleNamespace(sparkContext=SimpleNamespace())
+    builder = SimpleNamespace(config=lambda map: given.update(map) or SimpleNamespace(getOrCreate=lambda: made))
+    monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    session.open_session("local[2]")
+    assert given.keys() - spark_settings().keys() == QUIET_AND_LOCAL
+    java, quiet = given["spark.driver.extraJavaOptions"].split()
+    assert quiet.startswith("-Dlog4j2.configurationFile=")
+    assert {**given, "spark.driver.extraJavaOptions": java}.items() >= spark_settings().items()
 
 
 @pytest.mark.parametrize(("error", "told"), [(EOFError(), 0), (ConnectionResetError(), 0), (ValueError("x"), 1)])

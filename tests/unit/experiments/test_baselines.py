@@ -40,6 +40,7 @@ from experiments.baselines.text import Text
 from experiments.baselines.trees import TreeSampler, end_tree, kill_tree, tree
 from experiments.harness import console
 from experiments.harness.arguments import add_options, settings_from
+from experiments.harness.text import WORDS_PER_LINE
 from flinkplus.errors import ConfigurationError
 
 SETTINGS = BaselinesSettings(engines=(FLINKPLUS, "flink-memory"), jobs=("three-sums",), parallelism=(2,), runs=2)
@@ -114,7 +115,7 @@ def test_repeated_failures_share_the_interval_of_all_runs() -> None:
 
 
 def test_options_of_the_jobs_of_flinkplus() -> None:
-    settings = parsed("--memtable-entries", "10000", "--option", "batch_rows=100", "--option", "transport=grpc")
+    settings = parsed("--memtable-entries", "10000", "--option", "batch_rows=100", "--transport", "grpc")
     settings.check()
     (case, *_) = (case for case in settings.cases() if case.engine == FLINKPLUS)
     options = dict(case.options)
@@ -169,7 +170,7 @@ def test_java_programs_have_the_numbers_of_the_jobs() -> None:
         text = (java_tools.SOURCES / program / "Jobs.java").read_text()
         assert f"FACTORS = {{{', '.join(f'{factor:_}' for factor in jobs.FACTORS)}}}" in text
         assert f"KEYS = {{{', '.join(f'{keys:_}' if keys > 999 else str(keys) for keys in jobs.KEYS)}}}" in text
-        assert f"WORDS_PER_LINE = {jobs.WORDS_PER_LINE}" in text
+        assert f"WORDS_PER_LINE = {WORDS_PER_LINE}" in text
     assert f"ROWS_PER_MS = {jobs.WINDOW_ROWS_PER_MS}" in (java_tools.SOURCES / "flink" / "Rows.java").read_text()
 
 

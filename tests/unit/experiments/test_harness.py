@@ -15,7 +15,7 @@ import pytest
 
 from experiments.command import EXPERIMENTS
 from experiments.harness import experiment as skeleton
-from experiments.harness.arguments import choices, option, positive_numbers, whole_numbers
+from experiments.harness.arguments import choices, option, positive_numbers, settings_from, whole_numbers
 from experiments.harness.console import plain_table
 from experiments.harness.experiment import EXIT_FAILED, EXIT_OK, HERE, LOCAL, NAMESPACES, Experiment
 from experiments.harness.running import Context, error_of
@@ -117,9 +117,18 @@ def test_a_run_from_its_options_to_its_files(spark: Spark, tmp_path: Path, capsy
     assert [run["number"] for run in content["runs"]] == [3, 4]
     assert (content["sum"], content["over"], content["interrupted"]) == (7, True, False)
     assert {"python", "pyspark", "flinkplus"} <= set(content["versions"]) and content["machine"]["cores"] >= 1
+    assert all(run["load_1min"] >= 0 for run in content["runs"])
     said = capsys.readouterr().out.split("Numbers")[-1].splitlines()
+    assert said[-3].startswith("conditions: ")
     assert [line.partition(":")[0] for line in said[-2:]] == ["written", "written"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counting.json", "counting.png"]
+
+
+def test_a_run_has_the_load_at_its_beginning(spark: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter((0.5, 3.0, 4.0))  # before the first step, and as each run begins
+    monkeypatch.setattr(skeleton, "load_1min", lambda: next(loads))
+    command(tmp_path, "--numbers", "3,4")
+    assert [run["load_1min"] for run in written(tmp_path)["runs"]] == [3.0, 4.0]
 
 
 def test_ctrl_c_writes_and_shows_what_there_is(
@@ -165,6 +174,51 @@ def test_what_is_wrong_is_reported_before_spark_starts(tmp_path: Path, arguments
     with pytest.raises(ConfigurationError, match=reason):
         command(tmp_path, *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+TEXT_EXPERIMENTS = ("recovery", "usage", "cost", "overhead", "baselines", "scaling", "soak")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_file_that_has_no_words_is_reported_before_anything_runs(name: str, tmp_path: Path) -> None:
+    blank = tmp_path / "blank"
+    blank.write_text("\n \t\n")
+    arguments = ["experiment", name, "--out", str(tmp_path / "out"), "--input"]
+    if name not in TEXT_EXPERIMENTS:
+        with pytest.raises(SystemExit):
+            parser().parse_args([*arguments, str(blank)])
+        return
+    for text, reason in ((blank, "has no words"), (tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        given = parser().parse_args([*arguments, str(text)])
+        with pytest.raises(ConfigurationError, match=f"--input .*{reason}"):
+            given.run(given)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "snapshots"])
+def test_every_experiment_with_jobs_has_a_transport(name: str) -> None:
+    given = parser().parse_args(["experiment", name, "--transport", "grpc"])
+    settings = settings_from(given, given.run.__self__.settings)
+    assert settings.transport == "grpc" and settings.job_options() == {"transport": "grpc"}
+
+
+def test_the_transport_is_that_of_every_job() -> None:
+    from experiments import cost, overhead
+    from experiments.baselines.experiment import BaselinesSettings
+    from experiments.exactness.experiment import Settings as Exactness
+    from experiments.recovery.experiment import Settings as Recovery
+    from experiments.scaling.experiment import ScalingSettings
+    from experiments.soak.experiment import Settings as Soak
+
+    recovery, costs = Recovery(transport="grpc"), cost.CostSettings(transport="grpc")
+    jobs = [recovery.options(case) for case in recovery.cases()[:3]]
+    jobs += [costs.options(variant) for variant in costs.variants]
+    jobs += [overhead.OverheadSettings(transport="grpc").options(overhead.Variant())]
+    jobs += [ScalingSettings(transport="grpc").options(2, None)]
+    jobs += [Soak(transport="grpc").options(), Exactness(transport="grpc").options()]
+    baselines = BaselinesSettings(transport="grpc", engines=("flinkplus",)).cases()
+    jobs += [dict(case.options) for case in baselines[:3]]
+    assert all(job["transport"] == "grpc" for job in jobs)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

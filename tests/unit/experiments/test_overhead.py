@@ -37,7 +37,8 @@ def test_variants_and_their_options() -> None:
     assert EXPERIMENT.total(SETTINGS) == 24
     none, *_ = SETTINGS.groups[0.5]
     long = SETTINGS.groups[10.0][-1]
-    assert SETTINGS.options(none) == {"parallelism": 2, "checkpoint_interval": None, "recovery": "rollback"}
+    wanted = {"parallelism": 2, "checkpoint_interval": None, "recovery": "rollback", "transport": "tcp"}
+    assert SETTINGS.options(none) == wanted
     assert SETTINGS.options(long)["checkpoint_mode"] == "synchronous"
     SETTINGS.check()
     with pytest.raises(ConfigurationError, match="checkpoint_interval must be"):

@@ -4,16 +4,20 @@ a small job's real subtasks.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 
 from experiments.harness import console
+from experiments.harness.running import RunError
 from experiments.scaling.busy import crowding
 from experiments.scaling.costs import Costs, VertexCosts, measure_costs
 from experiments.scaling.experiment import EXPERIMENT, ScalingSettings, simulate, time_by_parallelism
@@ -137,7 +141,58 @@ def test_busy_cores_are_slower_on_this_machine_alone_and_every_job_begins_and_en
 def test_a_process_that_cannot_work_is_told(tmp_path: Path) -> None:
     (tmp_path / "alone").write_text("where its directory should be")
     with pytest.raises(RuntimeError, match="did not start"):
-        crowding(*job(1), tmp_path, 2, 0.1)
+        crowding(*job(1), tmp_path, 2, 0.1, threading.Event())
+
+
+ENDLESS = """
+import signal, sys
+from pathlib import Path
+
+from experiments.harness.beside import beside
+from experiments.harness.running import Context
+from experiments.scaling.costs import Costs, VertexCosts
+from experiments.scaling.experiment import ScalingSettings, simulated
+from flinkplus.config import options_from
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGTERM, interrupted)
+settings = ScalingSettings(parallelism=(16,), measured=1, repeat=1_000_000)
+costs = Costs([VertexCosts(name, 0.0, 1e-6, 0.0, 0.0, 0.0, 1.0) for name in ("lines", "count")], 0.0, 0.0, 10.0)
+context = Context(None, settings, Path(), begin=lambda what: print(what, flush=True))
+try:
+    list(beside(simulated(context, costs, options_from({}, {})), context.end))
+except KeyboardInterrupt:
+    print("ended", flush=True)
+"""
+"""Simulates for hours, unless a signal ends it as it ends the command."""
+
+
+def test_a_signal_ends_a_simulation() -> None:
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "simulated: 16, none\n"
+            process.terminate()
+            assert process.communicate(timeout=30)[0] == "ended\n", "at once; it takes long where it does not work"
+        finally:
+            process.kill()
+
+
+def test_busy_processes_end_with_the_experiment(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RunError, match="interrupted"):
+        crowding(*job(1), tmp_path, 2, 3_600, stop)
+    assert [child for child in psutil.Process().children() if "experiments.scaling.busy" in child.cmdline()] == []
+
+
+def test_costs_are_not_measured_to_the_end(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RunError, match="interrupted"):
+        list(measure_costs(job, (1, 3), 3_600, tmp_path, stop))
 
 
 SETTINGS = ScalingSettings(parallelism=(1, 2, 16), measured=2, rounds=3)

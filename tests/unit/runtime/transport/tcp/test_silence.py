@@ -67,8 +67,8 @@ def test_a_system_that_says_less_is_understood_as_far_as_that_goes() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells")
 def test_a_peer_that_reads_nothing_is_not_silent() -> None:
-    """Back-pressure: its system answers, also that there is no room. The system here asks it ever less often, after 0.2,
-    0.4, 0.8 s."""
+    """Back-pressure: its system answers, also that there is no room. The system here asks it ever less often, after
+    0.2, 0.4, 0.8 s."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
         reader, _ = server.accept()
