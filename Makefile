@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check security-check fuzz demo diagrams options bench format clean
+.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check security-check fuzz demo diagrams figures options bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -63,6 +63,9 @@ fuzz: setup ## Ten minutes of mutated input for every decoder; see docs/security
 
 diagrams: setup ## docs/state-diagrams.md, written anew from what the machines of the protocol do
 	$(BIN)/python -m tests.diagrams --write
+
+figures: setup ## docs/figures.md, written again from docs/results
+	$(BIN)/python -m experiments.figures
 
 options: setup ## docs/options.md, written again from flinkplus/config.py
 	$(BIN)/python -m tests.options_page --write

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from experiments.harness.arguments import option, script, whole_numbers
 from experiments.harness.console import plain_table, show
+from experiments.harness.document import write_figures
 from experiments.harness.running import complete, one_session, wait_until
-from flinkplus.cli.figures import write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,7 +148,7 @@ def main() -> None:
                 show(f"{mode}, window {window}: {runs[-1]['duration_ms']:,.1f} ms")
     show(table(runs))
     settings = {name: value for name, value in vars(options).items() if name != "json"}
-    write_json(options.json, {"interval_s": INTERVAL_S, "batch_rows": BATCH_ROWS, **settings, "runs": runs})
+    write_figures(options.json, {"interval_s": INTERVAL_S, "batch_rows": BATCH_ROWS, **settings, "runs": runs})
 
 
 if __name__ == "__main__":

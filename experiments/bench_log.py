@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.arguments import option, script, whole_numbers
-from flinkplus.cli.figures import write_json
+from experiments.harness.document import write_figures
 from upstream_cache import OutputLog, Retention
 
 BUDGET_BYTES = 64 << 20
@@ -174,7 +174,7 @@ def main() -> None:
         for name, value in values.items():
             print(f"  {name:28} {value:12.3f}")
     parameters = {"mb": options.mb, "rounds": options.rounds, "budget_bytes": BUDGET_BYTES}
-    write_json(options.json, {**parameters, "figures": figures})
+    write_figures(options.json, {**parameters, "figures": figures})
 
 
 if __name__ == "__main__":

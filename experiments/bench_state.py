@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.arguments import option, script
-from flinkplus.cli.figures import write_json
+from experiments.harness.document import write_figures
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state import BasePolicy, CheckpointStorage, NumberState, SubtaskState
 from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, write_sst
@@ -175,7 +175,7 @@ def main() -> None:
         figures = measure(Path(folder), options.keys, options.rounds)
     for name, value in figures.items():
         print(f"{name:32} {value:10.3f}")
-    write_json(options.json, {"keys": options.keys, "rounds": options.rounds, **figures})
+    write_figures(options.json, {"keys": options.keys, "rounds": options.rounds, **figures})
 
 
 if __name__ == "__main__":

@@ -31,12 +31,11 @@ import pyarrow as pa
 
 from experiments.baselines.jobs import SUMS_SCHEMA, KeyedRows
 from experiments.harness.arguments import option, script, whole_numbers
-from experiments.harness.document import environment
+from experiments.harness.document import write_figures
 from experiments.harness.fitting import fitted_costs
 from experiments.harness.one_process import OneProcess
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.stream import Stream
-from flinkplus.cli.figures import write_json
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.vocabulary.ids import SubtaskId
@@ -198,7 +197,7 @@ def main() -> None:
         waves=option(WAVES, int, metavar="N", help="that are measured, for each case"),
     )
     operators = measure(options.parallelism, options.rows, options.waves)
-    write_json(options.json, {**environment(), "waves": options.waves, "operators": operators})
+    write_figures(options.json, {"waves": options.waves, "operators": operators})
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ import numpy as np
 
 from experiments.harness import console
 from experiments.harness.arguments import option, script
+from experiments.harness.document import write_figures
 from experiments.harness.running import one_session, wait_until
 from experiments.recovery.measure import gap_ms
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.cli.figures import write_json
 from flinkplus.cli.wordcount import COUNT
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 
@@ -90,7 +90,7 @@ def main() -> None:
     )
     moves = run(settings)
     given = {name: getattr(settings, name) for name in ("parallelism", "rate", "interval", "seed")}
-    write_json(settings.json, {**given, "moves": moves})
+    write_figures(settings.json, {**given, "moves": moves})
     for move in moves:
         console.show(f"{move['reason']}: " + ", ".join(f"{key} {move[key]}" for key in move if key.endswith("_ms")))
     for name in ("gap_moved_ms", "gap_others_ms", "gap_before_ms", *TIMES):

@@ -1,7 +1,7 @@
 """The document of an experiment (JSON).
 
-It has ``experiment``, ``parameters``, ``versions``, ``machine``, ``commit``, ``started``, ``uid``, ``nice``,
-``may_raise_priority``, ``load``, ``interrupted``, ``runs`` (one object each) and what is computed from all runs.
+It has ``experiment``, ``parameters``, ``command``, ``versions``, ``machine``, ``commit``, ``started``, ``uid``,
+``nice``, ``may_raise_priority``, ``load``, ``interrupted``, ``runs`` (one object each) and what is computed from all.
 
 Rules: rewritten after each run, whole or not at all, so that an experiment that is interrupted keeps what it has.
 """
@@ -14,8 +14,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,12 @@ from flinkplus.errors import ConfigurationError
 
 PACKAGES = ("flinkplus", "pyspark", "pyarrow", "numpy", "grpcio", "rocksdict", "kazoo")
 GIT_TIMEOUT_S = 10
+FILES = ("--json", "--out")
+"""Options that say where results go, not what they are."""
 
 
 def environment() -> dict[str, Any]:
-    """``versions``, ``machine``, ``commit`` and ``started`` of this program, and its ``conditions``."""
+    """``command``, ``versions``, ``machine``, ``commit`` and ``started`` of this program, and its ``conditions``."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -38,6 +42,7 @@ def environment() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
     return {
+        "command": command_line(sys.argv),
         "versions": versions,
         "machine": {
             "processor": _processor(),
@@ -49,6 +54,24 @@ def environment() -> dict[str, Any]:
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         **conditions(),
     }
+
+
+def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write the figures of a program that is no experiment, with its ``environment``; no file: nothing."""
+    write_json(path, {**environment(), **figures})
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """What repeats a run with these arguments (``sys.argv``), but for the options that say where results go."""
+    program, given = Path(arguments[0]), iter(arguments[1:])
+    name = program.parent.name if program.stem == "__main__" else program.stem
+    kept = []
+    for argument in given:
+        if argument in FILES:
+            next(given, None)
+        elif not argument.startswith(tuple(f"{file}=" for file in FILES)):
+            kept.append(argument)
+    return shlex.join([*(["flinkplus"] if name == "flinkplus" else ["python", "-m", f"experiments.{name}"]), *kept])
 
 
 def _processor() -> str:

@@ -11,8 +11,9 @@ import pytest
 from experiments import cost
 from experiments.cost import CostSettings
 from experiments.demo import story
+from experiments.figures import PAGE, page, row
 from experiments.harness import console, statistics
-from experiments.harness.document import Document
+from experiments.harness.document import Document, command_line
 from experiments.recovery import pictures
 from experiments.recovery.experiment import EXPERIMENT, RECOVERIES, Settings, compare, keep_timeline, summarize
 from flinkplus.cli.figures import write_json
@@ -257,3 +258,27 @@ def test_costs_of_weaker_guarantees_and_of_parts() -> None:
     ]
     assert [variant.options().get("guarantee") for variant in settings.variants][2] == "at-least-once"
     assert settings.variants[3].options()["faults"] == ("without:filter", "without:digests")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["/env/bin/flinkplus", "experiment", "cost", "--rounds", "12"], "flinkplus experiment cost --rounds 12"),
+        (["/src/flinkplus/__main__.py", "experiment", "cost", "--out", "a b", "--json=c"], "flinkplus experiment cost"),
+        (["/src/experiments/bench_log.py", "--mb", "64", "--json", "x"], "python -m experiments.bench_log --mb 64"),
+    ],
+)
+def test_a_document_says_what_repeats_its_runs(arguments: list[str], command: str) -> None:
+    assert command_line(arguments) == command
+
+
+def test_the_page_on_where_figures_come_from_fits_the_files() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "make figures"
+
+
+def test_a_file_that_says_little_of_itself_is_in_the_page_too() -> None:
+    assert row("old.json", {"figures": {}}) == ["[old.json](results/old.json)", *["-"] * 8]
+    known = {"command": "x", "commit": "0123456789ab", "started": "2026-11-24T21:00:00", "machine": {"cores": 2}}
+    known |= {"uid": 0, "nice": 0, "may_raise_priority": False, "runs": [{"load_1min": 1.5}, {"load_1min": 0.5}]}
+    cells = ["`x`", "012345678", "2026-11-24", "2", "0, 0", "not raised", "0.5 to 1.5", "2"]
+    assert row("new.json", known)[1:] == cells
