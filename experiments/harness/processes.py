@@ -14,7 +14,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,10 +35,16 @@ class _Usage:
 
 
 class ProcessSampler:
-    """A context manager that samples in a thread of its own; ``slot_pids`` gives the process of each slot."""
+    """A context manager that samples in a thread of its own; ``slot_pids`` gives the process of each slot.
 
-    def __init__(self, slot_pids: Callable[[], dict[int, int]], period_s: float = PERIOD_S) -> None:
+    ``without``: IDs of processes that do not count.
+    """
+
+    def __init__(
+        self, slot_pids: Callable[[], dict[int, int]], period_s: float = PERIOD_S, without: Collection[int] = ()
+    ) -> None:
         self._slot_pids = slot_pids
+        self._without = without
         self._period_s = period_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="process-sampler", daemon=True)
@@ -97,7 +103,7 @@ class ProcessSampler:
         self._looked_s = now_s
         self._names[self._own] = "driver"
         for process in self._own.children(recursive=True):
-            if process not in self._names:
+            if process not in self._names and process.pid not in self._without:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._names[process] = _kind(process)
 
