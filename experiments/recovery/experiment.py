@@ -23,9 +23,8 @@ from experiments.recovery import pictures
 from experiments.recovery.job_run import CALM_S, CHECKPOINTS_AFTER_FILL, CHECKPOINTS_BEFORE, INTERVALS_BETWEEN, JobRun
 from experiments.recovery.jobs import STAGES, WORDCOUNT, struck_job
 from experiments.recovery.kill import REVIVE
-from experiments.recovery.pictures import CASE
 from experiments.recovery.plan import EXCEPTION, FAILURES, HOST_FAILURES, SIGKILL, Case, Kind
-from experiments.recovery.summary import compare, summarize
+from experiments.recovery.summary import CASE, compare, summarize
 from experiments.recovery.tables import tables
 from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.config import options_from

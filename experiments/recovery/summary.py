@@ -7,15 +7,15 @@ machine's processors that was busy right before: the kills of a row in thirds by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from experiments.harness.statistics import grouped, median, median_interval, percentile
-from experiments.recovery.pictures import CASE
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 Figures: TypeAlias = Mapping[str, Any]
 
+CASE = ("parallelism", "recovery", "failure", "state_keys")
 QUARTERS = ("quarter 1", "quarter 2", "quarter 3", "quarter 4")
 DURING, OUTSIDE = CHECKPOINTS = ("checkpoint under way", "no checkpoint")
 THIRDS = ("lowest third", "middle third", "highest third")
@@ -90,13 +90,16 @@ def by_moment(group: Sequence[Figures], seed: int, interval: float) -> list[dict
         return NOT_KNOWN if since_s is None else QUARTERS[min(3, int(4 * since_s / interval))]
 
     def checkpoint(run: Figures) -> str:
-        return {True: DURING, False: OUTSIDE}.get(run.get("during_checkpoint"), NOT_KNOWN)  # type: ignore[arg-type]
+        under_way = run.get("during_checkpoint")
+        return NOT_KNOWN if under_way is None else DURING if under_way else OUTSIDE
 
     quarters, during = _by(group, quarter, QUARTERS, seed), _by(group, checkpoint, CHECKPOINTS, seed)
     return [*quarters, *(part for part in during if part["moment"] != NOT_KNOWN)]
 
 
-def _by(group: Sequence[Figures], key: Any, names: Iterable[str], seed: int) -> list[dict[str, Any]]:
+def _by(
+    group: Sequence[Figures], key: Callable[[Figures], str], names: Iterable[str], seed: int
+) -> list[dict[str, Any]]:
     parts: dict[str, list[Figures]] = {name: [] for name in names}
     for run in group:
         parts.setdefault(key(run), []).append(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -24,35 +24,14 @@ def tables(content: dict[str, Any]) -> list[object]:
     """The comparison, how many kills count, where the milliseconds go, what the output looked like, recovery by moment
     and load, and the kills that are not right."""
     gaps = ("caught_up_median_ms", *(f"output_gap_{gap}_ms" for gap in GAPS))
-    moments = (("1st quarter", "2nd", "3rd", "4th", "in checkpoint", "not"), (*QUARTERS, *CHECKPOINTS))
-    headings = ("total", "p95", "unmeasured")
     return [
         _comparison(content),
         _rows("Kills", content, ("kills", "unmeasured", "exact", "fallbacks", "not restored in time"), _counts),
-        _rows(
-            "Where the time goes, ms: medians",
-            content,
-            (*DURATIONS, *headings),
-            lambda row: [*(number(row[column]) for column in PHASES), str(row["unmeasured"])],
-        ),
-        _rows(
-            "Output, ms: medians of the longest gaps",
-            content,
-            GAP_HEADINGS,
-            lambda row: [number(row[gap]) for gap in gaps],
-        ),
-        _rows(
-            "Recovery by moment in the checkpoint interval, ms: median (kills)",
-            content,
-            (*moments[0], *_not_known(content, "by_moment")),
-            lambda row: _parts(row["by_moment"], "moment", (*moments[1], *_not_known(content, "by_moment"))),
-        ),
-        _rows(
-            "Recovery by load right before, ms: median (kills; busy processors, %)",
-            content,
-            (*THIRDS, *_not_known(content, "by_load")),
-            lambda row: _parts(row["by_load"], "load", (*THIRDS, *_not_known(content, "by_load"))),
-        ),
+        _rows("Where the time goes, ms: medians", content, (*DURATIONS, "total", "p95"), _cells(PHASES)),
+        _rows("Output, ms: medians of the longest gaps", content, GAP_HEADINGS, _cells(gaps)),
+        _by("Recovery by quarter of the checkpoint interval, ms: median (kills)", content, "moment", QUARTERS),
+        _by("Recovery during a checkpoint and outside, ms: median (kills)", content, "moment", CHECKPOINTS),
+        _by("Recovery by load right before, ms: median (kills; busy processors)", content, "load", THIRDS),
         *(_wrong(run) for run in content["runs"] if run["error"] or not run["exact"]),
     ]
 
@@ -104,15 +83,20 @@ def _counts(row: dict[str, Any]) -> list[str]:
     return [*(str(row[key]) for key in ("runs", "unmeasured")), exact, str(row["fallbacks"]), str(row["not_restored"])]
 
 
-def _not_known(content: dict[str, Any], key: str) -> tuple[str, ...]:
-    """The heading for kills of which that is not known, if there are any."""
-    parts = [part for row in content["summary"] for part in row[key]]
-    return (NOT_KNOWN,) if any(NOT_KNOWN in part.values() for part in parts) else ()
+def _cells(columns: Sequence[str]) -> Callable[[dict[str, Any]], Sequence[str]]:
+    return lambda row: [number(row[column]) for column in columns]
 
 
-def _parts(parts: Iterable[dict[str, Any]], key: str, names: Sequence[str]) -> list[str]:
-    found = {part[key]: _part(part) for part in parts}
-    return [found.get(name, "-") for name in names]
+def _by(title: str, content: dict[str, Any], key: str, names: Sequence[str]) -> Table:
+    """The recovery times of each part; a further column for kills of which that is not known, if there are any."""
+    if any(part[key] == NOT_KNOWN for row in content["summary"] for part in row[f"by_{key}"]):
+        names = (*names, NOT_KNOWN)
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        found = {part[key]: _part(part) for part in row[f"by_{key}"]}
+        return [found.get(name, "-") for name in names]
+
+    return _rows(title, content, names, cells)
 
 
 def _part(part: dict[str, Any]) -> str:
@@ -121,7 +105,7 @@ def _part(part: dict[str, Any]) -> str:
     kills = f"{part['runs'] - part['unmeasured']} of {part['runs']}" if part["unmeasured"] else str(part["runs"])
     busy = ""
     if part.get("busy_from") is not None:
-        busy = f"; {100 * part['busy_from']:.0f} - {100 * part['busy_to']:.0f} %"
+        busy = f"; {100 * part['busy_from']:.0f}-{100 * part['busy_to']:.0f} %"
     return f"{number(part['median_ms'], 0)} ({kills}{busy})"
 
 
