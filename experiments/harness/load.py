@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -16,9 +17,12 @@ from typing_extensions import Self
 
 SPAN_S = 0.5
 PERIOD_S = 0.05
-BUSY_LOOP = (
-    "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000):\n        pass"
-)
+BUSY_LOOP = """
+import os, sys
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(1_000_000):
+        pass
+"""
 """A loop in Python that ends with the process that started it."""
 
 
@@ -29,7 +33,7 @@ def busy_processes(count: int) -> Iterator[tuple[int, ...]]:
         pids = []
         for _ in range(count):
             process = subprocess.Popen(
-                [sys.executable, "-c", BUSY_LOOP], stdin=subprocess.DEVNULL, start_new_session=True
+                [sys.executable, "-c", BUSY_LOOP, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
             )
             stack.callback(process.wait)
             stack.callback(process.kill)

@@ -10,8 +10,8 @@ import pytest
 
 from experiments.cluster.control import Control
 from experiments.harness.running import RunError
-from experiments.recovery.experiment import Settings
 from experiments.recovery import kill
+from experiments.recovery.experiment import Settings
 from experiments.recovery.kill import Striker
 from experiments.recovery.plan import FAILURES, HOST_FAILURES, PlannedKill
 from flinkplus.api.job import JobHandle
