@@ -96,11 +96,14 @@ class JobRun:
             self._until(job, lambda: job.running_s is not None)
             # Numbers of processes of other hosts mean nothing here.
             pids = job.slot_pids if self._context.place is None else dict
-            with ProcessSampler(pids, without=self._without) as sampler, LoadSampler() as load:
-                self._fill(job)
-                self._strike_all(job, load)
-                self._until(job, lambda: job.done)
-            self._note(job, sampler)
+            sampler = ProcessSampler(pids, without=self._without)
+            try:
+                with sampler, LoadSampler() as load:
+                    self._fill(job)
+                    self._strike_all(job, load)
+                    self._until(job, lambda: job.done)
+            finally:  # kills before the one at which a job fails are measured
+                self._note(job, sampler)
             job.await_finish()
         check = self._job.check(self._context)
         exact = check.exact and check.rows == self._job.rows == self.kills[0]["rows"]
@@ -192,7 +195,7 @@ class JobRun:
             known.update(figures)
 
     def _note(self, job: JobHandle, sampler: ProcessSampler) -> None:
-        """The figures of all kills, when the job is over."""
+        """The figures of the kills that were carried out, when the job is over or has failed."""
         metrics = job.metrics()
         shared = {
             "rows": metrics["operators"][self._job.counted]["rows_out"],

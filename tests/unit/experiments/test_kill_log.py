@@ -105,7 +105,7 @@ def test_when_nothing_was_waited_for() -> None:
 
 
 def test_the_moment_of_a_kill() -> None:
-    checkpoints = [
+    checkpoints: list[dict[str, Any]] = [
         {"triggered_s": 10.0, "duration_ms": 100.0},
         {"triggered_s": 11.0, "duration_ms": None},
         {"triggered_s": 12.0, "duration_ms": 100.0},
