@@ -33,7 +33,7 @@ CHECKPOINTS_AFTER_FILL = 8
 """Complete checkpoints between the last of the ballast and the kill: its size counts, and not that it is written."""
 INTERVALS_BETWEEN = 3
 CALM_S = 2.0
-"""How long a job that is as before runs on before the next kill may come: what is usual is taken from there."""
+"""How long a job runs, or runs as before, until the next kill may come: what is usual is taken from there."""
 PATIENCE_S = 90.0
 POLL_S, FINE_POLL_S, FINE_S = 0.05, 0.003, 0.05
 """Between two looks; the same, from ``FINE_S`` before a checkpoint is expected to be triggered."""
@@ -124,15 +124,15 @@ class JobRun:
 
     def _strike_all(self, job: JobHandle, load: LoadSampler) -> None:
         striker = Striker(job, self._case.failure, self._triggers, self._control, self._context.stop)
-        homes, first_s = heads_of(job), job.running_s or 0.0
-        ready_s = not_before_s = time.time()
+        homes, first_s, ready_s = heads_of(job), job.running_s or 0.0, 0.0
+        not_before_s = time.time() + max(0.0, CALM_S - first_s)
         for kill in self._case.kills:
             self._await_moment(job, kill, not_before_s)
-            busy = load.share()
-            stroke = Stroke(kill, ready_s if self.strokes else 0.0, busy, striker.strike(kill))
+            load_before = load.share()
+            stroke = Stroke(kill, ready_s, load_before, striker.strike(kill))
             self.strokes.append(stroke)
             last = kill is self._case.kills[-1]
-            until_s = math.inf if last else first_s + (kill.kill + 1) * self._span_s - CALM_S
+            until_s = math.inf if last else first_s + (kill.kill + 1) * self._span_s
             stroke.restored_s = self._await_restored(job, stroke, homes, until_s)
             ready_s = stroke.restored_s or time.time()
             not_before_s = max(stroke.struck.time_s + INTERVALS_BETWEEN * self._interval, ready_s + CALM_S)
