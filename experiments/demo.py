@@ -42,6 +42,6 @@ def story(content: dict[str, Any]) -> list[str]:
         result = "equal to the Spark SQL batch count" if run["exact"] else "DIFFERENT from the Spark SQL batch count"
         fallback = "" if run["fallback"] is None else f" (fell back to rollback: {run['fallback']})"
         lines.append(f"{run['recovery']}: the words of {run['subtask']} were counted on {took}{others}{fallback}.")
-        lines.append(f"{' ' * len(run['recovery'])}  The result is {result} ({run['words']:,} words).")
+        lines.append(f"{' ' * len(run['recovery'])}  The result is {result} ({run['rows']:,} words).")
     reductions = [row["reduction_percent"] for row in content["comparison"] if row["reduction_percent"] is not None]
     return lines + [f"Standbys took {reduction:.1f} % less time." for reduction in reductions]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,14 @@ from experiments.harness.running import (
     wait_until,
 )
 from experiments.harness.statistics import grouped, in_turn, median, median_interval, with_interval
-from experiments.harness.workload import PROBE, Probe, draw
-from experiments.recovery.kill import CHECKPOINTS_BEFORE, FAILURES, PATIENCE_S, Case, Kill
+from experiments.harness.workload import PROBE, Probe, Trigger, draw
+from experiments.recovery.job_run import CHECKPOINTS_BEFORE, PATIENCE_S
+from experiments.recovery.kill import Striker
+from experiments.recovery.plan import EXCEPTION, FAILURES, Kind, PlannedKill
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.arguments import positive, positive_number
-from flinkplus.cli.wordcount import TOKENIZE
+from flinkplus.cli.wordcount import COUNT, TOKENIZE
 from flinkplus.config import options_from
 from flinkplus.runtime.coordinator.record.recovery_times import HANDOVER
 
@@ -86,10 +88,10 @@ class UsageSettings(TextSettings):
         options |= self.job_options()
         return {**options, "replicas": self.replicas} if recovery == "standby" else options
 
-    def case(self, recovery: str, run: int) -> Case:
-        """The kill depends on the seed and the number of the run alone."""
-        seed = int(np.random.SeedSequence((self.seed, self.parallelism, run)).generate_state(1)[0])
-        return Case(self.parallelism, recovery, self.failure, state_keys=0, run=run, seed=seed)
+    def kills(self) -> list[PlannedKill]:
+        """One for each job, the same in all modes."""
+        kind = Kind(self.seed, self.parallelism, self.failure, (COUNT,))
+        return [kill for kills in kind.jobs(self.runs, 1, self.interval) for kill in kills]
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
@@ -112,10 +114,10 @@ def runs(context: Context[UsageSettings]) -> Generator[dict[str, Any] | None, No
             yield None
         rate = settings.load * min(found.values())
     context.content["rate"] = round(rate, 1)
-    for number in range(settings.runs):
-        for recovery in in_turn(settings.recovery, number):
-            context.begin(f"kill {number + 1}, {recovery}")
-            figures = _run(context, settings.case(recovery, number), rate)
+    for kill in settings.kills():
+        for recovery in in_turn(settings.recovery, kill.run):
+            context.begin(f"kill {kill.run + 1}, {recovery}")
+            figures = _run(context, recovery, kill, rate)
             if figures["error"] is not None:
                 context.say(f"a run failed: {figures['error']}")
             yield figures
@@ -137,45 +139,52 @@ def _start(
     return env.execute("usage")
 
 
-def _run(context: Context[UsageSettings], case: Case, rate: float) -> dict[str, Any]:
+def _run(context: Context[UsageSettings], recovery: str, kill: PlannedKill, rate: float) -> dict[str, Any]:
     """The figures of one kill, also when something fails."""
     settings = context.settings
     figures: dict[str, Any] = {"samples": [], "recovery_ms": None, "caught_up_ms": None, "words_per_s": None}
     with context.run_directory("run") as directory:
-        kill = Kill.drawn(case, settings.interval, directory)
-        probe = None if kill.trigger is None else Probe(PROBE, kill.trigger)
+        triggers = {COUNT: Trigger(directory)} if settings.failure == EXCEPTION else {}
+        probe = Probe(PROBE, triggers[COUNT]) if triggers else None
 
         def carry_out() -> None:
-            with _start(context, case.recovery, directory, rate, probe) as job:
-                figures.update(_struck(context, job, kill))
+            with _start(context, recovery, directory, rate, probe) as job:
+                striker = Striker(job, settings.failure, triggers, stop=context.stop)
+                figures.update(_struck(context, striker, kill))
 
         error = error_of(carry_out)
-    known = {**asdict(case), "rate": round(rate, 1), "subtask": kill.subtask, "offset_s": round(kill.offset_s, 4)}
+    known = {
+        "parallelism": settings.parallelism,
+        "recovery": recovery,
+        "failure": settings.failure,
+        "run": kill.run,
+        "seed": kill.seed,
+        "rate": round(rate, 1),
+        "subtask": kill.subtask,
+        "offset_s": round(kill.offset_s, 4),
+    }
     return {**known, **figures, "error": error}
 
 
-def _struck(context: Context[UsageSettings], job: JobHandle, kill: Kill) -> dict[str, Any]:
+def _struck(context: Context[UsageSettings], striker: Striker, kill: PlannedKill) -> dict[str, Any]:
     """Strike a job that has settled. Raises ``RunError`` and what the job has failed with."""
-    settings, stop = context.settings, context.stop
+    settings, stop, job = context.settings, context.stop, striker.job
     deadline = time.monotonic() + PATIENCE_S
     wait_until(job, lambda: job.metrics()["checkpoints_completed"] >= CHECKPOINTS_BEFORE, deadline, stop)
     with _sampler(context, job) as sampler:
         begun_s, before = time.monotonic(), _words(job)
         _run_on(job, BEFORE_S + settings.period + kill.offset_s, context)
         words_per_s = (_words(job) - before) / (time.monotonic() - begun_s)
-        struck = kill.strike(job)
+        struck = striker.strike(kill)
         _run_on(job, AFTER_S + settings.period, context)
     if sampler.failed is not None:
         raise RunError(f"no more samples: {sampler.failed}")
-    zero_s = struck.time_s
-    if kill.trigger is not None:
-        zero_s = kill.trigger.raised_s(kill.index) or zero_s
     recoveries = [recovery for recovery in job.recoveries() if recovery["failure"] != HANDOVER]
     if not recoveries:
         raise RunError("the kill led to no recovery")
     first = recoveries[0]
     return {
-        "samples": aligned(sampler.samples, zero_s),
+        "samples": aligned(sampler.samples, struck.time_s),
         "words_per_s": round(words_per_s, 1),
         **{key: first[key] for key in ("mode", "fallback", "recovery_ms", "caught_up_ms")},
     }

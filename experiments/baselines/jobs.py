@@ -14,6 +14,7 @@ steady rate subtask *s* of *p* has its *k*-th row at ``origin + k * p / rate``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,9 @@ WORDCOUNT, THREE_SUMS, WINDOW = JOBS = ("wordcount", "three-sums", "window")
 USERS, PAGES, COUNTRIES = KEYS = (50_021, 10_007, 251)
 FACTORS = (48_271, 16_807, 69_621)
 """A row's user is ``number * 48,271 % 50,021``, and so on."""
+SUMS = {"user": "by_user", "page": "by_page", "country": "by_country"}
+"""The stage of each key."""
+ROWS = "rows"
 WINDOW_MS = 1_000
 WINDOW_ROWS_PER_MS = 100
 """Of the time that rows of ``window`` have, at unlimited rate; at a steady one it is when they are due."""
@@ -64,6 +68,11 @@ class Layout:
         return own * (1e3 * self.parallelism * self.width / self.rate)
 
 
+def keys_of(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """The user, page and country of the rows with these numbers."""
+    return {name: numbers * factor % keys for name, factor, keys in zip(SUMS, FACTORS, KEYS, strict=True)}
+
+
 @dataclass(frozen=True)
 class KeyedRows:
     """Makes the rows of ``three-sums``; with ``layout``, those of ``window``."""
@@ -72,11 +81,7 @@ class KeyedRows:
 
     def __call__(self, start: int, count: int) -> pa.RecordBatch:
         numbers = np.arange(start, start + count, dtype=np.int64)
-        columns = {
-            name: numbers * factor % keys
-            for name, factor, keys in zip(("user", "page", "country"), FACTORS, KEYS, strict=True)
-        }
-        columns["value"] = numbers
+        columns = {**keys_of(numbers), "value": numbers}
         if self.layout is not None:
             paced = self.layout.rate is not None
             columns["at"] = self.layout.due_ms(numbers).astype(np.int64) if paced else numbers // WINDOW_ROWS_PER_MS
@@ -120,11 +125,9 @@ def draw(env: StreamEnvironment, job: str, rate: float | None, noted: Path, text
         rows = _paced(lines.map_batches(words_of, schema=WORDS_SCHEMA, name="words"), rate)
         stream = rows.key_by("word").count(name="count")
     elif job == THREE_SUMS:
-        stream = _paced(env.generate(KeyedRows(), schema=SUMS_SCHEMA, batches=True, name="rows"), rate)
-        for key in ("user", "page", "country"):
-            stream = stream.key_by(key).sum("value", output=f"{key}_sum", name=f"by_{key}")
+        stream = draw_sums(env, rate)
     else:
-        rows = _paced(env.generate(KeyedRows(layout), schema=TIMED_SCHEMA, batches=True, name="rows"), rate)
+        rows = _paced(env.generate(KeyedRows(layout), schema=TIMED_SCHEMA, batches=True, name=ROWS), rate)
         rows = rows.with_watermark("at", 0, every=f"{WATERMARK_MS} ms")
         rows = rows._then(Note(INPUT, str(noted), None, None))
         stream = rows.key_by("page").tumbling_window("at", f"{WINDOW_MS} ms").sum("value", name="windows")
@@ -135,6 +138,21 @@ def draw(env: StreamEnvironment, job: str, rate: float | None, noted: Path, text
     else:
         note = Note(NOTED, str(noted), "value", layout)
     stream._then(note).discard(name=SINK)
+
+
+def draw_sums(
+    env: StreamEnvironment,
+    rate: float | None,
+    count: int | None = None,
+    behind: Callable[[Stream], Stream] = lambda stream: stream,
+) -> Stream:
+    """Draw ``three-sums`` but its output. ``count``: rows (``None``: unbounded); ``behind``: what comes behind the
+    source, and behind each sum."""
+    source = env.generate(KeyedRows(), schema=SUMS_SCHEMA, count=count, batches=True, name=ROWS)
+    stream = behind(_paced(source, rate))
+    for key, stage in SUMS.items():
+        stream = behind(stream.key_by(key).sum("value", output=f"{key}_sum", name=stage))
+    return stream
 
 
 def _paced(stream: Stream, rate: float | None) -> Stream:

@@ -12,7 +12,6 @@ Rules: a line is one small write to the end of the file. Rows of a line were put
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +30,6 @@ NOTED = "noted"
 PERIOD_MS = 5.0
 IDLE_PERIOD_MS = 50.0
 SUFFIX = ".out"
-ORDER_S, ORDER_POLL_S = 20.0, 0.005
 _MS = pa.timestamp("ms")
 ORDERS = "orders"
 """The folder, in that of the notes, with the orders to raise."""
@@ -85,21 +83,8 @@ def _since(line: Line, origin_ms: float) -> Line:
 
 
 def have_raised(directory: Path, index: int, check: Callable[[], None]) -> float:
-    """Have a partition raise; returns when it did, in ms. ``check`` is called while waiting, and raises to end it.
-
-    Raises ``TimeoutError`` when the partition puts out nothing for ``ORDER_S``, and so does not read the order.
-    """
-    folder = directory / ORDERS
-    (folder / f"{index}.raised").unlink(missing_ok=True)
-    trigger = Trigger(folder)
-    trigger.pull(index)
-    deadline_s = time.monotonic() + ORDER_S
-    while (raised_s := trigger.raised_s(index)) is None or math.isnan(raised_s):
-        check()
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"partition {index} did not raise within {ORDER_S:g} s")
-        time.sleep(ORDER_POLL_S)
-    return raised_s * 1e3
+    """As ``Trigger.fire``, in milliseconds, for what notes in ``directory``."""
+    return Trigger(directory / ORDERS).fire(index, check) * 1e3
 
 
 @dataclass(frozen=True)

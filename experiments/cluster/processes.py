@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,12 +39,14 @@ class ProcessTable:
 
     ``slot_pids``: the process of each slot. ``own``: the name of this process, ``None`` to leave it out.
     ``kind``: the name of any other process. ``look_s``: between two searches for new ones, which take milliseconds.
+    ``without``: IDs of processes that do not count.
     """
 
     slot_pids: Callable[[], dict[int, int]] = dict
     own: str | None = "driver"
     kind: Callable[[psutil.Process], str] = kind_in_job
     look_s: float = LOOK_PERIOD_S
+    without: Collection[int] = ()
     _names: dict[psutil.Process, str] = field(default_factory=dict)
     _looked_s: float = -math.inf
 
@@ -76,6 +78,6 @@ class ProcessTable:
         if self.own is not None:
             self._names[own] = self.own
         for process in own.children(recursive=True):
-            if process not in self._names:
+            if process not in self._names and process.pid not in self.without:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._names[process] = self.kind(process)

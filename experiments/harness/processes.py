@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from typing_extensions import Self
@@ -97,12 +97,14 @@ class UsageSampler:
 
 
 class ProcessSampler(UsageSampler):
-    """The same for a job of this process; ``slot_pids`` gives the process of each slot."""
+    """The same for a job of this process; ``slot_pids`` gives the process of each slot, ``without``: IDs of processes
+    that do not count."""
 
     def __init__(
         self,
         slot_pids: Callable[[], dict[int, int]],
         period_s: float = PERIOD_S,
         look_s: float = LOOK_PERIOD_S,
+        without: Collection[int] = (),
     ) -> None:
-        super().__init__(ProcessTable(slot_pids, look_s=look_s).read, period_s)
+        super().__init__(ProcessTable(slot_pids, look_s=look_s, without=without).read, period_s)

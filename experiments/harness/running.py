@@ -158,9 +158,13 @@ def error_of(run: Callable[[], None]) -> str | None:
 
 
 def wait_until(
-    job: JobHandle, condition: Callable[[], bool], deadline: float, stop: threading.Event | None = None
+    job: JobHandle,
+    condition: Callable[[], bool],
+    deadline: float,
+    stop: threading.Event | None = None,
+    poll_s: float = POLL_S,
 ) -> None:
-    """Wait for a condition of a running job. ``deadline``: on the monotonic clock.
+    """Wait for a condition of a running job. ``deadline``: on the monotonic clock; ``poll_s``: between two looks.
 
     Raises ``RunError`` when the job has finished instead, at the deadline, or when ``stop`` is set; and what the job
     has failed with.
@@ -173,7 +177,7 @@ def wait_until(
             raise RunError(f"not finished in time; the job is {job.state}")
         if stop is not None and stop.is_set():
             raise RunError("interrupted")
-        job.wait(POLL_S)
+        job.wait(poll_s)
 
 
 def run_until(job: JobHandle, running_s: float, stop: threading.Event) -> None:

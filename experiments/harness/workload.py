@@ -10,8 +10,9 @@ with every batch until the job holds as many as were asked for, at some ``BALLAS
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ PROBE = "probe"
 BALLAST_BYTES = 1_000
 BALLAST_KEYS_PER_S = 40_000
 SOURCE_BATCHES_PER_S = 50
+ORDER_S, ORDER_POLL_S = 20.0, 0.005
 
 
 class InjectedFailure(RuntimeError):
@@ -60,6 +62,22 @@ class Trigger:
             return float(self._raised(index).read_text() or "nan")
         except FileNotFoundError:
             return None
+
+    def fire(self, index: int, check: Callable[[], None]) -> float:
+        """Have subtask ``index`` raise; returns when it did, in seconds since the Unix epoch.
+
+        ``check`` is called while waiting, and raises to end it. Raises ``TimeoutError`` when the subtask takes no step
+        for ``ORDER_S``, and so does not read the order.
+        """
+        self._raised(index).unlink(missing_ok=True)
+        self.pull(index)
+        deadline_s = time.monotonic() + ORDER_S
+        while (raised_s := self.raised_s(index)) is None or math.isnan(raised_s):
+            check()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"partition {index} did not raise within {ORDER_S:g} s")
+            time.sleep(ORDER_POLL_S)
+        return raised_s
 
     def _armed(self, index: int) -> Path:
         return self.directory / f"{index}.armed"

@@ -6,9 +6,13 @@ output is *new* when it lies beyond the most rows the subtask ever had; what a r
 - recovery: from the kill to the first new output of every failed partition, the last of them counting;
 - output gap: the longest time between two new outputs of a partition, from 0.5 s before the kill to 0.5 s after the job
   has caught up; the longest of the failed partitions, and the longest of the untouched ones;
+- hand-back: the longest output gap of any partition, from the begin of a planned move until 0.5 s after it;
 - caught up: rows arrive at a known rate, so what is missing is known at every moment; the job has caught up when the
   backlog is back within the 99th percentile of the (up to) 10 s before the kill. All partitions together: in local
   failover the only ones that lag are the failed ones.
+
+Kills follow one another in one job: each is measured in the span of time between the moment when the job was as before
+the first kill and the next kill.
 """
 
 from __future__ import annotations
@@ -43,6 +47,19 @@ def new_outputs(samples: Sequence[tuple[float, int]]) -> list[tuple[float, int]]
         if rows > best:
             found.append((time_s, rows - best))
             best = rows
+    return found
+
+
+def between(trace: Trace, begin_s: float, end_s: float) -> dict[str, list[tuple[float, int]]]:
+    """The new outputs in this span of time, as a trace."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for subtask, samples in trace.items():
+        best, kept = 0, []
+        for time_s, rows in samples:
+            if rows > best and begin_s <= time_s < end_s:
+                kept.append((time_s, rows))
+            best = max(best, rows)
+        found[subtask] = kept
     return found
 
 
@@ -102,17 +119,59 @@ def buckets(trace: Trace, begin_s: float, end_s: float, bucket_s: float = BUCKET
     return rates
 
 
+def handback_gap_ms(trace: Trace, moves: Iterable[Mapping[str, Any]]) -> float | None:
+    """The longest output gap of any partition around these planned moves (``JobHandle.handovers``)."""
+    gaps = [gap_ms(trace, trace, move["begin_s"], _end_s(move) + AROUND_S) for move in moves]
+    return max((gap for gap in gaps if gap is not None), default=None)
+
+
+def _end_s(move: Mapping[str, Any]) -> float:
+    took_ms = (move[name] for name in ("caught_up_ms", "recovery_ms"))
+    return float(move["begin_s"]) + next((ms for ms in took_ms if ms is not None), 0.0) / 1e3
+
+
+def waited_for_host_ms(detected_s: float, fenced_s: float | None, revived_s: float, recovered_s: float) -> float:
+    """How long a recovery that takes the host waited, ready to go on, for its return at ``revived_s``.
+
+    From the end of the fence (``None``: not known) on, or from detection, if it only ended afterwards.
+    """
+    begin_s = fenced_s if fenced_s is not None and fenced_s < revived_s else detected_s
+    return round(max(0.0, revived_s - begin_s) * 1e3, 3) if recovered_s > revived_s else 0.0
+
+
+def at_kill(checkpoints: Iterable[Mapping[str, Any]], killed_s: float) -> dict[str, Any]:
+    """``since_trigger_s``, from the last trigger of a checkpoint to the kill (``None``: there was none before), and
+    ``during_checkpoint``, whether one was under way. ``checkpoints``: of the job (``JobHandle.checkpoints``)."""
+    before = [one for one in checkpoints if one["triggered_s"] <= killed_s]
+    if not before:
+        return {"since_trigger_s": None, "during_checkpoint": None}
+    under_way = any(
+        one["duration_ms"] is None or one["triggered_s"] + one["duration_ms"] / 1e3 > killed_s for one in before
+    )
+    last_s = max(one["triggered_s"] for one in before)
+    return {"since_trigger_s": round(killed_s - last_s, 4), "during_checkpoint": under_way}
+
+
 def milliseconds(begin_s: float, end_s: float | None) -> float | None:
     return None if end_s is None else round(max(0.0, end_s - begin_s) * 1e3, 3)
 
 
-def figures(trace: Trace, failed: Iterable[str], arrival: Arrival, killed_s: float, silent_s: float) -> dict[str, Any]:
+def figures(
+    trace: Trace,
+    failed: Iterable[str],
+    arrival: Arrival,
+    killed_s: float,
+    silent_s: float,
+    recovered_s: float | None = None,
+) -> dict[str, Any]:
     """``recovery_ms``, ``caught_up_ms`` and the output gaps of one kill; what the trace does not tell is ``None``.
 
-    ``silent_s``: from here on nothing of the failed incarnation can be put out any more.
+    ``silent_s``: from here on nothing of the failed incarnation can be put out any more. ``recovered_s``: when the job
+    says that it had recovered, which counts where no partition has failed.
     """
     failed = sorted(failed)
-    recovered_s = recovered_at(trace, failed, silent_s)
+    if failed:
+        recovered_s = recovered_at(trace, failed, silent_s)
     caught_up_s = None if recovered_s is None else caught_up_at(trace, arrival, killed_s, recovered_s)
     end_s = max((samples[-1][0] for samples in trace.values() if samples), default=killed_s)
     until_s = end_s if caught_up_s is None else caught_up_s + AROUND_S

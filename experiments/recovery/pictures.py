@@ -9,12 +9,18 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.pictures import picture
+from experiments.recovery.summary import CASE, without_pause_ms
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 
 COLOURS = {"rollback": "#c0504d", "partial": "#8064a2", "standby": "#1f77b4"}
 PHASE_COLOURS = dict(zip(DURATIONS, ("#d9534f", "#9467bd", "#f0ad4e", "#5bc0de", "#5cb85c"), strict=True))
-FAILURE_NAMES = {"sigkill": "SIGKILL of a slot", "exception": "exception in a subtask"}
-CASE = ("parallelism", "recovery", "failure", "state_keys")
+FAILURE_NAMES = {
+    "sigkill": "SIGKILL of a slot",
+    "exception": "exception in a subtask",
+    "host": "SIGKILL of a host",
+    "hang": "a host hangs (rollback: without the wait for it)",
+    "cut": "a host is cut off (rollback: without the wait for it)",
+}
 ORDER = ("rollback", "partial", "standby")
 SHOWN_MS = 0.5
 TOP_OVER_USUAL = 4.0
@@ -22,7 +28,7 @@ TOP_OVER_USUAL = 4.0
 
 
 def recovery_by_parallelism(content: dict[str, Any], target: Path) -> bool:
-    """Every run as a dot, medians with their interval, one field for each failure. ``False``: nothing to draw."""
+    """Every kill as a dot, medians with their interval, one field for each failure. ``False``: nothing to draw."""
     least = min((row["state_keys"] for row in content["summary"]), default=0)
     rows = [row for row in content["summary"] if row["state_keys"] == least]
     return _recoveries(content["runs"], rows, "parallelism", "parallelism", target)
@@ -76,11 +82,11 @@ def _draw_recovery(
     colour = COLOURS[recovery]
     for row, place in zip(rows, places, strict=True):
         mine = [run for run in runs if all(run[key] == row[key] for key in CASE)]
-        times = [run["recovery_ms"] for run in mine if run["recovery_ms"] is not None]
+        times = [time_ms for run in mine if (time_ms := without_pause_ms(run)) is not None]
         axes.scatter(place + np.linspace(-0.05, 0.05, len(times)), times, s=8, color=colour, alpha=0.4, linewidths=0)
-    medians = [row["median_ms"] for row in rows]
-    below = [row["median_ms"] - row["median_low_ms"] for row in rows]
-    above = [row["median_high_ms"] - row["median_ms"] for row in rows]
+    medians, lows, highs = ([row[f"without_pause_{name}_ms"] for row in rows] for name in ("median", "low", "high"))
+    below = [median - low for median, low in zip(medians, lows, strict=True)]
+    above = [high - median for median, high in zip(medians, highs, strict=True)]
     label = f"{recovery} (median, 95 % interval)"
     axes.errorbar(places, medians, [below, above], color=colour, marker="D", markersize=5, capsize=4, label=label)
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -28,19 +29,32 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", [pytest.param("exception", marks=pytest.mark.long), "sigkill"])
-def test_a_rollback_is_measured(
+def test_rollbacks_are_measured(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
-    monkeypatch.setattr(recovery, "AFTER_S", 3.0)
+    monkeypatch.setattr(recovery, "RESTORE_S", 3.0)
     settings = Settings(
-        parallelism=(2,), recovery=("rollback",), failure=(failure,), runs=1, rate=5_000, interval=0.3, warm_up=False
+        parallelism=(2,), recovery=("rollback",), failure=(failure,), runs=2, rate=5_000, interval=0.3, warm_up=False
     )
     context = Context(spark, settings, tmp_path, recovery.EXPERIMENT.more(settings))
-    (run,) = recovery.runs(context)
+    runs = list(recovery.runs(context))
+    (case,) = settings.cases()
+    assert [(run["job"], run["kill"], run["run"]) for run in runs] == [(0, 0, 0), (0, 1, 1)]
+    for run in runs:
+        assert_measured(run, failure)
+        assert run["rows"] == settings.rows(case)
+        assert run["slot_restarts"] == (2 if failure == "sigkill" else 0)
+    first, second = (run["recoveries"][0]["begin_s"] for run in runs)
+    assert second - first >= 3 * settings.interval
+    (timeline,) = context.content["timelines"]
+    assert len(timeline["rows_per_s"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [f"zipf-{settings.rows(case)}.txt"], "what a job made is gone"
+
+
+def assert_measured(run: dict[str, Any], failure: str) -> None:
+    """The figures of a kill that ended in a rollback."""
     assert run["error"] is None and run["exact"] is True, run
     assert (run["parallelism"], run["recovery"], run["failure"], run["fallback"]) == (2, "rollback", failure, None)
-    assert run["words"] == settings.words(0)
-    assert run["slot_restarts"] == (1 if failure == "sigkill" else 0)
     phases = [run[f"{phase}_ms"] for phase in DURATIONS]
     assert all(phase >= 0 for phase in phases)
     assert sum(phases) == pytest.approx(run["recovery_ms"], abs=1)
@@ -48,12 +62,34 @@ def test_a_rollback_is_measured(
     assert run["caught_up_ms"] >= run["recovery_ms"] - 1
     assert run["output_gap_failed_ms"] >= run["recovery_ms"] - 100
     assert run["output_gap_others_ms"] > 0
+    assert run["output_gap_handback_ms"] is None
+    assert run["since_trigger_s"] >= run["offset_s"] - 0.01 and run["during_checkpoint"] in (True, False)
+    assert 0 < run["busy_share"] <= 1
     assert run["usage"]["total"]["cpu_s"] > 0 and {"driver", "slot 0", "slot 1", "spark"} <= set(
         run["usage"]["processes"]
     )
-    (timeline,) = context.content["timelines"]
-    assert len(timeline["rows_per_s"]) == 2
-    assert [path.name for path in tmp_path.iterdir()] == [f"zipf-{settings.words(0)}.txt"], "what a run made is gone"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_three_sums_are_handed_back_after_a_kill(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "RESTORE_S", 10.0)
+    settings = Settings(
+        parallelism=(2,),
+        recovery=("standby",),
+        failure=("sigkill",),
+        job="three-sums",
+        runs=1,
+        rate=3_000,
+        interval=0.3,
+        warm_up=False,
+    )
+    (run,) = recovery.runs(Context(spark, settings, tmp_path, recovery.EXPERIMENT.more(settings)))
+    assert run["error"] is None and run["exact"] is True and run["wrong"] == 0, run
+    assert run["fallback"] is None and run["recovery_ms"] > 0
+    assert run["handovers"] and run["output_gap_handback_ms"] > 0
 
 
 @pytest.mark.long
@@ -117,8 +153,8 @@ def test_running_time_measured_and_simulated(
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
-    numbers = ["--parallelism", 2, "--rate", 3_000, "--interval", 0.2, "--runs", 50, "--no-warm-up"]
-    kinds = ["--recovery", "rollback", "--failure", "sigkill"]
+    numbers = ["--parallelism", 2, "--rate", 3_000, "--interval", 0.2, "--runs", 50, "--kills", 1, "--no-warm-up"]
+    kinds = ["--recovery", "rollback", "--failure", "sigkill", "--beside", 1]
     found = tmp_path / "out" / "recovery.json"
     with program(cli("experiment", "recovery", *numbers, *kinds, "--out", tmp_path / "out"), tmp_path) as run:
         wait_until(lambda: found.exists() or run.process.poll() is not None, "a run", 240)
@@ -142,6 +178,8 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
     [
         (["experiment"], "the following arguments are required: EXPERIMENT"),
         (["experiment", "recovery", "--parallelism", "2,0"], "'2,0' is not a list of whole numbers from 1 up"),
+        (["experiment", "recovery", "--kills", "0"], "0 is not a whole number of at least 1"),
+        (["experiment", "recovery", "--job", "magic"], "invalid choice: 'magic'"),
         (["experiment", "recovery", "--recovery", "magic"], "'magic' is not a list of standby, partial, rollback"),
         (["experiment", "recovery", "--recovery", "rollback", "--interval", "0.0001"], "checkpoint_interval must be"),
         (["experiment", "recovery", "--recovery", "rollback", "--json", "/proc/no.json"], "cannot write --json /proc"),

@@ -15,7 +15,8 @@ from experiments.figures import PAGE, page, row
 from experiments.harness import console, statistics
 from experiments.harness.document import Document, command_line
 from experiments.recovery import pictures
-from experiments.recovery.experiment import EXPERIMENT, RECOVERIES, Settings, compare, keep_timeline, summarize
+from experiments.recovery.experiment import EXPERIMENT, RECOVERIES, Settings, keep_timeline
+from experiments.recovery.summary import compare, summarize
 from flinkplus.cli.figures import write_json
 from flinkplus.cli.tables import LEAST_WIDTH
 from flinkplus.errors import ConfigurationError
@@ -29,14 +30,20 @@ def made_up_run(parallelism: int, recovery: str, failure: str, run: int, recover
         "recovery": recovery,
         "failure": failure,
         "state_keys": 0,
+        "job": 0,
         "run": run,
+        "kill": run,
         "seed": 7,
         "subtask": "count[1]",
-        "words": 1000,
+        "rows": 1000,
+        "since_trigger_s": 0.4 * run,
+        "during_checkpoint": run == 0,
+        "busy_share": 0.9 - run / 10,
+        "restored_s": None if run == 1 else 1.5,
         "recovery_ms": recovery_ms,
         **{f"{phase}_ms": total / 5 for phase in DURATIONS},
         "caught_up_ms": total + 10,
-        **{f"output_gap_{which}_ms": total + at for at, which in enumerate(("failed", "others", "before"))},
+        **{f"output_gap_{which}_ms": total + at for at, which in enumerate(("failed", "others", "before", "handback"))},
         "exact": recovery_ms is not None,
         "fallback": None,
         "error": None if recovery_ms is not None else "JobFailed: for this test",
@@ -117,12 +124,26 @@ def test_the_shape_of_the_document(document: Document) -> None:
     reductions = {(c["parallelism"], c["failure"]): c["reduction_percent"] for c in content["comparison"]}
     assert reductions[1, "sigkill"] == pytest.approx(100 * (1 - 30 / 510), abs=0.01)
     assert len(reductions) == 4
+    assert (row["not_restored"], row["unmeasured"]) == (1, 0)
+    assert (row["output_gap_handback_median_ms"], row["output_gap_handback_p95_ms"]) == (33.0, 42.0)
+    assert {part["moment"]: part["median_ms"] for part in row["by_moment"] if part["runs"]} == {
+        "quarter 1": 20.0,
+        "quarter 2": 30.0,
+        "quarter 4": 40.0,
+        "checkpoint under way": 20.0,
+        "no checkpoint": 35.0,
+    }
+    assert [(part["busy_from"], part["median_ms"]) for part in row["by_load"]] == [
+        (0.7, 40.0),
+        (0.8, 30.0),
+        (0.9, 20.0),
+    ]
     assert len(content["timelines"]) == 8, "the first of each kind"
     assert [path.name for path in document.path.parent.iterdir()] == ["recovery.json"]
 
 
 def test_one_mode_alone_has_no_reduction() -> None:
-    (row,) = compare(summarize([made_up_run(2, "rollback", "sigkill", 0, 400.0)], 1))
+    (row,) = compare(summarize([made_up_run(2, "rollback", "sigkill", 0, 400.0)], 1, 1.0))
     assert (row["rollback_ms"], row["standby_ms"], row["reduction_percent"]) == (400.0, None, None)
 
 
@@ -168,6 +189,27 @@ def test_the_tables(document: Document, capsys: pytest.CaptureFixture[str]) -> N
     line = next(line for line in lines if line.split()[:2] == ["sigkill", "8"])
     assert "510.0 (500 - 520)" in line and "30.0 (20 - 40)" in line and "94.12 %" in line
     assert any(line.split()[:3] == ["standby", "exception", "8"] and "2 of 3" in line for line in lines)
+
+
+def test_unmeasured_kills_are_shown_everywhere(document: Document, capsys: pytest.CaptureFixture[str]) -> None:
+    console.show(*EXPERIMENT.tables(document.content))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split()[:3] == ["standby", "exception", "8"]]
+    assert lines[0].split()[3:] == ["3", "1", "2", "of", "3", "0", "1"]
+    quarters, checkpoints, loads = (" ".join(line.split()[3:]) for line in lines[3:])
+    assert quarters == "20 (1) 30 (1) - - (0 of 1)" and checkpoints == "20 (1) 30 (1 of 2)"
+    assert loads == "- (0 of 1; 70-70 %) 30 (1; 80-80 %) 20 (1; 90-90 %)"
+
+
+def test_the_tables_of_every_column_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = EXPERIMENT.document(Settings(parallelism=(16,)), tmp_path / "recovery.json")
+    for run in range(10):
+        unknown = {"busy_share": None, "since_trigger_s": None, "during_checkpoint": None} if run == 9 else {}
+        made.add({**made_up_run(16, "rollback", "exception", run, 2_345.6), "state_keys": 1_000_000, **unknown})
+    console.show(*EXPERIMENT.tables(made.content))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= LEAST_WIDTH
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines), "a column is cut off"
+    assert sum("not known" in line for line in lines) == 3
 
 
 def test_the_pictures(document: Document, tmp_path: Path) -> None:

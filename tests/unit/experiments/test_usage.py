@@ -87,10 +87,10 @@ def test_summary_table_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "usage.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_modes_are_struck_alike() -> None:
+def test_kills_are_the_same_for_all_modes() -> None:
     settings = UsageSettings(runs=2)
-    assert settings.case("standby", 1) == replace(settings.case("rollback", 1), recovery="standby")
-    assert settings.case("standby", 0).seed != settings.case("standby", 1).seed
+    first, second = settings.kills()
+    assert settings.kills() == [first, second] and first.seed != second.seed
     assert EXPERIMENT.total(settings) == 6 and EXPERIMENT.total(replace(settings, rate=10.0)) == 4
     assert "replicas" not in settings.options("rollback") and settings.options("standby")["replicas"] == 3
     with pytest.raises(ConfigurationError, match="parallelism"):

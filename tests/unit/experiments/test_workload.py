@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import pytest
 
 from experiments.harness.workload import BALLAST_BYTES, InjectedFailure, Probe, Trigger
 from experiments.recovery.experiment import Settings
-from experiments.recovery.kill import Kill
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import OperatorContext
 
@@ -37,25 +38,13 @@ def context(index: int, parallelism: int, state: Any = None) -> OperatorContext:
     return OperatorContext("probe", f"probe[{index}]", index, parallelism, SCHEMA, state)
 
 
-def test_the_same_kill_in_both_modes_and_another_in_each_run(tmp_path: Path) -> None:
-    cases = Settings(parallelism=(4,), runs=20).cases()
-    assert len(cases) == 2 * 2 * 20
-    for first, second in zip(cases[::2], cases[1::2], strict=True):
-        assert {first.recovery, second.recovery} == {"standby", "rollback"}
-        kills = [Kill.drawn(case, 1.0, tmp_path) for case in (first, second)]
-        assert kills[0] == kills[1]
-        assert 0 <= kills[0].index < 4 and 0 <= kills[0].offset_s < 1
-    assert len({case.seed for case in cases}) == 40
-    assert cases == Settings(parallelism=(4,), runs=20).cases()
-    assert {Kill.drawn(case, 1.0, tmp_path).index for case in cases} == {0, 1, 2, 3}
-    assert cases != Settings(parallelism=(4,), runs=20, seed=2).cases()
-
-
 def test_settings_that_no_run_would_accept() -> None:
     with pytest.raises(ConfigurationError, match="parallelism"):
         Settings(parallelism=(10_000,), recovery=("rollback",)).check()
     with pytest.raises(ConfigurationError, match="recovery must be one of"):
         Settings(parallelism=(1,), recovery=("magic",)).check()
+    with pytest.raises(ConfigurationError, match="--beside is -1"):
+        Settings(recovery=("rollback",), beside=-1).check()
     Settings(parallelism=(1, 2), recovery=("rollback",), state_keys=(0, 10)).check()
 
 
@@ -71,6 +60,22 @@ def test_an_order_is_obeyed_once(tmp_path: Path) -> None:
     assert list(instances[2].process(BATCH)) == [BATCH], "its successor goes on"
     raised_s = trigger.raised_s(1)
     assert raised_s is not None and math.isfinite(raised_s)
+
+
+def test_firing_waits_until_the_subtask_has_raised(tmp_path: Path) -> None:
+    trigger = Trigger(tmp_path)
+    instance = Probe("probe", trigger).create(context(1, 2))
+    raised = []
+
+    def step() -> None:
+        with contextlib.suppress(InjectedFailure):
+            list(instance.process(BATCH))
+
+    for _ in range(2):
+        before_s = time.time()
+        raised.append(trigger.fire(1, step))
+        assert before_s <= raised[-1] <= time.time()
+    assert raised[0] < raised[1], "an earlier one does not count"
 
 
 def test_ballast_grows_with_the_batches_up_to_its_size_and_survives() -> None:
