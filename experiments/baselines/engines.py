@@ -24,7 +24,7 @@ from experiments.baselines.measure import POLL_S, measured
 from experiments.baselines.notes import ORDERS
 from experiments.baselines.recovery import run_recoveries
 from experiments.baselines.spark import Spark, SparkJob, jars
-from experiments.baselines.trees import end_tree
+from experiments.baselines.trees import bound, end_tree
 
 CHILD_END_S = 20.0
 
@@ -49,7 +49,7 @@ class FlinkPlusEngine:
         command = [sys.executable, "-m", "experiments.baselines.flinkplus_run"]
         with (directory / "out").open("wb") as out, (directory / "log").open("wb") as log:
             child = subprocess.Popen(
-                [*command, "--case", case.to_json(), "--text", str(text)],
+                bound([*command, "--case", case.to_json(), "--text", str(text)]),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,

@@ -26,7 +26,7 @@ from experiments.baselines.case import EXCEPTION, FLINK_ROCKSDB, Case, RunFailed
 from experiments.baselines.java_tools import java
 from experiments.baselines.notes import have_raised
 from experiments.baselines.recovery import Struck
-from experiments.baselines.trees import end_all, kill_tree, tree
+from experiments.baselines.trees import bound, end_all, kill_tree, tree
 
 START_ALLOWANCE_MS = {True: 8_000, False: 6_000}
 """Between the start of a job and its first due row, by whether it runs in a cluster."""
@@ -158,7 +158,7 @@ class JavaProcesses:
         log = self._directory / f"{name}.log"
         with log.open("ab") as out:
             self.processes[name] = subprocess.Popen(
-                command,
+                bound(command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

@@ -8,12 +8,13 @@ ended from its root on, by the numbers of its processes, and what does not end b
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 from typing_extensions import Self
@@ -33,6 +34,13 @@ def tree(roots: Iterable[int]) -> list[psutil.Process]:
             for process in (root, *root.children(recursive=True)):
                 found[process.pid] = process
     return list(found.values())
+
+
+def bound(command: Sequence[str]) -> list[str]:
+    """The command of a process that the system ends when the thread that has started it is gone, also when this
+    process is killed; the same command where there is no ``setpriv``."""
+    setpriv = shutil.which("setpriv")
+    return list(command) if setpriv is None else [setpriv, "--pdeathsig", "KILL", *command]
 
 
 def command_of(process: psutil.Process) -> str:

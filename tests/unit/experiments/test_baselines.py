@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -37,7 +38,7 @@ from experiments.baselines.java_tools import BaselineMissing
 from experiments.baselines.notes import NOTED, Line, read_notes
 from experiments.baselines.recovery import Struck
 from experiments.baselines.text import Text
-from experiments.baselines.trees import TreeSampler, end_tree, kill_tree, tree
+from experiments.baselines.trees import TreeSampler, bound, end_tree, kill_tree, tree
 from experiments.harness import console
 from experiments.harness.arguments import add_options, settings_from
 from experiments.harness.text import WORDS_PER_LINE
@@ -437,3 +438,20 @@ def test_a_tree_is_killed_whole() -> None:
     assert parent.wait(10) == -9
     gone, alive = psutil.wait_procs(processes, 10)
     assert not alive and len(gone) == 2
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_a_killed_experiment_leaves_no_engine() -> None:
+    """As Java is started: its parent is killed and ends nothing itself."""
+    parent = f"""
+import subprocess, time
+from experiments.baselines.trees import bound
+child = subprocess.Popen(bound([{sys.executable!r}, "-c", "import time; time.sleep(600)"]), start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        child = psutil.Process(int(started.stdout.readline()))
+        started.kill()
+    child.wait(10)
