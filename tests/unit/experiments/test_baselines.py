@@ -38,7 +38,7 @@ from experiments.baselines.java_tools import BaselineMissing
 from experiments.baselines.notes import NOTED, Line, read_notes
 from experiments.baselines.recovery import Struck
 from experiments.baselines.text import Text
-from experiments.baselines.trees import TreeSampler, bound, end_tree, kill_tree, tree
+from experiments.baselines.trees import TreeSampler, end_tree, kill_tree, tree
 from experiments.harness import console
 from experiments.harness.arguments import add_options, settings_from
 from experiments.harness.text import WORDS_PER_LINE
@@ -453,5 +453,7 @@ time.sleep(600)
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
         child = psutil.Process(int(started.stdout.readline()))
+        while "--pdeathsig" in child.cmdline():
+            time.sleep(0.01)
         started.kill()
     child.wait(10)
