@@ -32,7 +32,7 @@ from flinkplus.errors import ConfigurationError
 
 RECOVERIES = ("standby", "partial", "rollback")
 USUAL = ("standby", "rollback")
-RESTORE_S = 6.0
+RESTORE_S = 4.0
 """Input of each kill for the job to be as before: caught up, handed back, with all standbys."""
 FILL_TIMES = 2.5
 """The time for the ballast, in multiples of what it takes at its rate: its checkpoints delay it."""
@@ -119,13 +119,13 @@ class Settings(TextSettings):
     @property
     def span_s(self) -> float:
         """The seconds of input that each kill of a job has."""
-        return 2 * self.interval + max(INTERVALS_BETWEEN * self.interval, RESTORE_S) + CALM_S
+        return 2 * self.interval + max(INTERVALS_BETWEEN * self.interval, RESTORE_S)
 
     def rows(self, case: Case) -> int:
         """How long the input of a job must be."""
         after_fill_s = CHECKPOINTS_AFTER_FILL * self.interval if case.state_keys else 0.0
         fill_s = FILL_TIMES * case.state_keys / BALLAST_KEYS_PER_S + after_fill_s
-        before_s = (CHECKPOINTS_BEFORE + 0.5) * self.interval
+        before_s = (CHECKPOINTS_BEFORE + 0.5) * self.interval + CALM_S
         return round(self.rate * (before_s + fill_s + len(case.kills) * self.span_s))
 
 

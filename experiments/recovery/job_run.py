@@ -37,7 +37,10 @@ CALM_S = 2.0
 PATIENCE_S = 90.0
 POLL_S, FINE_POLL_S, FINE_S = 0.05, 0.003, 0.05
 """Between two looks; the same, from ``FINE_S`` before a checkpoint is expected to be triggered."""
-TRACE_POLL_S = 0.5
+QUIET_S, TRACE_POLL_S = 1.0, 0.5
+"""From the hand-back, which is measured, to the first look at the trace; between two looks: the trace is long, and
+reading it takes processor time from the job. The processes are looked at once in ``SAMPLE_S``, for the same reason."""
+SAMPLE_S = 1.0
 SAME_MOMENT_S = 0.01
 
 
@@ -96,7 +99,7 @@ class JobRun:
             self._until(job, lambda: job.running_s is not None)
             # Numbers of processes of other hosts mean nothing here.
             pids = job.slot_pids if self._context.place is None else dict
-            sampler = ProcessSampler(pids, without=self._without)
+            sampler = ProcessSampler(pids, SAMPLE_S, without=self._without)
             try:
                 with sampler, LoadSampler() as load:
                     self._fill(job)
@@ -153,14 +156,19 @@ class JobRun:
 
     def _await_restored(self, job: JobHandle, stroke: Stroke, homes: dict[str, int], until_s: float) -> float | None:
         """When the job was as before; ``None``: not before it had run for ``until_s``, or had ended."""
+        stop, whole_s = self._context.stop, None
         while not job.done and (job.running_s or 0.0) < until_s:
-            if self._context.stop.wait(POLL_S):
+            if stop.wait(POLL_S if whole_s is None else TRACE_POLL_S):
                 raise RunError("interrupted")
-            if self._is_whole(job, stroke, homes):
-                log, now_s = self._log(job, stroke, math.inf), time.time()
-                if log.figures(job.output_trace(), self._arrival)["caught_up_ms"] is not None:
-                    return now_s
-                self._context.stop.wait(TRACE_POLL_S)  # the trace is long
+            if whole_s is None and self._is_whole(job, stroke, homes):
+                whole_s = time.time()
+                stop.wait(QUIET_S)
+            if whole_s is not None:
+                caught_up_ms = self._log(job, stroke, math.inf).figures(job.output_trace(), self._arrival)[
+                    "caught_up_ms"
+                ]
+                if caught_up_ms is not None:
+                    return max(whole_s, stroke.struck.time_s + caught_up_ms / 1e3)
         return None
 
     def _is_whole(self, job: JobHandle, stroke: Stroke, homes: dict[str, int]) -> bool:
