@@ -11,7 +11,6 @@ import pytest
 from experiments import cost
 from experiments.cost import CostSettings
 from experiments.demo import story
-from experiments.figures import PAGE, page, row
 from experiments.harness import console, statistics
 from experiments.harness.document import Document, command_line
 from experiments.recovery import pictures
@@ -312,15 +311,3 @@ def test_costs_of_weaker_guarantees_and_of_parts() -> None:
 )
 def test_a_document_says_what_repeats_its_runs(arguments: list[str], command: str) -> None:
     assert command_line(arguments) == command
-
-
-def test_the_page_on_where_figures_come_from_fits_the_files() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "make figures"
-
-
-def test_a_file_that_says_little_of_itself_is_in_the_page_too() -> None:
-    assert row("old.json", {"figures": {}}) == ["[old.json](results/old.json)", *["-"] * 8]
-    known = {"command": "x", "commit": "0123456789ab", "started": "2026-11-24T21:00:00", "machine": {"cores": 2}}
-    known |= {"uid": 0, "nice": 0, "may_raise_priority": False, "runs": [{"load_1min": 1.5}, {"load_1min": 0.5}]}
-    cells = ["`x`", "012345678", "2026-11-24", "2", "0, 0", "not raised", "0.5 to 1.5", "2"]
-    assert row("new.json", known)[1:] == cells

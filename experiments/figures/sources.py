@@ -1,8 +1,4 @@
-"""Where the published figures come from: ``python -m experiments.figures`` writes docs/figures.md.
-
-One row for each file of raw data in docs/results, from what it says of itself. A unit test compares the page with the
-files.
-"""
+"""Where the published figures come from: docs/figures.md, with one row for each file of raw data in docs/results."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "figures.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS, PAGE = DOCS / "results", DOCS / "figures.md"
 UNKNOWN = "-"
 HEAD = """# Where the figures come from
 
@@ -58,7 +54,3 @@ def row(name: str, content: dict[str, Any]) -> list[str]:
 def _load(runs: object) -> str:
     loads = [run["load_1min"] for run in runs if "load_1min" in run] if isinstance(runs, list) else []
     return f"{min(loads):g} to {max(loads):g}" if loads else UNKNOWN
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

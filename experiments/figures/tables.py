@@ -1,0 +1,257 @@
+"""The tables of figures in the documents, from the summaries of the files in docs/results.
+
+Each maker takes the documents of one or more experiments and returns rows of cells, the first row being the headings.
+Numbers are medians, with the 95 % interval in brackets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+Content: TypeAlias = dict[str, Any]
+Rows: TypeAlias = list[Sequence[str]]
+PHASES = ("detect", "fence", "registry", "promote", "restore", "replay")
+USAGE = ("before", "during", "after")
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _median(row: Content, middle: str, low: str, high: str, digits: int = 0) -> str:
+    """``low`` and ``high``: names of the ends of the interval."""
+    if row.get(low) is None:
+        return _number(row[middle], digits)
+    return f"{_number(row[middle], digits)} ({_number(row[low], digits)} to {_number(row[high], digits)})"
+
+
+def _with_interval(row: Content, name: str, unit: str, digits: int = 0) -> str:
+    return _median(row, f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}", digits)
+
+
+def _recovery_of(row: Content | None) -> str:
+    return "-" if row is None else _median(row, "median_ms", "median_low_ms", "median_high_ms")
+
+
+def _summaries(contents: Iterable[Content]) -> list[Content]:
+    """The rows of all documents, each with the experiment's parameters."""
+    return [{**row, "of": content["parameters"]} for content in contents for row in content["summary"]]
+
+
+def recovery(*contents: Content) -> Rows:
+    """Both modes by failure and parallelism."""
+    rows = {(row["failure"], row["parallelism"], row["recovery"]): row for row in _summaries(contents)}
+    found: Rows = [("failure", "parallelism", "rollback, ms", "standby, ms", "p95", "reduction", "kills", "exact")]
+    for failure, parallelism in dict.fromkeys(key[:2] for key in rows):
+        rollback, standby = (rows.get((failure, parallelism, mode)) for mode in ("rollback", "standby"))
+        both = [row for row in (rollback, standby) if row is not None]
+        less = None if rollback is None or standby is None else 100 * (1 - standby["median_ms"] / rollback["median_ms"])
+        found.append(
+            (
+                failure,
+                str(parallelism),
+                _recovery_of(rollback),
+                _recovery_of(standby),
+                "-" if standby is None else _number(standby["p95_ms"]),
+                "-" if less is None else f"{less:.1f} %",
+                " and ".join(str(row["runs"]) for row in both),
+                f"{sum(row['exact_runs'] for row in both)} of {sum(row['runs'] for row in both)}",
+            )
+        )
+    return found
+
+
+def kills(*contents: Content) -> Rows:
+    """One row for each kind of kill: the recovery, and the gaps in the output."""
+    head = ("job", "parallelism", "rows/s", "beside", "kills", "recovery, ms", "p95", "gap of others, ms", "before it")
+    found: Rows = [(*head, "gap of the hand-back, ms", "p95")]
+    for row in _summaries(contents):
+        given = row["of"]
+        found.append(
+            (
+                given["job"],
+                str(row["parallelism"]),
+                _number(given["rate"]),
+                f"{given['beside']} busy processes" if given["beside"] else "nothing",
+                str(row["runs"]) + (f", {row['unmeasured']} not measured" if row["unmeasured"] else ""),
+                _recovery_of(row),
+                _number(row["p95_ms"]),
+                _number(row["output_gap_others_median_ms"]),
+                _number(row["output_gap_before_median_ms"]),
+                _number(row["output_gap_handback_median_ms"]),
+                _number(row["output_gap_handback_p95_ms"]),
+            )
+        )
+    return found
+
+
+def phases(*contents: Content) -> Rows:
+    """Where the time goes: medians of the phases."""
+    found: Rows = [("job", "failure, recovery, parallelism", *PHASES[:2], "of fence: ZooKeeper", *PHASES[3:], "all")]
+    for row in _summaries(contents):
+        what = f"{row['failure']}, {row['recovery']}, {row['parallelism']}"
+        times = [_number(row[f"{phase}_median_ms"], 1) for phase in PHASES]
+        found.append((row["of"]["job"], what, *times, _number(row["median_ms"])))
+    return found
+
+
+def moments(*contents: Content) -> Rows:
+    """Recovery by the moment of the kill."""
+    rows = _summaries(contents)
+    names = list(dict.fromkeys(part["moment"] for row in rows for part in row["by_moment"]))
+    found: Rows = [("job", "parallelism", *(f"{name}, ms" for name in names))]
+    for row in rows:
+        parts = {part["moment"]: part for part in row["by_moment"]}
+        cells = [
+            f"{_number(parts[n]['median_ms'])}, p95 {_number(parts[n]['p95_ms'])} ({parts[n]['runs']})" for n in names
+        ]
+        found.append((row["of"]["job"], str(row["parallelism"]), *cells))
+    return found
+
+
+def cost(content: Content) -> Rows:
+    """What standbys cost, unlimited and at a steady rate."""
+    head = (
+        "variant",
+        "words/s, unlimited",
+        "throughput lost",
+        "cores at the steady rate",
+        "more processor time",
+        "pairs",
+    )
+    found: Rows = [head]
+    for row in content["summary"]:
+        unlimited, steady = row["unlimited"], row["steady"]
+        compared = row["variant"] != row["base"]
+        found.append(
+            (
+                row["variant"],
+                _number(unlimited["words_per_s"]),
+                _share(unlimited, "throughput_loss_percent") if compared else "-",
+                _number(steady["cores"], 2),
+                _share(steady, "more_cpu_percent") if compared else "-",
+                str(unlimited["n"]),
+            )
+        )
+    return found
+
+
+def _share(row: Content, name: str) -> str:
+    low, high = row["intervals"][name]
+    return f"{row[name]:.1f} % ({low:.1f} to {high:.1f})"
+
+
+def throughput(content: Content) -> Rows:
+    """Engines side by side, at unlimited rate."""
+    found: Rows = [("job", "parallelism", "engine", "state in", "rows/s", "processor s per million", "memory, MB", "n")]
+    for row in _of_measure(content, "throughput"):
+        cells = (_interval(row, "rows_per_s"), _interval(row, "cpu_s_per_million", 2), _number(row["rss_mb"]))
+        found.append((row["job"], str(row["parallelism"]), row["engine"], row["state_in"], *cells, str(row["n"])))
+    return found
+
+
+def steady(content: Content) -> Rows:
+    """Engines side by side, at a steady rate."""
+    found: Rows = [("job", "parallelism", "engine", "latency, median, ms", "99th percentile", "cores", "n")]
+    for row in _of_measure(content, "steady"):
+        cells = (_interval(row, "latency_p50_ms"), _interval(row, "latency_p99_ms"), _interval(row, "cores", 2))
+        found.append((row["job"], str(row["parallelism"]), row["engine"], *cells, str(row["n"])))
+    return found
+
+
+def recovery_of_engines(content: Content) -> Rows:
+    """Engines side by side, after failures."""
+    head = ("failure", "parallelism", "engine", "first output, ms", "recovery, ms", "p95", "caught up, ms", "n")
+    found: Rows = [head]
+    for row in _of_measure(content, "recovery"):
+        cells = [_interval(row, f"{name}_median_ms") for name in ("first_output", "recovery", "caught_up")]
+        cells.insert(2, _number(row["recovery_p95_ms"]))
+        found.append((row["failure"], str(row["parallelism"]), row["engine"], *cells, str(row["n"])))
+    return found
+
+
+def _of_measure(content: Content, measure: str) -> list[Content]:
+    return [row for row in content["summary"] if row["measure"] == measure]
+
+
+def _interval(row: Content, name: str, digits: int = 0) -> str:
+    low, high = row["intervals"].get(name) or (None, None)
+    return _median({**row, "low": low, "high": high}, name, "low", "high", digits)
+
+
+def overhead(content: Content) -> Rows:
+    """Running time by interval and mode of checkpoints."""
+    found: Rows = [("checkpoints", "running time, s", "more than without", "checkpoints in a run", "n")]
+    for row in content["summary"]:
+        loss = "-" if row["mode"] is None else f"{_with_interval(row, 'loss', 'percent', 1)} %"
+        found.append(
+            (row["variant"], _with_interval(row, "running", "s", 2), loss, _number(row["checkpoints"]), str(row["n"]))
+        )
+    return found
+
+
+def scaling(content: Content) -> Rows:
+    """Running time by parallelism."""
+    variants = list(dict.fromkeys(row["variant"] for row in content["summary"]))
+    rows = {(row["parallelism"], row["variant"]): row for row in content["summary"]}
+    found: Rows = [
+        ("parallelism", *(f"measured, s: {name}" for name in variants), *(f"simulated: {v}" for v in variants), "n")
+    ]
+    for parallelism in sorted({key[0] for key in rows}):
+        mine = [rows[parallelism, variant] for variant in variants]
+        measured = [_with_interval(row, "measured", "s", 2) for row in mine]
+        simulated = [_number(row["simulated_s"], 2) for row in mine]
+        found.append((str(parallelism), *measured, *simulated, str(mine[0]["n"])))
+    return found
+
+
+def usage(content: Content) -> Rows:
+    """Processors and memory before, during and after a failure."""
+    head = [f"{name} {phase}" for phase in USAGE for name in ("cores", "MB")]
+    found: Rows = [("recovery", *head, "during: s", "kills")]
+    for row in content["summary"]:
+        cells = []
+        for phase in USAGE:
+            cells += [_with_interval(row, phase, "cores", 2), _with_interval(row, phase, "rss_mb")]
+        found.append((row["recovery"], *cells, _number(row["during_seconds"], 2), str(row["n"])))
+    return found
+
+
+def snapshots(content: Content) -> Rows:
+    """Incremental and full snapshots."""
+    rows = {(row["state_mb"], row["changed"], row["kind"]): row for row in content["summary"]}
+    found: Rows = [("state, MB", "changed", "written, MB: incremental", "full", "time, ms: incremental", "full", "n")]
+    for state_mb, changed in dict.fromkeys(key[:2] for key in rows):
+        both = [rows[state_mb, changed, kind] for kind in ("incremental", "full")]
+        written = [_number(row["new_mb"], 2) for row in both]
+        times = [_with_interval(row, "async", "ms", 1) for row in both]
+        found.append((f"{state_mb:,}", f"{100 * changed:g} %", *written, *times, str(both[0]["n"])))
+    return found
+
+
+MAKERS: dict[str, Callable[..., Rows]] = {
+    maker.__name__.replace("_", "-"): maker
+    for maker in (
+        recovery,
+        kills,
+        phases,
+        moments,
+        cost,
+        throughput,
+        steady,
+        recovery_of_engines,
+        overhead,
+        scaling,
+        usage,
+        snapshots,
+    )
+}
+
+
+def markdown(rows: Rows) -> str:
+    """A table; numbers are on the right."""
+    head, *body = rows
+    right = [all(row[at][:1].isdigit() or row[at] in ("-", "") for row in body) for at in range(len(head))]
+    marks = ["---:" if column else "---" for column in right]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *body))
