@@ -39,11 +39,15 @@ def _summaries(contents: Iterable[Content]) -> list[Content]:
     return [{**row, "of": content["parameters"]} for content in contents for row in content["summary"]]
 
 
+def _beside(given: Content) -> str:
+    return f"{given['beside']} busy processes" if given["beside"] else "nothing"
+
+
 def recovery(*contents: Content) -> Rows:
     """Both modes by failure and parallelism."""
     rows = {(row["failure"], row["parallelism"], row["recovery"]): row for row in _summaries(contents)}
     found: Rows = [("failure", "parallelism", "rollback, ms", "standby, ms", "p95", "reduction", "kills", "exact")]
-    for failure, parallelism in dict.fromkeys(key[:2] for key in rows):
+    for failure, parallelism in sorted({key[:2] for key in rows}):
         rollback, standby = (rows.get((failure, parallelism, mode)) for mode in ("rollback", "standby"))
         both = [row for row in (rollback, standby) if row is not None]
         less = None if rollback is None or standby is None else 100 * (1 - standby["median_ms"] / rollback["median_ms"])
@@ -73,7 +77,7 @@ def kills(*contents: Content) -> Rows:
                 given["job"],
                 str(row["parallelism"]),
                 _number(given["rate"]),
-                f"{given['beside']} busy processes" if given["beside"] else "nothing",
+                _beside(given),
                 str(row["runs"]) + (f", {row['unmeasured']} not measured" if row["unmeasured"] else ""),
                 _recovery_of(row),
                 _number(row["p95_ms"]),
@@ -100,13 +104,13 @@ def moments(*contents: Content) -> Rows:
     """Recovery by the moment of the kill."""
     rows = _summaries(contents)
     names = list(dict.fromkeys(part["moment"] for row in rows for part in row["by_moment"]))
-    found: Rows = [("job", "parallelism", *(f"{name}, ms" for name in names))]
+    found: Rows = [("job", "parallelism", "beside", *(f"{name}, ms" for name in names))]
     for row in rows:
         parts = {part["moment"]: part for part in row["by_moment"]}
         cells = [
             f"{_number(parts[n]['median_ms'])}, p95 {_number(parts[n]['p95_ms'])} ({parts[n]['runs']})" for n in names
         ]
-        found.append((row["of"]["job"], str(row["parallelism"]), *cells))
+        found.append((row["of"]["job"], str(row["parallelism"]), _beside(row["of"]), *cells))
     return found
 
 
