@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,12 @@ def test_documents_have_the_tables_of_their_files(path: Path, text: str) -> None
 
 def test_a_file_that_says_little_of_itself_is_in_the_page_too() -> None:
     assert row("old.json", {"figures": {}}) == ["[old.json](results/old.json)", *["-"] * 8]
-    known = {"command": "x", "commit": "0123456789ab", "started": "2026-11-24T21:00:00", "machine": {"cores": 2}}
+    known: dict[str, Any] = {
+        "command": "x",
+        "commit": "0123456789ab",
+        "started": "2026-11-24T21:00:00",
+        "machine": {"cores": 2},
+    }
     known |= {"uid": 0, "nice": 0, "may_raise_priority": False, "runs": [{"load_1min": 1.5}, {"load_1min": 0.5}]}
     cells = ["`x`", "012345678", "2026-11-24", "2", "0, 0", "not raised", "0.5 to 1.5", "2"]
     assert row("new.json", known)[1:] == cells
@@ -50,5 +56,4 @@ def test_kills_without_a_time_are_counted() -> None:
 
 
 def test_numbers_are_on_the_right() -> None:
-    rows = [("what", "ms"), ("a", "1"), ("b", "-")]
-    assert markdown(rows) == "| what | ms |\n| --- | ---: |\n| a | 1 |\n| b | - |\n"
+    assert markdown([("what", "ms"), ("a", "1"), ("b", "-")]) == "| what | ms |\n| --- | ---: |\n| a | 1 |\n| b | - |\n"
