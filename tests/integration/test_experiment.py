@@ -48,7 +48,8 @@ def test_rollbacks_are_measured(
     assert second - first >= 3 * settings.interval
     (timeline,) = context.content["timelines"]
     assert len(timeline["rows_per_s"]) == 2
-    assert [path.name for path in tmp_path.iterdir()] == [f"zipf-{settings.rows(case)}.txt"], "what a job made is gone"
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left == [f"made-up-{settings.rows(case)}.txt"], "what a job made is gone"
 
 
 def assert_measured(run: dict[str, Any], failure: str) -> None:
