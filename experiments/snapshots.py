@@ -1,6 +1,6 @@
 """Incremental against full snapshots, by size of state and by what changes: ``flinkplus experiment snapshots``.
 
-One subtask with objects of ``VALUE_BYTES`` random bytes, without Spark: in each round a share of the keys, drawn anew,
+One subtask with objects of ``VALUE_BYTES`` random bytes, without Spark: in each round another random share of the keys
 gets new values. The *incremental* snapshot is that of the engine: the entries that changed, as one more file. The
 *full* one is of the same state, right after it: all entries as one base, which the engine writes from RocksDB
 (``SubtaskState.rebase``) whenever the files of a state have become many.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.baselines.case import FAILURES, FLINKPLUS, WORKER, Failure
+from experiments.harness.statistics import spread_shares
 
 
 def failures_of(engine: str, kinds: Sequence[str] = FAILURES) -> tuple[str, ...]:
@@ -20,14 +21,8 @@ def failures_of(engine: str, kinds: Sequence[str] = FAILURES) -> tuple[str, ...]
     return tuple(kind for kind in kinds if engine == FLINKPLUS or kind != WORKER)
 
 
-def shares(count: int, generator: np.random.Generator) -> list[float]:
-    """Moments in an interval, one in each of ``count`` equal parts of it, in shuffled order; shares of the interval."""
-    parts = generator.permutation(count) + generator.random(count)
-    return [float(share) for share in parts / count]
-
-
 def drawn(kind: str, count: int, parallelism: int, seed: Sequence[int]) -> list[Failure]:
     """All failures of one kind, in the order in which they happen. ``seed``: numbers that name job and experiment."""
     generator = np.random.default_rng((*seed, FAILURES.index(kind), parallelism))
-    moments = shares(count, generator)
+    moments = spread_shares(count, generator)
     return [Failure(kind, round(share, 6), int(generator.integers(parallelism))) for share in moments]

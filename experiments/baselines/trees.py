@@ -12,12 +12,13 @@ import shutil
 import signal
 import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 import psutil
-from typing_extensions import Self
+from typing_extensions import Self, override
+
+from experiments.harness.sampling import SamplingThread
 
 PERIOD_S = 0.25
 END_S = 5.0
@@ -81,39 +82,35 @@ def kill_tree(pid: int) -> None:
             process.send_signal(signal.SIGKILL)
 
 
-class TreeSampler:
+class TreeSampler(SamplingThread):
     """A context manager that samples what the trees below ``roots`` use, in a thread of its own.
 
     Behind the block: ``cpu_s``, ``span_s`` and ``rss_mb`` (the mean of the samples).
     """
 
     def __init__(self, roots: Callable[[], list[int]]) -> None:
+        super().__init__("tree-sampler", PERIOD_S)
         self._roots = roots
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tree-sampler", daemon=True)
         self._cpu_s: dict[psutil.Process, float] = {}
         self._rss_mb: list[float] = []
         self.cpu_s = 0.0
         self.span_s = self.rss_mb = 0.0
         self._begun_s = 0.0
 
+    @override
     def __enter__(self) -> Self:
         self._sample(first=True)
         self._begun_s = time.monotonic()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
+    @override
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__exit__()
         self._sample()
         self.span_s = time.monotonic() - self._begun_s
         self.rss_mb = statistics.mean(self._rss_mb)
 
-    def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
-            self._sample()
-
+    @override
     def _sample(self, first: bool = False) -> None:
         rss_mb = 0.0
         for process in tree(self._roots()):

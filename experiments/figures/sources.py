@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.conditions import load_range
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RESULTS, PAGE = DOCS / "results", DOCS / "figures.md"
 UNKNOWN = "-"
@@ -46,11 +48,6 @@ def row(name: str, content: dict[str, Any]) -> list[str]:
         str(content.get("machine", {}).get("cores", UNKNOWN)),
         UNKNOWN if uid is None else f"{uid}, {nice}",
         UNKNOWN if raised is None else "raised" if raised else "not raised",
-        _load(runs),
+        (load_range(runs) if isinstance(runs, list) else None) or UNKNOWN,
         str(len(runs)) if isinstance(runs, list) else UNKNOWN,
     ]
-
-
-def _load(runs: object) -> str:
-    loads = [run["load_1min"] for run in runs if "load_1min" in run] if isinstance(runs, list) else []
-    return f"{min(loads):g} to {max(loads):g}" if loads else UNKNOWN

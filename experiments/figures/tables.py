@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from experiments.harness.console import number
+
 Content: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[Sequence[str]]
 PHASES = ("detect", "fence", "registry", "promote", "restore", "replay")
 USAGE = ("before", "during", "after")
 
 
-def _number(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
 def _median(row: Content, middle: str, low: str, high: str, digits: int = 0) -> str:
     """``low`` and ``high``: names of the ends of the interval."""
     if row.get(low) is None:
-        return _number(row[middle], digits)
-    return f"{_number(row[middle], digits)} ({_number(row[low], digits)} to {_number(row[high], digits)})"
+        return number(row[middle], digits)
+    return f"{number(row[middle], digits)} ({number(row[low], digits)} to {number(row[high], digits)})"
 
 
 def _with_interval(row: Content, name: str, unit: str, digits: int = 0) -> str:
@@ -31,7 +29,9 @@ def _with_interval(row: Content, name: str, unit: str, digits: int = 0) -> str:
 
 
 def _recovery_of(row: Content | None) -> str:
-    return "-" if row is None else _median(row, "median_ms", "median_low_ms", "median_high_ms")
+    """Of the comparison of both modes: without what a rollback waits for a host."""
+    names = ("without_pause_median_ms", "without_pause_low_ms", "without_pause_high_ms")
+    return "-" if row is None else _median(row, *names)
 
 
 def _summaries(contents: Iterable[Content]) -> list[Content]:
@@ -43,21 +43,21 @@ def _beside(given: Content) -> str:
     return f"{given['beside']} busy processes" if given["beside"] else "nothing"
 
 
-def recovery(*contents: Content) -> Rows:
+def recovery(content: Content) -> Rows:
     """Both modes by failure and parallelism."""
-    rows = {(row["failure"], row["parallelism"], row["recovery"]): row for row in _summaries(contents)}
+    rows = {(row["failure"], row["parallelism"], row["recovery"]): row for row in content["summary"]}
     found: Rows = [("failure", "parallelism", "rollback, ms", "standby, ms", "p95", "reduction", "kills", "exact")]
-    for failure, parallelism in sorted({key[:2] for key in rows}):
-        rollback, standby = (rows.get((failure, parallelism, mode)) for mode in ("rollback", "standby"))
+    for case in sorted(content["comparison"], key=lambda case: (case["failure"], case["parallelism"])):
+        key, less = (case["failure"], case["parallelism"]), case["reduction_percent"]
+        rollback, standby = (rows.get((*key, mode)) for mode in ("rollback", "standby"))
         both = [row for row in (rollback, standby) if row is not None]
-        less = None if rollback is None or standby is None else 100 * (1 - standby["median_ms"] / rollback["median_ms"])
         found.append(
             (
-                failure,
-                str(parallelism),
+                case["failure"],
+                str(case["parallelism"]),
                 _recovery_of(rollback),
                 _recovery_of(standby),
-                "-" if standby is None else _number(standby["p95_ms"]),
+                "-" if standby is None else number(standby["p95_ms"], 0),
                 "-" if less is None else f"{less:.1f} %",
                 " and ".join(str(row["runs"]) for row in both),
                 f"{sum(row['exact_runs'] for row in both)} of {sum(row['runs'] for row in both)}",
@@ -76,15 +76,15 @@ def kills(*contents: Content) -> Rows:
             (
                 given["job"],
                 str(row["parallelism"]),
-                _number(given["rate"]),
+                number(given["rate"], 0),
                 _beside(given),
                 str(row["runs"]) + (f", {row['unmeasured']} not measured" if row["unmeasured"] else ""),
-                _recovery_of(row),
-                _number(row["p95_ms"]),
-                _number(row["output_gap_others_median_ms"]),
-                _number(row["output_gap_before_median_ms"]),
-                _number(row["output_gap_handback_median_ms"]),
-                _number(row["output_gap_handback_p95_ms"]),
+                _median(row, "median_ms", "median_low_ms", "median_high_ms"),
+                number(row["p95_ms"], 0),
+                number(row["output_gap_others_median_ms"], 0),
+                number(row["output_gap_before_median_ms"], 0),
+                number(row["output_gap_handback_median_ms"], 0),
+                number(row["output_gap_handback_p95_ms"], 0),
             )
         )
     return found
@@ -95,8 +95,8 @@ def phases(*contents: Content) -> Rows:
     found: Rows = [("job", "failure, recovery, parallelism", *PHASES[:2], "of fence: ZooKeeper", *PHASES[3:], "all")]
     for row in _summaries(contents):
         what = f"{row['failure']}, {row['recovery']}, {row['parallelism']}"
-        times = [_number(row[f"{phase}_median_ms"], 1) for phase in PHASES]
-        found.append((row["of"]["job"], what, *times, _number(row["median_ms"])))
+        times = [number(row[f"{phase}_median_ms"], 1) for phase in PHASES]
+        found.append((row["of"]["job"], what, *times, number(row["median_ms"], 0)))
     return found
 
 
@@ -108,7 +108,8 @@ def moments(*contents: Content) -> Rows:
     for row in rows:
         parts = {part["moment"]: part for part in row["by_moment"]}
         cells = [
-            f"{_number(parts[n]['median_ms'])}, p95 {_number(parts[n]['p95_ms'])} ({parts[n]['runs']})" for n in names
+            f"{number(parts[n]['median_ms'], 0)}, p95 {number(parts[n]['p95_ms'], 0)} ({parts[n]['runs']})"
+            for n in names
         ]
         found.append((row["of"]["job"], str(row["parallelism"]), _beside(row["of"]), *cells))
     return found
@@ -131,9 +132,9 @@ def cost(content: Content) -> Rows:
         found.append(
             (
                 row["variant"],
-                _number(unlimited["words_per_s"]),
+                number(unlimited["words_per_s"], 0),
                 _share(unlimited, "throughput_loss_percent") if compared else "-",
-                _number(steady["cores"], 2),
+                number(steady["cores"], 2),
                 _share(steady, "more_cpu_percent") if compared else "-",
                 str(unlimited["n"]),
             )
@@ -150,7 +151,7 @@ def throughput(content: Content) -> Rows:
     """Engines side by side, at unlimited rate."""
     found: Rows = [("job", "parallelism", "engine", "state in", "rows/s", "processor s per million", "memory, MB", "n")]
     for row in _of_measure(content, "throughput"):
-        cells = (_interval(row, "rows_per_s"), _interval(row, "cpu_s_per_million", 2), _number(row["rss_mb"]))
+        cells = (_interval(row, "rows_per_s"), _interval(row, "cpu_s_per_million", 2), number(row["rss_mb"], 0))
         found.append((row["job"], str(row["parallelism"]), row["engine"], row["state_in"], *cells, str(row["n"])))
     return found
 
@@ -170,7 +171,7 @@ def recovery_of_engines(content: Content) -> Rows:
     found: Rows = [head]
     for row in _of_measure(content, "recovery"):
         cells = [_interval(row, f"{name}_median_ms") for name in ("first_output", "recovery", "caught_up")]
-        cells.insert(2, _number(row["recovery_p95_ms"]))
+        cells.insert(2, number(row["recovery_p95_ms"], 0))
         found.append((row["failure"], str(row["parallelism"]), row["engine"], *cells, str(row["n"])))
     return found
 
@@ -190,7 +191,7 @@ def overhead(content: Content) -> Rows:
     for row in content["summary"]:
         loss = "-" if row["mode"] is None else f"{_with_interval(row, 'loss', 'percent', 1)} %"
         found.append(
-            (row["variant"], _with_interval(row, "running", "s", 2), loss, _number(row["checkpoints"]), str(row["n"]))
+            (row["variant"], _with_interval(row, "running", "s", 2), loss, number(row["checkpoints"], 0), str(row["n"]))
         )
     return found
 
@@ -205,7 +206,7 @@ def scaling(content: Content) -> Rows:
     for parallelism in sorted({key[0] for key in rows}):
         mine = [rows[parallelism, variant] for variant in variants]
         measured = [_with_interval(row, "measured", "s", 2) for row in mine]
-        simulated = [_number(row["simulated_s"], 2) for row in mine]
+        simulated = [number(row["simulated_s"], 2) for row in mine]
         found.append((str(parallelism), *measured, *simulated, str(mine[0]["n"])))
     return found
 
@@ -218,7 +219,7 @@ def usage(content: Content) -> Rows:
         cells = []
         for phase in USAGE:
             cells += [_with_interval(row, phase, "cores", 2), _with_interval(row, phase, "rss_mb")]
-        found.append((row["recovery"], *cells, _number(row["during_seconds"], 2), str(row["n"])))
+        found.append((row["recovery"], *cells, number(row["during_seconds"], 2), str(row["n"])))
     return found
 
 
@@ -228,7 +229,7 @@ def snapshots(content: Content) -> Rows:
     found: Rows = [("state, MB", "changed", "written, MB: incremental", "full", "time, ms: incremental", "full", "n")]
     for state_mb, changed in dict.fromkeys(key[:2] for key in rows):
         both = [rows[state_mb, changed, kind] for kind in ("incremental", "full")]
-        written = [_number(row["new_mb"], 2) for row in both]
+        written = [number(row["new_mb"], 2) for row in both]
         times = [_with_interval(row, "async", "ms", 1) for row in both]
         found.append((f"{state_mb:,}", f"{100 * changed:g} %", *written, *times, str(both[0]["n"])))
     return found

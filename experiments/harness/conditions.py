@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,17 @@ def _capabilities() -> int:
     return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
 
 
+def load_range(runs: Sequence[dict[str, Any]]) -> str | None:
+    """The lowest and the highest ``load_1min`` of these runs, for people; ``None`` where none has it."""
+    loads = [run["load_1min"] for run in runs if "load_1min" in run]
+    return f"{min(loads):g} to {max(loads):g}" if loads else None
+
+
 def conditions_line(content: dict[str, Any]) -> str:
     """The conditions of a document's runs, for people."""
     commit, dirty, _ = (content["commit"] or "unknown").partition("-dirty")
     raised = "raised" if content["may_raise_priority"] else "not raised"
-    loads = [run["load_1min"] for run in content["runs"] if "load_1min" in run]
-    busy = f"{min(loads):g} to {max(loads):g}" if loads else f"{content['load'][0]:g}"
+    busy = load_range(content["runs"]) or f"{content['load'][0]:g}"
     return (
         f"conditions: {content['machine']['cores']} cores; commit {commit[:COMMIT_DIGITS]}{dirty}; "
         f"uid {content['uid']}, nice {content['nice']}; priority of the failover path {raised} "

@@ -62,7 +62,7 @@ def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """What repeats a run with these arguments (``sys.argv``), but for the options that say where results go."""
+    """The command that these arguments (``sys.argv``) are of, without the options that say where results go."""
     program, given = Path(arguments[0]), iter(arguments[1:])
     name = program.parent.name if program.stem == "__main__" else program.stem
     kept = []

@@ -6,14 +6,15 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import psutil
-from typing_extensions import Self
+from typing_extensions import override
+
+from experiments.harness.sampling import SamplingThread
 
 SPAN_S = 0.5
 PERIOD_S = 0.05
@@ -61,29 +62,20 @@ def busy_share(samples: list[Spent], span_s: float = SPAN_S) -> float | None:
     return round((last.busy_s - first.busy_s) / (last.total_s - first.total_s), 4)
 
 
-class LoadSampler:
+class LoadSampler(SamplingThread):
     """A context manager that samples the processors of the machine in a thread of its own, and keeps the last ones."""
 
     def __init__(self) -> None:
+        super().__init__("load-sampler", PERIOD_S)
         self._samples: deque[Spent] = deque(maxlen=round(4 * SPAN_S / PERIOD_S))
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load-sampler", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def share(self) -> float | None:
         """The share of the processors that was busy in the last ``SPAN_S``."""
         return busy_share([*self._samples.copy(), _spent()])
 
-    def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
-            self._samples.append(_spent())
+    @override
+    def _sample(self) -> None:
+        self._samples.append(_spent())
 
 
 def _spent() -> Spent:

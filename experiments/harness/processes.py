@@ -10,14 +10,14 @@ those since the last sample with it); memory is resident, and pages that process
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from experiments.cluster.processes import LOOK_PERIOD_S, ProcessTable, Reading
+from experiments.harness.sampling import SamplingThread
 
 PERIOD_S = 0.25
 
@@ -30,41 +30,40 @@ class Sample(NamedTuple):
     rss_mb: dict[str, float]
 
 
-class UsageSampler:
+class UsageSampler(SamplingThread):
     """A context manager that samples in a thread of its own. ``read``: all processes, such as ``ProcessTable.read``.
 
     ``failed``: why there are no further samples, if reading failed.
     """
 
     def __init__(self, read: Callable[[], Iterable[Reading]], period_s: float = PERIOD_S) -> None:
+        super().__init__("process-sampler", period_s)
         self._read = read
-        self._period_s = period_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="process-sampler", daemon=True)
         self._cpu_s: dict[str, float] = {}
         self._began_s = self._ended_s = time.monotonic()
         self.samples: list[Sample] = []
         self.failed: str | None = None
 
+    @override
     def __enter__(self) -> Self:
         self._sample()
         self._began_s = time.monotonic()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
+    @override
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__exit__()
         self._ended_s = time.monotonic()
 
+    @override
     def _run(self) -> None:
         try:
-            while not self._stop.wait(self._period_s):
-                self._sample()
+            super()._run()
             self._sample()
         except Exception as problem:  # the run continues; ``failed`` says why its samples end
             self.failed = f"{type(problem).__name__}: {problem}"
 
+    @override
     def _sample(self) -> None:
         begun_s = time.time()
         readings = list(self._read())

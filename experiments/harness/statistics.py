@@ -41,6 +41,12 @@ def with_interval(name: str, unit: str, values: Iterable[float | None], seed: in
     return {f"{name}_{unit}": median(known), f"{name}_low_{unit}": low, f"{name}_high_{unit}": high}
 
 
+def spread_shares(count: int, generator: np.random.Generator) -> list[float]:
+    """Moments in an interval, one in each of ``count`` equal parts of it, in shuffled order; shares of the interval."""
+    parts = generator.permutation(count) + generator.random(count)
+    return [float(share) for share in parts / count]
+
+
 def grouped(runs: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """The runs by these figures, in the order in which they were run."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

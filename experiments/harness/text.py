@@ -1,7 +1,8 @@
 """The text whose words the jobs count: made up, or a file of the user's (``--input``).
 
-A file of the user's is written anew as exactly so many words, ten to a line like a made-up text. It is read from its
-beginning again when it is too short. Words are what the jobs count: ``line.lower().split()``, without lowering them.
+The jobs read a copy of a user's file, with exactly so many words, ten to a line like a made-up text. When the file is
+too short, the copy continues with its beginning. Words are what the jobs count: ``line.lower().split()``, without
+lowering them.
 """
 
 from __future__ import annotations

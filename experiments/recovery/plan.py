@@ -7,10 +7,12 @@ interval: they are as many equal parts as kills, in an order drawn from the seed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
+from experiments.harness.statistics import spread_shares
 
 SIGKILL, EXCEPTION = FAILURES = ("sigkill", "exception")
 HOST_FAILURES = ("host", "hang", "cut")
@@ -75,6 +77,4 @@ class Kind:
 
 def offsets(count: int, interval: float, seed: int) -> list[float]:
     """A moment in each of ``count`` equal parts of an interval."""
-    generator = np.random.default_rng(seed)
-    parts: Sequence[int] = generator.permutation(count).tolist()
-    return [interval * (part + at) / count for part, at in zip(parts, generator.random(count).tolist(), strict=True)]
+    return [interval * share for share in spread_shares(count, np.random.default_rng(seed))]

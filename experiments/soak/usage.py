@@ -8,17 +8,17 @@ state, staged versions, output logs.
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
-from typing_extensions import Self
+from typing_extensions import override
 
 from experiments.cluster.control import Control
 from experiments.cluster.usage import KINDS, add_up, directory_mb
+from experiments.harness.sampling import SamplingThread
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import COUNT
 
@@ -31,43 +31,36 @@ A Java heap grows up to its limit, independent of its content."""
 LEAST_SAMPLES = 8
 
 
-class Sampler:
+class Sampler(SamplingThread):
     """A context manager that samples in a thread of its own. ``usage``: memory by kind and ``disk``, in MB."""
 
     def __init__(self, job: JobHandle, usage: Callable[[], dict[str, float]]) -> None:
+        super().__init__("soak-sampler", OUTPUT_PERIOD_S)
         self._job = job
         self._usage = usage
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="soak-sampler", daemon=True)
+        self._next_usage_s = 0.0
         self._began_s = time.time()
         self.output: list[dict[str, float]] = []
         self.usage: list[dict[str, float]] = []
         self.failed: str | None = None
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
     def since_begin_s(self) -> float:
         """Seconds since the first sample."""
         return round(time.time() - self._began_s, 3)
 
-    def _run(self) -> None:
-        next_usage_s = 0.0
-        while not self._stop.wait(OUTPUT_PERIOD_S) and not self._job.done:
-            at_s = self.since_begin_s()
-            self.output.append({"at_s": at_s, "rows": sum(self._job.rows_out(COUNT).values())})
-            if at_s < next_usage_s:
-                continue
-            next_usage_s = at_s + USAGE_PERIOD_S
-            try:
-                self.usage.append({"at_s": at_s, **self._usage()})
-            except Exception as problem:  # a sample that is missing is reported, and the run continues
-                self.failed = f"{type(problem).__name__}: {problem}"
+    @override
+    def _sample(self) -> None:
+        if self._job.done:
+            return
+        at_s = self.since_begin_s()
+        self.output.append({"at_s": at_s, "rows": sum(self._job.rows_out(COUNT).values())})
+        if at_s < self._next_usage_s:
+            return
+        self._next_usage_s = at_s + USAGE_PERIOD_S
+        try:
+            self.usage.append({"at_s": at_s, **self._usage()})
+        except Exception as problem:  # a sample that is missing is reported, and the run continues
+            self.failed = f"{type(problem).__name__}: {problem}"
 
 
 def local_usage(checkpoints: Path, work: Path) -> Callable[[], dict[str, float]]:

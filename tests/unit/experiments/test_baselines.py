@@ -33,7 +33,7 @@ from experiments.baselines.case import (
     job_options,
 )
 from experiments.baselines.experiment import EXPERIMENT, BaselinesSettings
-from experiments.baselines.failures import drawn, shares
+from experiments.baselines.failures import drawn
 from experiments.baselines.java_tools import BaselineMissing
 from experiments.baselines.notes import NOTED, Line, read_notes
 from experiments.baselines.recovery import Struck
@@ -41,6 +41,7 @@ from experiments.baselines.text import Text
 from experiments.baselines.trees import TreeSampler, end_tree, kill_tree, tree
 from experiments.harness import console
 from experiments.harness.arguments import add_options, settings_from
+from experiments.harness.statistics import spread_shares
 from experiments.harness.text import WORDS_PER_LINE
 from flinkplus.errors import ConfigurationError
 
@@ -96,9 +97,9 @@ def test_a_case_is_the_same_behind_json() -> None:
 
 
 def test_failures_cover_the_interval_evenly() -> None:
-    found = shares(30, np.random.default_rng(1))
+    found = spread_shares(30, np.random.default_rng(1))
     assert sorted(int(share * 30) for share in found) == list(range(30)), "one in each part"
-    assert found != sorted(found) and shares(30, np.random.default_rng(1)) == found
+    assert found != sorted(found) and spread_shares(30, np.random.default_rng(1)) == found
     first, second = (drawn(kind, 30, 4, (1, 0)) for kind in FAILURES[:2])
     assert [failure.share for failure in first] != [failure.share for failure in second]
     assert {failure.index for failure in first} == {0, 1, 2, 3}

@@ -10,6 +10,7 @@ import pytest
 from experiments.figures.__main__ import documents
 from experiments.figures.sources import row
 from experiments.figures.tables import kills, markdown, recovery
+from experiments.recovery.summary import compare
 
 DOCUMENTS = list(documents())
 
@@ -32,20 +33,23 @@ def test_a_file_that_says_little_of_itself_is_in_the_page_too() -> None:
     assert row("new.json", known)[1:] == cells
 
 
-def summary(mode: str, median_ms: float, unmeasured: int = 0) -> dict[str, object]:
-    interval = {"median_low_ms": median_ms - 5, "median_high_ms": median_ms + 5.4}
+def summary(mode: str, median_ms: float, unmeasured: int = 0) -> dict[str, Any]:
+    low_ms, high_ms = median_ms - 5, median_ms + 5.4
+    interval = {"median_low_ms": low_ms, "median_high_ms": high_ms, "without_pause_median_ms": median_ms}
+    interval |= {"without_pause_low_ms": low_ms, "without_pause_high_ms": high_ms}
     gaps = {f"output_gap_{which}_ms": 7.0 for which in ("others_median", "before_median", "handback_p95")}
     gaps["output_gap_handback_median_ms"] = None  # type: ignore[assignment]
     counts = {"runs": 10, "exact_runs": 10, "unmeasured": unmeasured}
-    known = {"failure": "sigkill", "parallelism": 8, "recovery": mode, "p95_ms": 99.5}
+    known = {"failure": "sigkill", "parallelism": 8, "recovery": mode, "state_keys": 0, "p95_ms": 99.5}
     return {**known, "median_ms": median_ms, **interval, **counts, **gaps}
 
 
 def test_modes_stand_side_by_side() -> None:
-    document = {"parameters": {}, "summary": [summary("rollback", 200.0), summary("standby", 50.0)]}
+    both = [summary("rollback", 200.0), summary("standby", 50.0)]
+    document = {"parameters": {}, "summary": both, "comparison": compare(both)}
     cells = ("sigkill", "8", "200 (195 to 205)", "50 (45 to 55)", "100", "75.0 %", "10 and 10", "20 of 20")
     assert recovery(document)[1] == cells
-    alone = {"parameters": {}, "summary": [summary("standby", 50.0)]}
+    alone = {"parameters": {}, "summary": both[1:], "comparison": compare(both[1:])}
     assert recovery(alone)[1][2:6] == ("-", "50 (45 to 55)", "100", "-")
 
 

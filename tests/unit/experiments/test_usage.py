@@ -1,4 +1,4 @@
-"""Processors and memory around a failure: phases, medians, table and picture, from samples that nobody took."""
+"""Processors and memory around a failure: phases, medians, table and picture, from made-up samples."""
 
 from __future__ import annotations
 

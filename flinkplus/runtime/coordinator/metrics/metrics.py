@@ -230,7 +230,7 @@ class Figures:
             "determinant_share": round(determinants / payload, 6) if payload else 0.0,
             "state_keys": sum(c["keys"] for c in every),
             "state_bytes": sum(c["bytes"] for c in every),
-            "state_reads": sum(c.get("reads", 0) for c in every),
+            "state_reads": sum(c["reads"] for c in every),
             "busy_s": round(sum(c["busy_s"] for c in every), 3),
         }
 

@@ -21,7 +21,7 @@ from tests.handles import handle_of, part_of
 
 def heartbeat(rows: int) -> dict[str, Any]:
     operators = {"words": {"rows_in": rows, "rows_out": rows}}
-    return {"words[0]": {"rows_out": rows, "keys": 0, "bytes": 0, "busy_s": 0.0, "operators": operators}}
+    return {"words[0]": {"rows_out": rows, "keys": 0, "bytes": 0, "reads": 0, "busy_s": 0.0, "operators": operators}}
 
 
 def of_words(kind: Literal["source", "operator"] = "operator", mode: str = "aligned") -> Figures:

@@ -80,7 +80,7 @@ def heartbeat(subtask: int, marks: int = 0, window: int = 0, late_ms: int = 0) -
         name: {"rows_in": 1, "rows_out": 1, "late_rows": late, "max_late_ms": late_ms}
         for name, late in (("marks", marks), ("window", window))
     }
-    counters = {"busy_s": 0.0, "rows_out": 1, "keys": 0, "bytes": 0, "operators": operators}
+    counters = {"busy_s": 0.0, "rows_out": 1, "keys": 0, "bytes": 0, "reads": 0, "operators": operators}
     return {f"window+sink[{subtask}]": counters}
 
 
