@@ -26,6 +26,8 @@ UNALIGNED = "unaligned"
 PENDING = "pending"
 ORIGINS = ("received", "from_storage", "kept")
 """Where the state files of standbys came from; see ``control.Heartbeat``."""
+UNREPORTED: dict[str, Any] = {"busy_s": 0.0, "rows_out": 0, "reads": 0, "operators": {}}
+"""Counters of a subtask that ended before its first heartbeat; a final checkpoint adds the rest."""
 PHASES = ("trigger_ms", "alignment_ms", "sync_ms", "async_ms", "durable_ms", "chain_ms")
 
 
@@ -183,7 +185,7 @@ class Figures:
         self._final = True
         merged = dict(self._subtasks)
         for subtask, operators in figures.parts.items():
-            known = merged.get(subtask, {"busy_s": 0.0, "rows_out": 0, "operators": {}})
+            known = merged.get(subtask, UNREPORTED)
             counters = {
                 name: {
                     **known["operators"].get(name, {}),

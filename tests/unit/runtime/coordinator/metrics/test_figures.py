@@ -103,3 +103,15 @@ def test_a_late_heartbeat_does_not_take_back_the_final_counters() -> None:
     figures.update(heartbeat(6))
     assert figures.operators() == {"words": {"rows_in": 7, "rows_out": 9, "invalid_lines": 2}}
     assert figures.totals()["state_keys"] == 3
+
+
+def test_a_finished_job_has_every_total_without_a_heartbeat() -> None:
+    """Jobs that end at once, and finished ones that are resumed, have only their final checkpoint's counters."""
+    heard, unheard = of_words(), of_words()
+    heard.update(heartbeat(0))
+    for figures in (heard, unheard):
+        counters = {"words": part_of(rows_in=7, rows_out=9)}
+        figures.adopt(1, {"words[0]": replace(handle_of(operators=counters), keys=3, bytes_total=11)})
+    assert unheard.totals() == heard.totals()
+    assert unheard.totals()["state_keys"] == 3
+    assert unheard.rows_out("words") == heard.rows_out("words") == {"words[0]": 9}
