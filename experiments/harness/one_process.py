@@ -18,6 +18,7 @@ from flinkplus.config import Options
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
+from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
@@ -51,22 +52,23 @@ class OneProcess:
         self._ids = RocksStore(directory / "ids") if standbys else None
         if self._ids is not None:
             self._closing.callback(self._ids.close)
-        names = [SubtaskId(v.name, index) for v in graph.vertices for index in range(options.parallelism)]
         edges = [(vertex, edge) for vertex in graph.vertices for edge in vertex.outputs]
         self._consumers = {edge: graph.consumer_vertex(edge).name for _, edge in edges}
         self._producers = {edge: vertex.name for vertex, edge in edges}
-        lineage = Lineage(
+        self._names = [SubtaskId(v.name, index) for v in graph.vertices for index in range(options.parallelism)]
+        self._lineage = Lineage(
             [vertex.name for vertex in graph.vertices],
             [(vertex.name, self._consumers[edge]) for vertex, edge in edges],
             options.sharing_depth,
         )
-        self.subtasks = {name: self._make(name, number, names, lineage) for number, name in enumerate(names)}
+        self.subtasks = {name: self.make(name, number) for number, name in enumerate(self._names)}
         for subtask in self.subtasks.values():
             self._closing.callback(subtask.close)
             subtask.begin(1, 0.0)
 
-    def _make(self, name: SubtaskId, number: int, names: list[SubtaskId], lineage: Lineage) -> Subtask:
-        ids, options = self._ids, self.options
+    def make(self, name: SubtaskId, number: int, promotion: Promotion | None = None) -> Subtask:
+        """A subtask from the start of the job. ``number``: no other one has it."""
+        names, ids, options = self._names, self._ids, self.options
         plan = SubtaskPlan(
             graph=self.graph,
             vertex=self.graph.vertex_of(name.vertex),
@@ -75,7 +77,8 @@ class OneProcess:
             options=options,
             slots={other: other.index for other in names},
             generations=dict.fromkeys(names, GENERATION),
-            lineage=lineage,
+            lineage=self._lineage,
+            promotion=promotion,
             slot=name.index,
             handle=START,
             checkpoint=CheckpointId(0),

@@ -56,7 +56,7 @@ class Causes:
         add(self.seen[subtask.id], self._of_messages[message.channel, message.seq])
 
     def takes(self, subtask: SimSubtask, messages: Sequence[Message], determinants: int) -> None:
-        """It begins a step, of so many determinants, with ``messages``."""
+        """It begins a step with ``messages``. ``determinants``: how many of the step are not logged yet."""
         for message in messages:
             add(subtask.depends, self._of_messages[message.channel, message.seq])
         if subtask.steps.history.steps is not None:

@@ -115,6 +115,8 @@ class Checks:
                 "bundles",
                 "joint_bundles",
                 "repeated_bundles",
+                "joined_steps",
+                "joined_reads",
                 "stable",
                 "bounded",
                 "copied",

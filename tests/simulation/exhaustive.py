@@ -55,7 +55,9 @@ BUNDLES = SCOPE.with_changes(
 """Steps take one or two messages of one or both producers."""
 WATERMARKS = BUNDLES.with_changes(records=3, interval_ms=12, work_ms=4, watermarks=True)
 """As ``BUNDLES``, and several watermarks are one bundle as well."""
-SCOPES = {"single messages": SCOPE, "bundles": BUNDLES, "bundles and watermarks": WATERMARKS}
+JOINED = BUNDLES.with_changes(joins=True, window=8)
+"""As ``BUNDLES``, and several steps are repeated together."""
+SCOPES = {"single messages": SCOPE, "bundles": BUNDLES, "bundles and watermarks": WATERMARKS, "joined steps": JOINED}
 HOLDS_MS = (4, 40)
 """How long something is held back: past its neighbours, or past whole exchanges."""
 MAX_STEPS = 4_000

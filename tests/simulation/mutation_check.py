@@ -39,7 +39,7 @@ def check(name: str) -> tuple[str, bool, str]:
         why = found_by_scenario(name)
         return name, bool(why), f"scenario {scenario}: {why[:100] or 'MISSED'}"
     with mutated(name):
-        summary = run_many(range(BUDGET))
+        summary = run_many(range(BUDGET), drawn=MUTATIONS[name].parameters)
     if not summary.failures:
         return name, False, f"MISSED in {BUDGET} seeds"
     failure = summary.failures[0]

@@ -46,6 +46,7 @@ from flinkplus.protocol.loops.rounds import LoopRounds
 from flinkplus.protocol.subtask.channel_state import ChannelState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.history import StepHistory
+from flinkplus.protocol.subtask.joined import JoinedSteps
 from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary import effects
@@ -67,6 +68,7 @@ from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
 from flinkplus.runtime.transport.wire.frames import FrameQueue, framed
 from flinkplus.state.durable.history import Cuts, UnusedFiles
 from tests.security import model
+from tests.simulation.parameters import Parameters, draw
 from upstream_cache.log import OutputLog
 
 BUDGET = 2_000
@@ -78,7 +80,7 @@ ENDLESS = 1 << 40
 class Mutation:
     """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong.
     ``scenario``: the number of the one that finds it out, where seeds seldom do. ``finds``: what finds it out where the
-    simulator does not reach; gives what is wrong."""
+    simulator does not reach; gives what is wrong. ``joined``: only where steps are repeated together does it matter."""
 
     where: Any
     name: str
@@ -86,18 +88,23 @@ class Mutation:
     tells: str
     scenario: str = ""
     finds: Callable[[], str] | None = None
+    joined: bool = False
+
+    def parameters(self, seed: int) -> Parameters:
+        """The job of a seed in which the fault is looked for."""
+        return draw(seed, joined=self.joined)
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
 def mutation(
-    where: Any, name: str, scenario: str = "", finds: Callable[[], str] | None = None
+    where: Any, name: str, scenario: str = "", finds: Callable[[], str] | None = None, joined: bool = False
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip(), scenario, finds)
+        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip(), scenario, finds, joined)
         return make
 
     return enlist
@@ -1154,6 +1161,72 @@ def bundles_reach_across_barriers(original: Any) -> Any:
         return original(self, ready)
 
     return records
+
+
+@mutation(JoinedSteps, "_push", joined=True)
+def joined_steps_are_logged_before_any_sends(original: Any) -> Any:
+    """Of steps that are repeated together all begin before the first one sends: what a consumer has of the first one
+    already would tell it of the others."""
+
+    def push(self: Any, bundles: Any, waiting: Any) -> Any:
+        sendings = self._work.push_together(waiting)
+        for bundle in bundles:
+            self._begin_bundle(bundle)
+            for found in self._inputs.take(bundle):
+                self._pass_on(*found)
+        for bundle, sending in zip(bundles, sendings, strict=True):
+            yield from sending
+            if bundle is not bundles[-1]:
+                self._consumed(bundle)
+
+    return push
+
+
+@mutation(JoinedSteps, "_push", joined=True)
+def joined_steps_grant_credit_together(original: Any) -> Any:
+    """What steps that are repeated together took is consumed at the end of the last one, and its bytes count at once (a
+    fault that the simulator found)."""
+
+    def push(self: Any, bundles: Any, waiting: Any) -> Any:
+        own, taken = self._inputs, [iter(self._inputs.take(bundle)) for bundle in bundles]
+        sendings = self._work.push_together(waiting)
+        for bundle, messages, sending in zip(bundles, taken, sendings, strict=True):
+            self._begin_bundle(bundle)
+            for found in messages:
+                self._pass_on(*found)
+            yield from sending
+        for end, count in [part for bundle in bundles[:-1] for part in bundle]:
+            own.consumed(end, count)
+
+    return push
+
+
+@mutation(Replay, "bundles_ahead", joined=True)
+def joined_steps_take_one_message_of_each_channel(original: Any) -> Any:
+    """Of steps that are repeated together each takes one message of a channel of which its predecessor took several."""
+
+    def bundles_ahead(self: Any, channels: Any) -> Any:
+        for parts in original(self, channels):
+            yield [part._replace(messages=1) for part in parts]
+
+    return bundles_ahead
+
+
+@mutation(Replay, "reads_ahead", joined=True)
+def joined_reads_are_one(original: Any) -> Any:
+    """A source that repeats several steps together reads all their rows in the first one."""
+
+    def reads_ahead(self: Any) -> Any:
+        rows = list(original(self))
+        return iter([sum(rows), *[0] * (len(rows) - 1)])
+
+    return reads_ahead
+
+
+@mutation(Replay, "take_steps", joined=True)
+def joined_steps_are_repeated_again(original: Any) -> Any:
+    """The last one of several steps that are repeated together is repeated once more."""
+    return lambda self, determinants: original(self, determinants - 1)
 
 
 @mutation(InputCursor, "announce")

@@ -131,8 +131,8 @@ class Fault:
 class Parameters:
     """Everything that a run depends on. ``hosts``: slots per host. ``budget_bytes``: memory for the output logs of a
     slot. ``records``: of each source subtask. ``window_bytes``: of a channel. ``bundle_rows``: maximum that one step
-    takes of several messages. ``patience_ms``: how long a small bundle waits for more. ``read_bytes``: maximum that one
-    read of a state file gives.
+    takes of several messages. ``patience_ms``: how long a small bundle waits for more. ``joins``: several steps may be
+    repeated together. ``read_bytes``: maximum that one read of a state file gives.
     ``keeps_disks``: a slot's next process on the host finds the state files of the dead one, a share ``left_damaged``
     of them torn or altered.
     ``synchronous``: the job stands still for each checkpoint. ``aligned_timeout_ms``: from when on checkpoints are
@@ -162,6 +162,7 @@ class Parameters:
     window: int = 4
     bundle_rows: int = 1000
     patience_ms: int = 0
+    joins: bool = False
     window_bytes: int = 1 << 20
     budget_bytes: int = 1 << 20
     interval_ms: int = 40
@@ -229,9 +230,12 @@ def child(seed: int, name: str) -> Rng:
     return Rng(f"{seed}/{name}")
 
 
-def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool = False) -> Parameters:
+def draw(
+    seed: int, looped: bool = False, overtaking: bool = False, scaled: bool = False, joined: bool = False
+) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
-    unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go."""
+    unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
+    steps may be repeated together, and are small, so that there are often several to repeat."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -302,7 +306,31 @@ def draw(seed: int, looped: bool = False, overtaking: bool = False, scaled: bool
     parameters = replace(parameters, faults=faults)
     if overtaking and parameters.aligned_timeout_ms is not None:
         parameters = with_deaths_in_flight(parameters, child(seed, "in flight deaths"))
-    return with_scaling(with_moves(parameters, child(seed, "moves")), child(seed, "scaling"), 1 if scaled else SCALED)
+    parameters = with_scaling(
+        with_moves(parameters, child(seed, "moves")), child(seed, "scaling"), 1 if scaled else SCALED
+    )
+    return with_joins(parameters, child(seed, "joins")) if joined else parameters
+
+
+def with_joins(parameters: Parameters, rng: random.Random) -> Parameters:
+    """A job in which several steps may be repeated together."""
+    records = max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records
+    if not parameters.loops:
+        parameters = replace(parameters, stages=3, edges=((0, 1), (1, 2)), parallelism=min(parameters.parallelism, 3))
+    return replace(
+        parameters,
+        joins=True,
+        recovery="rollback" if parameters.recovery == "rollback" else "standby",
+        records=records,
+        rows=1,
+        clock_keys=0,
+        window=16,
+        patience_ms=0,
+        bundle_rows=1000,
+        interval_ms=max(parameters.interval_ms, 100),
+        work_ms=1,
+        read_ms=rng.choice((3, 6)),
+    )
 
 
 def lacking(parameters: Parameters, parts: tuple[str, ...]) -> Parameters:

@@ -339,6 +339,26 @@ class SimSubtask:
             self._end_at_deadly_row(message)
         return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
 
+    @property
+    def joins_steps(self) -> bool:
+        parameters = self._world.parameters
+        return parameters.joins and not parameters.clock_keys and not self._holds_back
+
+    def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
+        self._world.checks.counts["joined_steps"] += len(steps)
+        return [self._sent_after(messages, self.push(messages)) for messages in steps]
+
+    def _sent_after(self, messages: list[tuple[Message, Any]], sending: Iterator[None]) -> Iterator[None]:
+        """What one of the joined steps sends; it has begun."""
+        taken = [message for message, _ in messages]
+        if self._world.checks.exact:
+            self._world.checks.causes.takes(self, taken, determinants=0)
+        yield from sending
+
+    def read_together(self, steps: list[int]) -> list[Iterator[None]]:
+        self._world.checks.counts["joined_reads"] += len(steps)
+        return [self.read_rows(rows) for rows in steps]
+
     def _on_time(self, message: Message) -> tuple[Row, ...]:
         known = self.steps._watermarks._known
         self._world.checks.on_time(self, message, known.get(message.channel) if known else None)

@@ -29,6 +29,7 @@ from tests.simulation.world import World
 ROOT = Path(__file__).parents[2]
 SEEDS = 150
 LOOPED = 60
+JOINED = 60
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -83,6 +84,10 @@ QUICK = (
     "bundles_are_repeated_in_another_order",
     "bundles_are_repeated_one_channel_at_a_time",
     "bundles_reach_across_barriers",
+    "joined_steps_are_logged_before_any_sends",
+    "joined_steps_take_one_message_of_each_channel",
+    "joined_reads_are_one",
+    "joined_steps_are_repeated_again",
     "bytes_are_not_reported",
     "bytes_in_flight_are_not_counted",
     "consumers_fail_their_producers",
@@ -119,6 +124,13 @@ def test_seeds_with_loops_are_clean() -> None:
     summary = run_many(range(LOOPED), drawn=partial(draw, looped=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("came_round", "rounds", "in_flight", "put_back"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_with_joined_steps_are_clean() -> None:
+    summary = run_many(range(JOINED), drawn=partial(draw, joined=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("joined_steps", "joined_reads"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 
@@ -203,7 +215,7 @@ def test_there_are_scenarios() -> None:
 )
 def test_a_deliberate_fault_is_found_out(name: str) -> None:
     with mutated(name):
-        assert run_many(range(SMALL_BUDGET)).failures
+        assert run_many(range(SMALL_BUDGET), drawn=MUTATIONS[name].parameters).failures
 
 
 def test_deliberate_faults_are_undone() -> None:

@@ -388,20 +388,38 @@ class HashPartitioner:
             return self._split_small(small)
         return self._split_large(batch)
 
+    def split_steps(self, batch: pa.RecordBatch, ends: list[int]) -> list[list[tuple[int, pa.RecordBatch]]]:
+        """``split`` for each of the small batches that ``batch``, of plain columns, consists of; ``ends``: the row
+        after each."""
+        bounds = [0, *ends]
+        if self.targets == 1:
+            return [self.split(batch.slice(at, end - at)) for at, end in pairwise(bounds)]
+        target_of_row = self._small_targets(batch)
+        step_of_row = np.repeat(np.arange(len(ends)), np.diff(bounds))
+        places = (step_of_row * self.targets + target_of_row).astype(small_unsigned(len(ends) * self.targets))
+        parts: list[list[tuple[int, pa.RecordBatch]]] = [[] for _ in ends]
+        for place, part in self._slices(batch, places, len(ends) * self.targets):
+            step, target = divmod(place, self.targets)
+            parts[step].append((target, part))
+        return parts
+
     def _split_small(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        return self._slices(batch, self._small_targets(batch), self.targets)
+
+    def _small_targets(self, batch: pa.RecordBatch) -> npt.NDArray[np.unsignedinteger]:
+        """The target of each row of a batch of plain columns."""
         numbers = self._numbers(batch)
-        hashes = hash_keys(row_keys(batch, self.columns)) if numbers is None else hash_numbers(numbers)
-        return self._slices(batch, self._targets_of(hashes))
+        return self._targets_of(hash_keys(row_keys(batch, self.columns)) if numbers is None else hash_numbers(numbers))
 
     def _split_large(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         numbers = self._numbers(batch)
         if numbers is not None:
-            return _compacted(self._slices(batch, self._targets_of(hash_numbers(numbers))))
+            return _compacted(self._slices(batch, self._targets_of(hash_numbers(numbers)), self.targets))
         key = encode_keys(batch, self.columns)
         target_of_key = self._targets_of(hash_keys(key.encoded))
         target_of_row = target_of_key[key.codes]
         if len(self.columns) != 1 or not key.is_text:
-            return _compacted(self._slices(batch, target_of_row))
+            return _compacted(self._slices(batch, target_of_row, self.targets))
         at = batch.schema.get_field_index(self.columns[0])
         order = np.argsort(target_of_row, kind="stable")
         text = _SplitDictionary(key, target_of_key, self.targets, order)
@@ -423,12 +441,13 @@ class HashPartitioner:
     def _targets_of(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.unsignedinteger]:
         return (hashes % np.uint64(self.targets)).astype(small_unsigned(self.targets))
 
+    @staticmethod
     def _slices(
-        self, batch: pa.RecordBatch, target_of_row: npt.NDArray[np.unsignedinteger]
+        batch: pa.RecordBatch, target_of_row: npt.NDArray[np.unsignedinteger], targets: int
     ) -> list[tuple[int, pa.RecordBatch]]:
         """The rows of each target that has any."""
         ordered = batch.take(pa.array(np.argsort(target_of_row, kind="stable")))
-        bounds = pairwise(_bounds(target_of_row, self.targets))
+        bounds = pairwise(_bounds(target_of_row, targets))
         return [(target, ordered.slice(at, end - at)) for target, (at, end) in enumerate(bounds) if at < end]
 
 

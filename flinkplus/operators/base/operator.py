@@ -138,6 +138,12 @@ class OperatorContext:
 class OperatorInstance(ABC):
     """One operator in one subtask."""
 
+    joins_steps = False
+    """Whether a row's output is the same in any batch and any encoding of columns, and needs neither the clock nor
+    random numbers. Then steps may be repeated together (``flinkplus.protocol.subtask.joined``)."""
+    gives_row_for_row = False
+    """Whether each input row gives one output row, in the same order. With ``joins_steps`` only."""
+
     @abstractmethod
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Process one input batch; exhausting the returned iterable completes the work and gives all its output."""

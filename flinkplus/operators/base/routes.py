@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import pyarrow as pa
@@ -27,6 +28,10 @@ class Partitioner(Protocol):
     def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         """``(target, rows)`` for each target with rows, ascending; rows keep their order."""
 
+    def split_steps(self, batch: pa.RecordBatch, ends: list[int]) -> list[list[tuple[int, pa.RecordBatch]]]:
+        """The same for each of the small batches that ``batch``, of plain columns, consists of; ``ends``: the row after
+        each."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToOne:
@@ -43,6 +48,9 @@ class ToOne:
         if small is None:
             small = pa.RecordBatch.from_arrays([compact(c) for c in batch.columns], names=batch.schema.names)
         return [(self.target, small)]
+
+    def split_steps(self, batch: pa.RecordBatch, ends: list[int]) -> list[list[tuple[int, pa.RecordBatch]]]:
+        return [self.split(batch.slice(at, end - at)) for at, end in pairwise([0, *ends])]
 
 
 def partitioner(route: Route, columns: Sequence[str], producer: int, targets: int) -> Partitioner:

@@ -283,6 +283,8 @@ class Count(KeyedOperator):
 
 
 class _CountInstance(OperatorInstance):
+    joins_steps = gives_row_for_row = True
+
     def __init__(self, descriptor: Count, ctx: OperatorContext) -> None:
         self._keys = descriptor.keys
         self._output = descriptor.output
@@ -339,6 +341,8 @@ class Sum(KeyedOperator):
 class _SumInstance(OperatorInstance):
     """``_summed`` makes the output of a batch. It raises ``OverflowError`` or ``pa.ArrowInvalid`` for a sum that is too
     large, and then nothing has changed."""
+
+    joins_steps = gives_row_for_row = True
 
     def __init__(self, descriptor: Sum, ctx: OperatorContext, dtype: pa.DataType) -> None:
         self._descriptor = descriptor

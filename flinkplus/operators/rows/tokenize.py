@@ -101,6 +101,8 @@ class Tokenize(Operator):
 
 
 class _TokenizeInstance(OperatorInstance):
+    joins_steps = True
+
     def __init__(self, descriptor: Tokenize) -> None:
         self._descriptor = descriptor
 

@@ -27,6 +27,8 @@ class Union(Operator):
 
 
 class _UnionInstance(OperatorInstance):
+    joins_steps = gives_row_for_row = True
+
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if batch.num_rows:

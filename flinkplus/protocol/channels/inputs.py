@@ -185,6 +185,11 @@ class InputGate:
         end.ended = True
 
     @property
+    def limits(self) -> tuple[int, int]:
+        """Maximum rows and bytes of a bundle."""
+        return self._limits
+
+    @property
     def may_wait(self) -> bool:
         """Whether the next bundle may wait for further messages.
 

@@ -43,6 +43,18 @@ class SubtaskWork(Protocol):
     def push(self, messages: list[tuple[Message, Any]]) -> Iterator[None]:
         """Process messages of records, at least one, in this order, as if they were one."""
 
+    @property
+    def joins_steps(self) -> bool:
+        """Whether steps may be repeated together: their output does not depend on which rows a step takes at once, nor
+        on the clock or random numbers."""
+
+    def push_together(self, steps: list[list[tuple[Message, Any]]]) -> Sequence[Iterator[None]]:
+        """Process the bundles of several steps at once. Returns for each step what sends its output, as ``push`` alone
+        would have."""
+
+    def read_together(self, steps: list[int]) -> Sequence[Iterator[None]]:
+        """The same for a source: ``steps`` has the number of rows that each step requests."""
+
     def bundle_at(self, since: float) -> float:
         """When a small bundle may be taken whose first message has waited since ``since``; both in seconds."""
 

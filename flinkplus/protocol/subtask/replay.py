@@ -13,7 +13,7 @@ regenerated (``take_finished`` is then true, once; ``OutputChannels.check_remade
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.determinants.determinants import (
@@ -68,6 +68,43 @@ class Replay:
                     return self._bundle
             raise NondeterministicOperator("the determinants of a bundle of messages are incomplete")
         return self._bundle
+
+    def bundles_ahead(self, channels: int) -> Iterator[Sequence[InputPart]]:
+        """The bundles of the next steps, one after the other, up to the first step that takes no messages or may read
+        the clock. ``channels``: see ``next_bundle``."""
+        bundle: list[InputPart] = []
+        whole: Sequence[InputPart] = ()
+        for determinant in self.determinants:
+            choice, value = unpack(determinant)
+            if choice in CLOCK_CHOICES:
+                return  # of the step before, which is not yielded
+            if whole:
+                yield whole
+            if choice is not Choice.INPUT:
+                return
+            bundle.append(InputPart.of(value, channels))
+            whole = () if bundle[-1].more else bundle
+            bundle = [] if whole else bundle
+        if whole:
+            yield whole
+
+    def reads_ahead(self) -> Iterator[int]:
+        """How many rows each of the next steps requests of the source, up to the last one before a step of another kind
+        (which may have found the source's end, or read the clock)."""
+        requested: int | None = None
+        for determinant in self.determinants:
+            choice, value = unpack(determinant)
+            if choice is not Choice.READ:
+                return
+            if requested is not None:
+                yield requested
+            requested = value
+
+    def take_steps(self, determinants: int) -> None:
+        """The steps of the next ``determinants`` begin, together: remove them."""
+        self._bundle = []
+        for _ in range(determinants):
+            self.determinants.popleft()
 
     def take_bundle(self) -> Sequence[InputPart]:
         """The step of ``next_bundle`` begins: remove its determinants."""

@@ -34,6 +34,7 @@ from flinkplus.protocol.determinants.determinants import Choice, InputPart, unpa
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.identity import SubtaskIdentity
+from flinkplus.protocol.subtask.joined import JoinedSteps
 from flinkplus.protocol.subtask.loops import LoopSide
 from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.ports import SnapshotPort
@@ -91,6 +92,7 @@ class SubtaskSteps:
         self._loop: LoopSide | None = None
         if identity.cycles.head_of(self.id.vertex) is not None:
             self._loop = LoopSide(identity, saved, parts, lambda: self.ended, self._end)
+        self._joined = JoinedSteps(parts, self._by_position, self._begin_bundle, self._pass_on, self._loop is not None)
 
     def _add_inputs(
         self, saved: OperatorState, producers: Sequence[tuple[ChannelId, SubtaskId]], snapshots: SnapshotPort
@@ -290,6 +292,9 @@ class SubtaskSteps:
     def _begin(self) -> Iterator[None] | None:
         replay = self.replay
         if replay.determinants:
+            if (joined := self._joined.begin()) is not None:
+                self._taken, step = joined
+                return step
             if replay.next_bundle(len(self._by_position)):
                 return self._take([(self._by_position[part.position], part.messages) for part in replay.take_bundle()])
             return self._repeat(*unpack(replay.determinants.popleft()))
@@ -355,21 +360,27 @@ class SubtaskSteps:
 
     def _take(self, bundle: Bundle) -> Iterator[None] | None:
         """Start a step that takes messages of one kind: several for records or watermarks, otherwise one."""
-        channels = len(self._by_position)
-        last = len(bundle) - 1
-        parts = [InputPart(self._position[end.channel], count, at < last) for at, (end, count) in enumerate(bundle)]
-        self.history.begin(Choice.INPUT, *[part.value(channels) for part in parts])
+        self._begin_bundle(bundle)
         self._taken = bundle
         self._waiting_since = None
         taken: list[tuple[Message, Any]] = []
         for end, message, payload in self.inputs.take(bundle):
-            self.history.pass_on(end.producer, message)
-            if self._channel_state.logging:
-                self._channel_state.taken(end.channel, message, payload)
+            self._pass_on(end, message, payload)
             # Messages on a channel that has ended were received before; they are sent again with other numbers.
             if not end.ended or message.kind is MessageKind.BARRIER:
                 taken.append((message, payload))
         return self._process(taken) if taken else iter(())
+
+    def _begin_bundle(self, bundle: Bundle) -> None:
+        channels, last = len(self._by_position), len(bundle) - 1
+        parts = [InputPart(self._position[end.channel], count, at < last) for at, (end, count) in enumerate(bundle)]
+        self.history.begin(Choice.INPUT, *[part.value(channels) for part in parts])
+
+    def _pass_on(self, end: InputChannel, message: Message, payload: Any) -> None:
+        """A step that has begun takes a message."""
+        self.history.pass_on(end.producer, message)
+        if self._channel_state.logging:
+            self._channel_state.taken(end.channel, message, payload)
 
     def _process(self, taken: list[tuple[Message, Any]]) -> Iterator[None] | None:
         message = taken[0][0]

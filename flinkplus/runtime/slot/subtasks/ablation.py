@@ -8,7 +8,7 @@ what else would find the damage stays, unless it is left out as well.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -122,6 +122,11 @@ class UnboundReplay(Replay):
         super().__init__(promotion, logs)
         self._inputs = inputs
         self._chosen: list[InputPart] = []
+
+    @override
+    def bundles_ahead(self, channels: int) -> Iterator[Sequence[InputPart]]:
+        """None, so that each step chooses."""
+        return iter(())
 
     @override
     def next_bundle(self, channels: int) -> Sequence[InputPart]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from flinkplus.operators.base.operator import (
     OperatorInstance,
     WatermarkMaker,
 )
+from flinkplus.operators.base.steps import StepBatches, batches_of, count_rows, count_steps, process_together
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
@@ -41,6 +43,9 @@ class Exchanges(Protocol):
 
     def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
         """Append the batch to the output logs of ``edge``; yields between two appends to the same log."""
+
+    def append_together(self, edge: int, steps: StepBatches) -> Sequence[Iterator[None]]:
+        """For each of ``steps``, an iterator that appends its batches as ``append`` would."""
 
     def watermark(self, edge: int, watermark_ms: int) -> Iterator[None]:
         """Append a watermark to each output log of ``edge``, and yield."""
@@ -140,6 +145,46 @@ class FusedOperators:
             assert isinstance(clock, WatermarkMaker)
             if clock.watermark_ms is not None:
                 yield from self._rise(index, clock.watermark_ms)
+
+    @property
+    def joins_steps(self) -> bool:
+        """Whether several steps may be repeated together; see ``OperatorInstance.joins_steps``."""
+        instances = [fused.instance for fused in self.nodes.values() if fused.instance is not None]
+        return self._by_input is None and not self._clocks and all(one.joins_steps for one in instances)
+
+    def push_together(self, steps: StepBatches) -> list[Iterator[None]]:
+        """``push`` the batches of several steps at once. Returns for each step what appends its output."""
+        appends: list[list[Iterator[None]]] = [[] for _ in range(count_steps(steps))]
+        if self.reader is not None:
+            self._emit_together(self.root, steps, appends)
+        else:
+            self._process_together(self.root, steps, appends)
+        return [chain.from_iterable(each) for each in appends]
+
+    def _process_together(self, index: int, steps: StepBatches, appends: list[list[Iterator[None]]]) -> None:
+        fused = self.nodes[index]
+        rows = count_rows(steps)
+        self._begin(index, rows)
+        fused.rows_in += rows
+        if fused.writer is not None:
+            for batch in batches_of(steps):
+                fused.writer.write(batch)
+            fused.rows_out += rows
+            self._note[OPERATOR] = 0
+            return
+        assert fused.instance is not None
+        given = process_together(fused.instance, steps)
+        self._note[OPERATOR] = 0
+        self._emit_together(index, given, appends)
+
+    def _emit_together(self, index: int, steps: StepBatches, appends: list[list[Iterator[None]]]) -> None:
+        fused = self.nodes[index]
+        fused.rows_out += count_rows(steps)
+        for child in fused.node.children:
+            self._process_together(child, steps, appends)
+        for edge in fused.node.exchanges:
+            for own, appending in zip(appends, self._exchanges.append_together(edge, steps), strict=True):
+                own.append(appending)
 
     def advance(self, watermark_ms: int) -> Iterator[None]:
         """The watermark of the input channels has risen."""

@@ -15,7 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from flinkplus.errors import NondeterministicOperator
 from flinkplus.operators.base.columns import merge
+from flinkplus.operators.base.steps import join
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.identity import Promotion
@@ -141,6 +143,27 @@ class OperatorWork:
                 yield from operators.push(merge([_records(*item) for item in run]), edge)
         else:
             yield from operators.push(merge([_records(*item) for item in messages]))
+
+    @property
+    def joins_steps(self) -> bool:
+        return self._operators.joins_steps
+
+    def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
+        self._note_message(steps[0][0][0])
+        batches = [[_records(*item) for item in step] for step in steps]
+        rows = join(batches)
+        return self._operators.push_together([[merge(step)] for step in batches] if rows is None else rows)
+
+    def read_together(self, steps: list[int]) -> list[Iterator[None]]:
+        operators, batches = self._operators, []
+        self._note[EDGE] = 0
+        for rows in steps:
+            batch = operators.read(rows)
+            if batch is None:
+                raise NondeterministicOperator(f"{self._id}: the source ended before its predecessor's last step")
+            self._history.has_read(batch.num_rows)
+            batches.append([batch] if batch.num_rows else [])
+        return operators.push_together(batches)
 
     def _note_message(self, message: Message) -> None:
         """The work to come is on a bundle of which ``message`` is the first."""

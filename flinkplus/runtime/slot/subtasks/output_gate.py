@@ -10,12 +10,14 @@ come over the wire; between slots they are encoded once, when appended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from flinkplus.operators.base.canonical import canonical
 from flinkplus.operators.base.routes import Partitioner
+from flinkplus.operators.base.steps import StepBatches, joined, separate
 from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.output_logs import Entry
@@ -79,16 +81,32 @@ class OutputGate(OutputChannels):
         rows = self._piece_rows(batch)
         for at in range(0, batch.num_rows, rows):
             piece = batch if rows >= batch.num_rows else batch.slice(at, rows)
-            for target, part in partitioner.split(piece):
-                end = ends[target]
-                if end.peer is None:
-                    records = canonical(part)
-                    self.append_records(end, records, None, part.num_rows, records.nbytes)
-                else:
-                    payload = encode_records(part)
-                    self.append_records(end, None, payload, part.num_rows, payload.size)
-            self.pump()
+            self._append_parts(ends, partitioner.split(piece))
             yield
+
+    def _append_parts(self, ends: list[OutputChannel], parts: list[tuple[int, pa.RecordBatch]]) -> None:
+        """Append a message of each part to the channel of its target."""
+        for target, part in parts:
+            end = ends[target]
+            if end.peer is None:
+                records = canonical(part)
+                self.append_records(end, records, None, part.num_rows, records.nbytes)
+            else:
+                payload = encode_records(part)
+                self.append_records(end, None, payload, part.num_rows, payload.size)
+        self.pump()
+
+    def append_together(self, edge: int, steps: StepBatches) -> Sequence[Iterator[None]]:
+        """For each of ``steps``, an iterator that appends its batches as ``append`` would; small ones are split at
+        once."""
+        rows = joined(steps)
+        if rows is None or rows.widest > 2 * self._batch_rows or self._is_heavy(rows.batch):
+            return [chain.from_iterable(self.append(edge, batch) for batch in step) for step in separate(steps)]
+        return [self._appended(edge, parts) for parts in self._partitioners[edge].split_steps(rows.batch, rows.ends)]
+
+    def _appended(self, edge: int, parts: list[tuple[int, pa.RecordBatch]]) -> Iterator[None]:
+        self._append_parts(self._edges[edge], parts)
+        yield
 
     def watermark(self, edge: int, watermark_ms: int) -> Iterator[None]:
         """Append a watermark to each channel of an exchange, and yield."""
@@ -97,11 +115,15 @@ class OutputGate(OutputChannels):
 
     def _piece_rows(self, batch: pa.RecordBatch) -> int:
         rows = max(1, 2 * self._batch_rows)
-        if batch.num_rows > 1 and batch.get_total_buffer_size() > MAX_MESSAGE_BYTES // 2:
+        if batch.num_rows > 1 and self._is_heavy(batch):
             size = canonical(batch).nbytes  # how the arrays came to be must not show in where a message ends
             if size > MAX_MESSAGE_BYTES:
                 rows = min(rows, max(1, batch.num_rows * MAX_MESSAGE_BYTES // size))
         return rows
+
+    @staticmethod
+    def _is_heavy(batch: pa.RecordBatch) -> bool:
+        return bool(batch.get_total_buffer_size() > MAX_MESSAGE_BYTES // 2)
 
     def _transmit(self, slot: int, message: Message, payload: Any) -> None:
         if payload is None and message.records is not None:  # it was made for a consumer in this slot

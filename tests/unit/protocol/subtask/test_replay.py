@@ -57,6 +57,12 @@ class Ports:
         for message, _ in messages:
             yield from self._owner.push(message)
 
+    joins_steps = True
+
+    def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
+        self._owner.joined += len(steps)
+        return [self.push(messages) for messages in steps]
+
     def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
         self._owner.take_snapshot(checkpoint)
 
@@ -93,6 +99,7 @@ class Ports:
     def _never(self, *_: Any) -> Any:
         raise AssertionError("not in this test")
 
+    read_together: Any = _never
     rows_to_read: Any = _never
     advance: Any = _never
     flush: Any = _never
@@ -144,7 +151,7 @@ class Folding(SubtaskSteps):
         outputs.add_channels(1, 0, incarnation.peers(1, CONSUMERS), {})
         for end in outputs.channels.values():
             end.retain = retain
-        self.whim = 0
+        self.whim = self.joined = 0
         self.total = 17
         own = ports(self)
         parts = SubtaskParts(

@@ -47,6 +47,12 @@ class Advancing(Ports):
         super().__init__(owner)
         self.advanced_ms: list[int] = []
 
+    def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
+        owner: Any = self._owner
+        for messages in steps:
+            owner.bundles.append((RECORDS, [(found.channel.producer, found.seq) for found, _ in messages]))
+        return super().push_together(steps)
+
     def advance(self, watermark_ms: int) -> Iterator[None]:
         self.advanced_ms.append(watermark_ms)
         yield

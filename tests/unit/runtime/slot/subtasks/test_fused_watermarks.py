@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.steps import StepBatches, separate
 from flinkplus.operators.event_time.event_time import WithWatermark
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.event_time.windows import TumblingWindow
@@ -65,6 +66,9 @@ class Wires:
     def append(self, edge: int, batch: pa.RecordBatch) -> Iterator[None]:
         self.sent.append((edge, batch.column(0).to_pylist()))
         yield
+
+    def append_together(self, edge: int, steps: StepBatches) -> list[Iterator[None]]:
+        return [self.append(edge, batch) for step in separate(steps) for batch in step]
 
     def watermark(self, edge: int, watermark_ms: int) -> Iterator[None]:
         self.sent.append((edge, watermark_ms))
