@@ -28,11 +28,12 @@ from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
+from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.file_system import file_chunks, link_or_copy
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
-from flinkplus.state.objects import ObjectState
+from flinkplus.state.objects import OBJECTS, PAGES, ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
@@ -74,6 +75,7 @@ class SubtaskState:
     ``work_dir``: a scratch directory of the slot, shared by its subtasks.
     ``max_entries``: bound of each state in memory.
     ``prepared``: a promoted standby's store, owned from now on; ``restore`` of its handle then takes no time.
+    ``max_parallelism``: number of key groups.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class SubtaskState:
         max_entries: int = DEFAULT_MAX_ENTRIES,
         policy: BasePolicy | None = None,
         prepared: Prepared | None = None,
+        max_parallelism: int = DEFAULT_MAX_PARALLELISM,
     ) -> None:
         self.subtask = subtask
+        self._max_parallelism = max_parallelism
         self.generation = generation
         self._storage = storage
         self._max_entries = max_entries
@@ -125,7 +129,7 @@ class SubtaskState:
         """The number state ``name``, made when it is not there; the same object for the same name."""
         state = self._states.get(name)
         if state is None:
-            state = NumberState(self._store, state_prefix(name), dtype, self._max_entries)
+            state = NumberState(self._store, state_prefix(name), dtype, self._max_entries, self._max_parallelism)
             self._adopt(name, state)
         if not isinstance(state, NumberState) or state.dtype != dtype:
             raise self._taken(f"number state {name!r} of {dtype}", state)
@@ -133,12 +137,19 @@ class SubtaskState:
 
     def object_state(self, name: str) -> ObjectState:
         """The object state ``name``, made when it is not there; the same object for the same name."""
+        return self._objects(name, OBJECTS, self._max_parallelism)
+
+    def page_state(self, name: str) -> ObjectState:
+        """As ``object_state``, for pages that hold rows of many keys."""
+        return self._objects(name, PAGES, None)
+
+    def _objects(self, name: str, kind: str, max_parallelism: int | None) -> ObjectState:
         state = self._states.get(name)
         if state is None:
-            state = ObjectState(self._store, state_prefix(name), self._max_entries)
+            state = ObjectState(self._store, state_prefix(name), self._max_entries, max_parallelism)
             self._adopt(name, state)
-        if not isinstance(state, ObjectState):
-            raise self._taken(f"object state {name!r}", state)
+        if not isinstance(state, ObjectState) or state.kind != kind:
+            raise self._taken(f"{kind} state {name!r}", state)
         return state
 
     def _taken(self, asked: str, state: State) -> ConfigurationError:
@@ -320,7 +331,7 @@ class SubtaskState:
 
 
 def _describe(state: State) -> str:
-    return f"number state of {state.dtype}" if isinstance(state, NumberState) else "object state"
+    return f"number state of {state.dtype}" if isinstance(state, NumberState) else f"{state.kind} state"
 
 
 def _part_of(state: State) -> KeyedPart:

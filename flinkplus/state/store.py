@@ -45,7 +45,8 @@ from flinkplus.state.removal import remove_file, remove_folder
 Aside: TypeAlias = Callable[[Callable[[], None]], object]
 """Takes work that no thread waits for."""
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+"""2: the state of keys is sorted by key group."""
 FORMAT_KEY = b"\x00"
 FIRST_KEY = b"\x01"
 FORMAT_VALUE = json.dumps({"format": STATE_FORMAT}).encode()

@@ -89,6 +89,9 @@ class KeyedState(Protocol):
     def object_state(self, name: str, /) -> ObjectStateLike:
         """The objects stored under ``name``."""
 
+    def page_state(self, name: str, /) -> ObjectStateLike:
+        """The pages stored under ``name``: objects that hold rows of many keys, under names of the operator's own."""
+
 
 def _outside_of_steps() -> NoReturn:
     raise InvariantViolation("time and randomness belong to a step, and no step is running")

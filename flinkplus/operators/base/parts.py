@@ -58,7 +58,7 @@ class Shelves:
     ) -> None:
         self._together = together
         self._kept_rows = KEPT_ROWS if kept_rows is None else kept_rows
-        self._content = state.object_state(name)
+        self._content = state.page_state(name)
         self._schema = schema
         self._merge = merge
         self._shelves: dict[int, list[Part]] = {}

@@ -27,11 +27,12 @@ from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base.columns import cut, plain, plain_array
-from flinkplus.operators.base.keys import check_key_columns, encode_keys, hash_keys
+from flinkplus.operators.base.keys import check_key_columns, encode_keys
 from flinkplus.operators.base.operator import JsonValue, KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
+from flinkplus.state.hashing import hash_keys
 
 SHELVES_IN_AN_INTERVAL = 4
 LEAST_SHELF_MS, MOST_SHELF_MS = 1_000, 1 << 30

@@ -67,7 +67,7 @@ class _DeduplicateInstance(OperatorInstance):
         self._rows = KeyRows(self._expiries, self._keys)
         self._queue: ExpiryQueue | None = None
         if descriptor.ttl_ms is not None:
-            chunks = ctx.keyed_state().object_state(f"{ctx.operator}/expiry")
+            chunks = ctx.keyed_state().page_state(f"{ctx.operator}/expiry")
             self._queue = ExpiryQueue(self._expiries, chunks)
 
     @override

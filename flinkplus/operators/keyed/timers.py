@@ -91,8 +91,8 @@ class EventTimers:
     """The timers of one operator in one subtask. ``watermark_ms``: how far event time is (``None``: not known yet)."""
 
     def __init__(self, state: KeyedState, operator: str) -> None:
-        self._flags = state.object_state(f"{operator}#timers")
-        self._content = state.object_state(f"{operator}#timer-pages")
+        self._flags = state.page_state(f"{operator}#timers")
+        self._content = state.page_state(f"{operator}#timer-pages")
         self.watermark_ms: int | None = None
         self._base_ms = -MAX_TIME_MS
         self._buckets: dict[Bucket, _Pages] = {}
