@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -31,10 +31,12 @@ from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, Snapsho
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.file_system import file_chunks, link_or_copy
+from flinkplus.state.hashing import GROUP_BYTES
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
 from flinkplus.state.objects import OBJECTS, PAGES, ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
+from flinkplus.state.sst_format import Chunk, describe, write_sst
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
@@ -266,6 +268,30 @@ class SubtaskState:
     def checkpoint_complete(self, checkpoint: int) -> None:
         """The checkpoint is complete: what only older ones need locally is removed, which may wait for the disk."""
         self._versions.complete(checkpoint)
+
+    # -- another parallelism --------------------------------------------------------------------------------------
+
+    def entries_of(self, name: str, groups: range) -> Iterator[tuple[bytes, bytes]]:
+        """What the restored version has, as it is stored, of the keys of ``groups`` in the state ``name``."""
+        if not groups:
+            return iter(())
+        prefix = state_prefix(name)
+        first, end = (prefix + bound.to_bytes(GROUP_BYTES, "big") for bound in (groups.start, groups.stop))
+        return self._store.items_between(first, end)
+
+    def write_base(self, checkpoint: int, chunks: Iterator[Chunk]) -> StateFile | None:
+        """A base of ``chunks``, in the work directory and in storage, for ``restore``; ``None`` without entries.
+
+        Raises ``StateError`` when disk or storage fails.
+        """
+        name = f"{self._folder.name}/{self.generation}-{checkpoint}-0.sst"  # versions count from 1
+        path = self._versions.local(name)
+        entries = write_sst(chunks, path)
+        if not entries:
+            remove_file(path)
+            return None
+        self._storage.upload(path, name)
+        return describe(path, name, "base", entries)
 
     # -- restoring ------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -263,6 +264,16 @@ class SubtaskStore:
             return cast("Iterator[tuple[bytes, bytes]]", self._db.items(from_key=FIRST_KEY))
         except DbClosedError as error:
             raise self._failed("be read", error) from error
+
+    def items_between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries with ``first <= key < end``, ascending, as of this call."""
+        if self.empty:
+            return iter(())
+        try:
+            found = cast("Iterator[tuple[bytes, bytes]]", self._db.items(from_key=cast(Any, first)))
+        except DbClosedError as error:
+            raise self._failed("be read", error) from error
+        return takewhile(lambda entry: entry[0] < end, found)
 
     def close(self) -> None:
         """Close, if it is open; the directory stays. Iterators must be gone before."""

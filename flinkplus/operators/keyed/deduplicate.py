@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from flinkplus.operators.base.keys import check_key_columns, row_keys
 from flinkplus.operators.base.operator import (
+    Inherited,
     JsonValue,
     KeyedOperator,
     NumberStateLike,
@@ -108,6 +109,18 @@ class _DeduplicateInstance(OperatorInstance):
         if self._queue is not None and state is not None:
             self._queue.restore(cast("dict[str, int]", state))
 
+    @override
+    def inherit(self, parts: Sequence[Inherited]) -> None:
+        if self._queue is None:
+            return
+        entries: list[tuple[int, list[bytes]]] = []
+        for part in parts:
+            chunks = part.pages().page_state(f"{self._ctx.operator}/expiry")
+            for expiry, keys in ExpiryQueue(self._expiries, chunks).entries(part.state):
+                entries.append((expiry, [key for key, own in zip(keys, part.owned(keys), strict=True) if own]))
+        for expiry, keys in sorted(entries, key=lambda entry: entry[0]):
+            self._queue.add(keys, expiry)
+
 
 class ExpiryQueue:
     """Keys in the order in which they expire, in chunks ``first`` to ``end`` - 1; the last one is in memory until it is
@@ -153,6 +166,12 @@ class ExpiryQueue:
             self._first += 1
             self._head = ()
             budget -= len(keys)
+
+    def entries(self, saved: dict[str, int]) -> Iterator[tuple[int, list[bytes]]]:
+        """All chunks of a snapshot: when their last key expires, and their keys."""
+        for number in range(saved["first"], saved["end"]):
+            ((expiry, *keys),) = self._chunks.get_many([_number(number)])
+            yield expiry, keys
 
     def saved(self) -> dict[str, int]:
         """The bounds of the chunks, for a snapshot; everything else is in the state then."""

@@ -25,14 +25,6 @@ def check_mode(before: Options, options: Options) -> None:
         )
 
 
-def check_parallelism(before: Options, options: Options) -> None:
-    """Raises ``ConfigurationError`` if a resumed job has another parallelism."""
-    if before.parallelism != options.parallelism:
-        raise ConfigurationError(
-            f"the job runs at parallelism {before.parallelism}; its state cannot be resumed at another"
-        )
-
-
 def check_loops(graph: JobGraph, options: Options) -> None:
     """Raises ``ConfigurationError`` for options that a job with loops cannot have."""
     names = ", ".join(repr(graph.nodes[head].name) for head in graph.loop_heads())

@@ -21,7 +21,7 @@ from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
 from flinkplus.runtime.job import staging
-from flinkplus.runtime.job.checks import check_faults, check_loops, check_mode, check_parallelism, recovery_of
+from flinkplus.runtime.job.checks import check_faults, check_loops, check_mode, recovery_of
 from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.launcher import check_cluster, coordinator_hosts
@@ -72,7 +72,6 @@ def start_job(
         old = load_plan_of(identity, storage, directory.checkpoints) if begun else None
         if old is not None:
             output_id = old.output_id
-            check_parallelism(old.options, options)
             check_mode(old.options, options)
             adopt(graph, old)
         else:
@@ -104,7 +103,6 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     """Resume a job. ``overrides``: options of this run that differ from those of the plan."""
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
-    check_parallelism(plan.options, given)
     check_mode(plan.options, given)
     _check(spark, plan.graph, given)
     directory = JobDirectory(spark, given)
@@ -130,7 +128,7 @@ def _launch(
     try:
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
-        commits, restore = begin_run(plan, storage, resume, calls.taken_over)
+        commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path)
         if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry)
         if not auto:
