@@ -41,6 +41,8 @@ from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
 MAX_FOLDER_CHARACTERS = 120
+FIRST_ADOPTED = 1_000_000
+"""Number in the names of files that another subtask has written: its own begin at 1."""
 
 State = NumberState | ObjectState
 
@@ -292,6 +294,17 @@ class SubtaskState:
             return None
         self._storage.upload(path, name)
         return describe(path, name, "base", entries)
+
+    def local_copy(self, file: StateFile) -> Path:
+        """A file of the restored version, in the work directory, verified."""
+        return self._local_copy(file)
+
+    def adopt_file(self, checkpoint: int, number: int, path: Path, file: StateFile) -> StateFile:
+        """Another subtask's file as the ``number``-th of a version of this one, also in storage."""
+        name = f"{self._folder.name}/{self.generation}-{checkpoint}-{FIRST_ADOPTED + number}.sst"
+        link_or_copy(path, self._versions.local(name))
+        self._storage.upload(path, name)
+        return replace(file, name=name, kind="delta" if number else "base", replaces=())
 
     # -- restoring ------------------------------------------------------------------------------------------------
 

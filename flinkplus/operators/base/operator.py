@@ -143,7 +143,7 @@ class Inherited:
     """What one subtask leaves when the job is resumed at another parallelism.
 
     ``state``: what its ``snapshot`` gave.
-    ``keyed``: its keyed state, to be read; ``None`` for a subtask without.
+    ``keyed``: its keyed state, to be read; ``None`` if none of its keys belong to the subtask that inherits.
     ``ended``: its input had ended.
     ``owned``: which of some keys belong to the subtask that inherits.
     """
@@ -152,11 +152,6 @@ class Inherited:
     keyed: KeyedState | None
     ended: bool
     owned: Callable[[Sequence[bytes]], npt.NDArray[np.bool_]]
-
-    def pages(self) -> KeyedState:
-        """``keyed``, for an operator that needs it."""
-        assert self.keyed is not None
-        return self.keyed
 
 
 def common_watermark(parts: Sequence[Inherited]) -> int | None:

@@ -168,9 +168,10 @@ class _Side:
 
     def inherit(self, part: Inherited, saved: Any) -> None:
         """Take the rows of another subtask's side that belong here. ``saved``: the snapshot of its shelves."""
-        other = self._shelves(part.pages())
-        other.restore(saved)
-        self.shelves.inherit(other, lambda rows: part.owned(rows.column(1).to_pylist()))
+        if part.keyed is not None:
+            other = self._shelves(part.keyed)
+            other.restore(saved)
+            self.shelves.inherit(other, lambda rows: part.owned(rows.column(1).to_pylist()))
 
     def prepared(self, batch: pa.RecordBatch, times: Integers) -> pa.RecordBatch:
         """Rows with their hashes, keys and times."""

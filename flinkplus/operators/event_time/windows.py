@@ -199,6 +199,7 @@ class _TumblingWindowInstance(OperatorInstance):
     def inherit(self, parts: Sequence[Inherited]) -> None:
         self._watermark_ms = common_watermark(parts)
         for part in parts:
-            other = self._shelves(part.pages())
-            other.restore(part.state["windows"])
-            self._windows.inherit(other, partial(_owned_rows, part))
+            if part.keyed is not None:
+                other = self._shelves(part.keyed)
+                other.restore(part.state["windows"])
+                self._windows.inherit(other, partial(_owned_rows, part))

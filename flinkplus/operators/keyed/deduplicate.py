@@ -115,7 +115,9 @@ class _DeduplicateInstance(OperatorInstance):
             return
         entries: list[tuple[int, list[bytes]]] = []
         for part in parts:
-            chunks = part.pages().page_state(f"{self._ctx.operator}/expiry")
+            if part.keyed is None:
+                continue
+            chunks = part.keyed.page_state(f"{self._ctx.operator}/expiry")
             for expiry, keys in ExpiryQueue(self._expiries, chunks).entries(part.state):
                 entries.append((expiry, [key for key, own in zip(keys, part.owned(keys), strict=True) if own]))
         for expiry, keys in sorted(entries, key=lambda entry: entry[0]):

@@ -330,8 +330,8 @@ class _ProcessInstance(OperatorInstance):
             return
         others = []
         for part in parts:
-            if part.state["timers"] is not None:
-                others.append((EventTimers(part.pages(), self._ctx.operator), part))
+            if part.keyed is not None and part.state["timers"] is not None:
+                others.append((EventTimers(part.keyed, self._ctx.operator), part))
                 others[-1][0].restore(part.state["timers"])
         self._timers.inherit(others, self._context.watermark)
 

@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.subtask.rescaling import rescaled, rescaled_part, with_state
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.job.rescaling.in_flight import InFlight
-from flinkplus.runtime.job.rescaling.keyed import Ownership, Place
+from flinkplus.runtime.job.rescaling.keyed import OldStates, Ownership, Place, begun
 from flinkplus.sources.base import Source
 from flinkplus.state.backend import SubtaskState
 
@@ -89,18 +88,16 @@ class Rescaling:
     def _divided(self, vertex: Vertex, in_flight: InFlight) -> list[tuple[SubtaskId, SnapshotHandle]]:
         handles = self._of(vertex)
         gathered = any(self.graph.exchanges[edge].route == "gather" for edge in vertex.inputs)
-        with ExitStack() as closing:
-            old: list[tuple[SnapshotHandle, SubtaskState]] = []
-            if self.graph.has_keyed_state(vertex):
-                for handle in handles:
-                    old.append((handle, self.place.read(handle)))
-                    closing.callback(old[-1][1].close)
-            positions = self._positions(vertex, handles)
-            found = []
+        old = OldStates(handles, self.place, gathered)
+        positions = self._positions(vertex, handles)
+        found = []
+        try:
             for index in range(self.after):
                 ownership = Ownership(index, self.after, self.place.max_parallelism, gathered)
-                subtask = _NewSubtask(self, vertex, handles, [state for _, state in old], ownership)
-                found.append((SubtaskId(vertex.name, index), subtask.handle(old, positions, in_flight)))
+                subtask = _NewSubtask(self, vertex, handles, old, ownership)
+                found.append((SubtaskId(vertex.name, index), subtask.handle(positions[index], in_flight)))
+        finally:
+            old.close()
         return found
 
     def _positions(self, vertex: Vertex, handles: Sequence[SnapshotHandle]) -> list[Any]:
@@ -114,41 +111,40 @@ class Rescaling:
 
 @dataclass(frozen=True)
 class _NewSubtask:
-    """One subtask at the new parallelism. ``states``: the keyed states of those before, if the vertex has any."""
+    """One subtask at the new parallelism. ``old``: the keyed states of those before."""
 
     of: Rescaling
     vertex: Vertex
     before: Sequence[SnapshotHandle]
-    states: Sequence[SubtaskState]
+    old: OldStates
     ownership: Ownership
 
-    def handle(self, old: Any, positions: Sequence[Any], in_flight: InFlight) -> SnapshotHandle:
+    def handle(self, position: Any, in_flight: InFlight) -> SnapshotHandle:
+        """Its snapshot. ``position``: of a source."""
         name, place = str(SubtaskId(self.vertex.name, self.ownership.index)), self.of.place
-        if not old:
+        if not self.of.graph.has_keyed_state(self.vertex):
             return SnapshotHandle(
                 subtask=name,
                 generation=place.generation,
                 checkpoint=place.checkpoint,
                 files=(),
-                operator_state=self._operator_state(None, positions, in_flight),
+                operator_state=self._operator_state(None, position, in_flight),
             )
-        state = place.begin(name, old, self.ownership.groups)
+        state = begun(name, self.old, self.ownership.groups, place)
         try:
-            saved = self._operator_state(state, positions, in_flight)
+            saved = self._operator_state(state, position, in_flight)
             return state.persist(state.freeze(place.checkpoint, saved))
         finally:
             state.close()
 
-    def _operator_state(
-        self, state: SubtaskState | None, positions: Sequence[Any], in_flight: InFlight
-    ) -> OperatorState:
+    def _operator_state(self, state: SubtaskState | None, position: Any, in_flight: InFlight) -> OperatorState:
         index, vertex = self.ownership.index, self.vertex
         saved = [handle.operator_state for handle in self.before]
         mine = rescaled(saved, index, self.of.after, vertex.inputs, vertex.outputs, in_flight.counts)
         messages = in_flight.of(vertex.inputs, index)
         return replace(
             mine,
-            operators=self._operators(saved, state, positions[index]),
+            operators=self._operators(saved, state, position),
             in_flight=messages,
             in_flight_bytes=sum(len(packed) for several in messages.values() for packed in several),
         )
@@ -181,10 +177,10 @@ class _NewSubtask:
         context = OperatorContext(node.name, f"{node.name}[{index}]", index, self.of.after, schema, state)
         instance = node.body.create(context)
         try:
-            states: Sequence[SubtaskState | None] = self.states or [None] * len(parts)
+            states = {} if state is None else self.old.of(self.ownership.groups)
             left = [
-                Inherited(part.state, keyed, over, self.ownership.owned)
-                for part, over, keyed in zip(parts, ended, states, strict=True)
+                Inherited(part.state, states.get(at), over, self.ownership.owned)
+                for at, (part, over) in enumerate(zip(parts, ended, strict=True))
                 if part.state is not None
             ]
             if left and type(instance).inherit is OperatorInstance.inherit:
