@@ -13,11 +13,14 @@ from pyspark.sql import SparkSession
 
 from flinkplus import CheckpointDirectoryError, ConfigurationError, JobHandle, StreamEnvironment
 from flinkplus.api.stream import Stream
+from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.state.durable.blobs import Blobs
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
 
-ROWS, RATE = 9_000, 900.0
+ROWS, SLOW, FAST = 6_000, 250.0, 1e6
 NUMBERED, NAMED = "k long, g string, n long, ts long", "g string, m long, t long"
 LAPS = "n long, m long, laps long"
 KEYS, STEP_MS, WINDOW_MS = 23, 10, 1_000
@@ -44,15 +47,15 @@ def halving(rows: Stream) -> tuple[Stream, Stream]:
     return halves.filter(lambda row: row.m > 0, name="again"), halves.filter(lambda row: row.m == 0, name="done")
 
 
-def draw(env: StreamEnvironment, out: Path, corpus: Path, numbers: Path) -> None:
-    """Every kind of source, keyed operator and file sink."""
-    rows = env.generate(row, schema=NUMBERED, count=ROWS, rate=RATE, name="rows")
+def draw(env: StreamEnvironment, rate: float, out: Path, corpus: Path, numbers: Path) -> None:
+    """Every kind of source, keyed operator and file sink. ``rate``: rows per second of each source."""
+    rows = env.generate(row, schema=NUMBERED, count=ROWS, rate=rate, name="rows")
     marked = rows.with_watermark("ts", "0 seconds", name="marked")
     windows = marked.key_by("k").tumbling_window("ts", "1 second")
     windows.aggregate(n="count", total=("sum", "n"), name="window").to_parquet(str(out / "windows"), name="windows")
     timers = marked.key_by("k").process(counted, schema="k long, seen long, at long", on_timer=timed, name="timers")
     timers.to_parquet(str(out / "timers"), name="timed")
-    right = env.generate(lambda i: (f"g{i % 7}", i, i * STEP_MS), schema=NAMED, count=ROWS, rate=RATE)
+    right = env.generate(lambda i: (f"g{i % 7}", i, i * STEP_MS), schema=NAMED, count=ROWS, rate=rate)
     right = right.with_watermark("t", "0 seconds")
     pairs = marked.key_by("g").interval_join(
         right.key_by("g"), left_time="ts", right_time="t", lower="0 seconds", upper="0.1 seconds", name="join"
@@ -63,11 +66,11 @@ def draw(env: StreamEnvironment, out: Path, corpus: Path, numbers: Path) -> None
     once.key_by("g").reduce(lambda so_far, row: (so_far.d + 0, row.g), name="first").to_text(out / "once", name="text")
     ends = rows.filter(lambda row: row.n % 40 == 0).map(lambda row: (row.n, row.n, 0), schema=LAPS)
     ends.iterate(halving, name="loop").to_parquet(str(out / "laps"), name="laps")
-    words = env.read_text(corpus, name="lines").tokenize(name="words").throttle(7_000.0)
+    words = env.read_text(corpus, name="lines").tokenize(name="words").throttle(10 * rate)
     counts = words.key_by("word").count(name="count")
     counts.to_parquet(str(out / "counts"), name="counts")
     counts.gather().top(3, by="count", item="word", name="top").to_parquet(str(out / "top"), name="ranks")
-    table = env.from_spark(env.spark.read.parquet(str(numbers)), name="table").throttle(900.0)
+    table = env.from_spark(env.spark.read.parquet(str(numbers)), name="table").throttle(rate)
     table.key_by("k").sum("n", name="sum").to_parquet(str(out / "sums"), name="sums")
 
 
@@ -115,9 +118,9 @@ def numbers(spark: SparkSession, tmp_path: Path) -> Path:
 
 
 def resumed(spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path) -> Callable[..., JobHandle]:
-    def run(**options: Any) -> JobHandle:
+    def run(rate: float, **options: Any) -> JobHandle:
         env = StreamEnvironment(spark, checkpoint_interval=0.15, checkpoint_dir=tmp_path / "checkpoints", **options)
-        draw(env, tmp_path / "out", corpus, numbers)
+        draw(env, rate, tmp_path / "out", corpus, numbers)
         return env.execute("all-kinds", resume="auto")
 
     return run
@@ -126,31 +129,37 @@ def resumed(spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path) ->
 def test_every_kind_at_one_parallelism_after_another(
     spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path
 ) -> None:
-    """2, then 3 with a kill and standbys, then 1, then 2 with a kill and rollback."""
+    """2, then 3 with a kill and standbys, then 1, then, fast and to the end, 2 with a kill and rollback."""
     run = resumed(spark, tmp_path, corpus, numbers)
-    with run(parallelism=2) as job:
+    with run(SLOW, parallelism=2) as job:
         wait_for_checkpoint(job, 2)
-    with run(parallelism=3) as job:
+    with run(SLOW, parallelism=3) as job:
         assert job.restored_from is not None
         wait_for_checkpoint(job, 1)
         assert job.kill("window:1")
         wait_until(lambda: bool(job.recoveries()), "a recovery")
         wait_for_checkpoint(job, 3)
+    with run(SLOW, parallelism=1, recovery="rollback") as job:
+        wait_for_checkpoint(job, 1)
         assert job.metrics()["operators"]["rows"]["rows_out"] < ROWS
-    with run(parallelism=1, recovery="rollback") as job:
-        wait_for_checkpoint(job, 1)
-    with StreamEnvironment.resume(spark, tmp_path / "checkpoints", parallelism=2, recovery="rollback") as job:
-        wait_for_checkpoint(job, 1)
-        assert job.kill("count:1")
+    with run(FAST, parallelism=2, recovery="rollback", faults=("snapshot:count[1]#1",)) as job:
         job.await_finish(PATIENCE_S)
         operators = job.metrics()["operators"]
+        assert [recovery["mode"] for recovery in job.recoveries()] == ["rollback"]
     assert operators["rows"]["rows_out"] == ROWS and operators["table"]["rows_out"] == ROWS
     assert operators["window"]["late_rows"] == operators["join"]["late_rows"] == operators["timers"]["late_timers"] == 0
     assert_undisturbed(tmp_path / "out", corpus)
 
 
-def test_what_cannot_be_resumed_at_another_parallelism(spark: SparkSession, tmp_path: Path, corpus: Path) -> None:
-    def run(resume: bool, **options: Any) -> JobHandle:
+def test_what_is_refused_and_a_driver_that_dies_half_way(
+    spark: SparkSession, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the new checkpoint is stored the old one counts; then the new one, although the plan is the old one."""
+
+    def dies(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def run(resume: Any, **options: Any) -> JobHandle:
         env = StreamEnvironment(spark, checkpoint_interval=0.1, checkpoint_dir=tmp_path / "checkpoints", **options)
         words = env.read_text(corpus, name="lines").tokenize(name="words").throttle(20_000.0)
         words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
@@ -164,6 +173,16 @@ def test_what_cannot_be_resumed_at_another_parallelism(spark: SparkSession, tmp_
     ):
         with pytest.raises((ConfigurationError, CheckpointDirectoryError), match=message):
             run(True, **wrong)
-    with run(True, parallelism=4, max_parallelism=4, recovery="rollback") as job:
+    stored = CheckpointStorage(str(tmp_path / "checkpoints"), trust=True).manifests
+    for where, name, subtasks in ((Commits, "store", 4), (Blobs, "put_signed", 6)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(where, name, dies)
+            run(True, parallelism=3, max_parallelism=4)
+        assert len(stored.read(stored.checkpoints()[-1]).subtasks) == subtasks
+    with StreamEnvironment.resume(spark, tmp_path / "checkpoints", parallelism=4, recovery="rollback") as job:
         job.await_finish(PATIENCE_S)
+        metrics = job.metrics()
+    with run("auto", parallelism=3, max_parallelism=4) as job:
+        assert job.state == "finished" and job.metrics()["committed_rows"] == metrics["committed_rows"]
+        assert job.metrics()["operators"] == metrics["operators"]
     assert_exact(tmp_path / "out", expected_counts(corpus))

@@ -17,7 +17,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.plan import Plan, plan_bytes
-from flinkplus.runtime.job.rescaling.keyed import Place
+from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_of
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
@@ -77,7 +77,7 @@ def _rescale(plan: Plan, commits: Commits, restore: Restore, storage: Checkpoint
     log.info("checkpoint %d is divided among %d subtasks instead of %d", restore.checkpoint, after, before)
     checkpoint = restore.next_checkpoint
     groups = plan.options.max_parallelism
-    place = Place(scratch / "rescaling", storage.state_files, restore.generation, checkpoint, groups)
+    place = StatePlace(scratch / "rescaling", storage.state_files, restore.generation, checkpoint, groups)
     try:
         handles = Rescaling(plan.graph, manifest, before, after, place).handles()
     finally:

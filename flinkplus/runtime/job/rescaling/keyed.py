@@ -31,7 +31,7 @@ Entries = Iterator[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class GroupOwner:
     """Which key groups one subtask owns. ``gathered``: subtask 0 owns all keys, since all rows go to it."""
 
     index: int
@@ -54,7 +54,7 @@ class Ownership:
 
 
 @dataclass(frozen=True)
-class Place:
+class StatePlace:
     """Where states are made: ``folder`` for this process, ``storage`` for good."""
 
     folder: Path
@@ -76,13 +76,13 @@ class OldStates:
     ``handles``: their snapshots, by index. Call ``close`` at the end.
     """
 
-    def __init__(self, handles: Sequence[SnapshotHandle], place: Place, gathered: bool) -> None:
+    def __init__(self, handles: Sequence[SnapshotHandle], place: StatePlace, gathered: bool) -> None:
         self._handles = handles
         self._place = place
         self._open: dict[int, SubtaskState] = {}
         self.kinds = kinds_of(handles)
         self.has_pages = any(part.kind == PAGES for handle in handles for part in handle.states.values())
-        owners = [Ownership(at, len(handles), place.max_parallelism, gathered) for at in range(len(handles))]
+        owners = [GroupOwner(at, len(handles), place.max_parallelism, gathered) for at in range(len(handles))]
         self._groups = [owner.groups for owner in owners]
 
     def of(self, mine: range) -> dict[int, SubtaskState]:
@@ -116,7 +116,7 @@ def _overlap(some: range, others: range) -> bool:
     return max(some.start, others.start) < min(some.stop, others.stop)
 
 
-def begun(subtask: str, old: OldStates, mine: range, place: Place) -> SubtaskState:
+def begun(subtask: str, old: OldStates, mine: range, place: StatePlace) -> SubtaskState:
     """The new state of ``subtask``, with the state of the keys of groups ``mine``. The caller closes it.
 
     Files of states that are owned whole stay as they are, under new names; otherwise the ranges that are owned are

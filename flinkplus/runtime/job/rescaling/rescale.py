@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flinkplus.errors import ConfigurationError
+from flinkplus.errors import ConfigurationError, CorruptCheckpoint
 from flinkplus.graph import JobGraph, Node, Vertex
-from flinkplus.operators.base.operator import Inherited, KeyedOperator, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.operator import Inherited, Operator, OperatorContext, OperatorInstance
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.subtask.rescaling import rescaled, rescaled_part, with_state
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.job.rescaling.in_flight import InFlight
-from flinkplus.runtime.job.rescaling.keyed import OldStates, Ownership, Place, begun
+from flinkplus.runtime.job.rescaling.keyed import GroupOwner, OldStates, StatePlace, begun
 from flinkplus.sources.base import Source
 from flinkplus.state.backend import SubtaskState
 
@@ -32,8 +32,15 @@ AS_BEFORE = "resume the job at parallelism {before}"
 
 
 def parallelism_of(manifest: Manifest, graph: JobGraph) -> int:
-    """The parallelism at which a checkpoint was taken."""
-    return len(manifest.subtasks) // len(graph.vertices)
+    """The parallelism at which a checkpoint was taken. Raises ``CorruptCheckpoint`` when it lacks a snapshot."""
+    parallelism = len(manifest.subtasks) // len(graph.vertices)
+    wanted = {str(SubtaskId(vertex.name, index)) for vertex in graph.vertices for index in range(parallelism)}
+    if wanted != manifest.subtasks.keys() or not parallelism:
+        raise CorruptCheckpoint(
+            f"checkpoint {manifest.checkpoint} has {len(manifest.subtasks)} snapshots, which are not those of all "
+            f"subtasks of the job's {len(graph.vertices)} vertices"
+        )
+    return parallelism
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Rescaling:
     manifest: Manifest
     before: int
     after: int
-    place: Place
+    place: StatePlace
 
     def handles(self) -> list[tuple[SubtaskId, SnapshotHandle]]:
         """The snapshots of all subtasks at the new parallelism, with their files in storage.
@@ -73,9 +80,8 @@ class Rescaling:
         for node in self._operators(vertex):
             body = node.body
             assert isinstance(body, Operator)
-            if body.has_state and not (
-                isinstance(body, KeyedOperator) and len(routes) == 1 and "forward" not in routes
-            ):
+            by_key = routes == {"gather"} or (routes == {"hash"} and bool(body.key_columns))
+            if body.has_state and not by_key:
                 raise ConfigurationError(
                     f"operator {node.name!r} has state in a subtask that does not get all rows of a key, so it cannot "
                     f"be divided among others: {as_before}"
@@ -93,7 +99,7 @@ class Rescaling:
         found = []
         try:
             for index in range(self.after):
-                ownership = Ownership(index, self.after, self.place.max_parallelism, gathered)
+                ownership = GroupOwner(index, self.after, self.place.max_parallelism, gathered)
                 subtask = _NewSubtask(self, vertex, handles, old, ownership)
                 found.append((SubtaskId(vertex.name, index), subtask.handle(positions[index], in_flight)))
         finally:
@@ -117,7 +123,7 @@ class _NewSubtask:
     vertex: Vertex
     before: Sequence[SnapshotHandle]
     old: OldStates
-    ownership: Ownership
+    ownership: GroupOwner
 
     def handle(self, position: Any, in_flight: InFlight) -> SnapshotHandle:
         """Its snapshot. ``position``: of a source."""

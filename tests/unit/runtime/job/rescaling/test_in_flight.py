@@ -102,6 +102,6 @@ def test_an_unaligned_checkpoint_with_messages_in_flight_is_refused() -> None:
         for name in ("source[0]", "source[1]", "op+out[0]", "op+out[1]")
     }
     manifest = Manifest(checkpoint=4, generation=1, subtasks=handles)
-    place: Any = type("Place", (), {"max_parallelism": 20})
+    place: Any = type("StatePlace", (), {"max_parallelism": 20})
     with pytest.raises(ConfigurationError, match=r"checkpoint 4 is unaligned.*op\+out\[1\].*higher aligned_timeout"):
         Rescaling(graph, manifest, 2, 3, place).handles()

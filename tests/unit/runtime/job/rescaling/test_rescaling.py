@@ -28,7 +28,7 @@ from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.top import Top
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.runtime.job.rescaling import keyed
-from flinkplus.runtime.job.rescaling.keyed import Ownership
+from flinkplus.runtime.job.rescaling.keyed import GroupOwner
 from tests.unit.runtime.job.rescaling.vertices import Vertex
 
 SCHEMA = pa.schema(
@@ -118,26 +118,26 @@ def test_output_is_that_of_an_undisturbed_run(kind: str, scales: list[int], tmp_
     assert run(OPERATORS[kind], tmp_path / "many", scales, seed) == expected
 
 
-def widened(self: Ownership) -> range:
+def widened(self: GroupOwner) -> range:
     groups = ORIGINAL_GROUPS(self)
     return range(max(0, groups.start - 4), groups.stop)
 
 
-def narrowed(self: Ownership) -> range:
+def narrowed(self: GroupOwner) -> range:
     groups = ORIGINAL_GROUPS(self)
     return range(min(groups.start + 4, groups.stop), groups.stop)
 
 
-ORIGINAL_GROUPS = Ownership.groups.fget  # type: ignore[attr-defined]
+ORIGINAL_GROUPS = GroupOwner.groups.fget  # type: ignore[attr-defined]
 FAULTS: dict[str, tuple[str, Any, str, Any]] = {
-    "ranges overlap": ("process with timers", Ownership, "groups", property(widened)),
-    "ranges leave a gap": ("count by number", Ownership, "groups", property(narrowed)),
+    "ranges overlap": ("process with timers", GroupOwner, "groups", property(widened)),
+    "ranges leave a gap": ("count by number", GroupOwner, "groups", property(narrowed)),
     "windows are left behind": ("window", Shelves, "inherit", lambda *_: None),
     "timers are left behind": ("process with timers", EventTimers, "inherit", lambda *_: None),
     "event time goes back": ("window", windows, "common_watermark", lambda parts: None),
     "rows of all keys are left behind": (
         "window of all",
-        Ownership,
+        GroupOwner,
         "owned",
         lambda self, keys: np.zeros(len(keys), np.bool_),
     ),

@@ -15,7 +15,7 @@ from flinkplus.operators.event_time.interval_join import IntervalJoin
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.runtime.job.rescaling.keyed import Place
+from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_of
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
@@ -110,7 +110,9 @@ class Vertex:
         manifest = self.manifest()
         self.close()
         self._number += 1
-        place = Place(self._folder / "rescaling", self.storage.state_files, self._number, self._number, MAX_PARALLELISM)
+        place = StatePlace(
+            self._folder / "rescaling", self.storage.state_files, self._number, self._number, MAX_PARALLELISM
+        )
         before = parallelism_of(manifest, self.graph)
         handles = Rescaling(self.graph, manifest, before, parallelism, place).handles()
         self._begin(parallelism, {str(subtask): handle for subtask, handle in handles})
