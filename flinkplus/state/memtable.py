@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
-from flinkplus.state.hashing import in_groups
+from flinkplus.state.hashing import GROUP_BYTES, group_of, in_groups
 from flinkplus.state.keytable import FREE, Hashes, KeyTable, Rows
 from flinkplus.state.numberindex import NumberIndex
 from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, give_way
@@ -41,6 +41,8 @@ ZERO_VALUE = bytes(VALUE_BYTES)
 CONVERT_CHUNK_ENTRIES = 8192
 DEFAULT_MAX_ENTRIES = 500_000
 FEW_KEYS = 128
+FEW_LOOKED_UP = 24
+"""Maximum number of keys whose groups are computed one by one."""
 
 
 def state_prefix(name: str) -> bytes:
@@ -89,6 +91,9 @@ class KeyLayout:
         """The keys as the store has them."""
         if self.max_parallelism is None:
             return [self.prefix + key for key in keys]
+        if len(keys) <= FEW_LOOKED_UP:
+            groups = self.max_parallelism
+            return [self.prefix + group_of(key, groups).to_bytes(GROUP_BYTES, "big") + key for key in keys]
         grouped = in_groups(pa.array(keys, pa.large_binary()), self.max_parallelism)
         return cast("list[bytes]", self._prefixed(grouped).to_numpy(zero_copy_only=False).tolist())
 

@@ -64,7 +64,7 @@ def draw(env: StreamEnvironment, rate: float, out: Path, corpus: Path, numbers: 
     thirds = rows.map(lambda row: (row.n // 3, row.g), schema="d long, g string")
     once = thirds.deduplicate("d", ttl="1 hour", name="once")
     once.key_by("g").reduce(lambda so_far, row: (so_far.d + 0, row.g), name="first").to_text(out / "once", name="text")
-    ends = rows.filter(lambda row: row.n % 40 == 0).map(lambda row: (row.n, row.n, 0), schema=LAPS)
+    ends = rows.filter(lambda row: row.n % 4 == 0).map(lambda row: (row.n, row.n, 0), schema=LAPS)
     ends.iterate(halving, name="loop").to_parquet(str(out / "laps"), name="laps")
     words = env.read_text(corpus, name="lines").tokenize(name="words").throttle(10 * rate)
     counts = words.key_by("word").count(name="count")
@@ -95,7 +95,7 @@ def assert_undisturbed(out: Path, corpus: Path) -> None:
     assert Counter((n, m) for _, _, n, _, m, _ in rows_of(out, "pairs")) == pairs
     lines = [line for part in out.joinpath("once").glob("part-*") for line in part.read_text().splitlines()]
     assert len(lines) == ROWS // 3
-    laps = Counter((n, max(n.bit_length(), 1)) for n in range(0, ROWS, 40))
+    laps = Counter((n, max(n.bit_length(), 1)) for n in range(0, ROWS, 4))
     assert Counter((n, laps) for n, _, laps in rows_of(out, "laps")) == laps
     expected = expected_counts(corpus)
     assert_exact(out / "counts", expected)

@@ -12,7 +12,7 @@ from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.keys import HashPartitioner, encode_values
 from flinkplus.protocol.vocabulary.key_groups import groups_of, owner_of
-from flinkplus.state.hashing import GROUP_BYTES, group_numbers, hash_keys, in_groups, owners
+from flinkplus.state.hashing import GROUP_BYTES, group_numbers, group_of, hash_keys, in_groups, owners
 from tests.examples import examples
 
 
@@ -45,13 +45,14 @@ def test_rows_go_to_the_owner_of_their_group(targets: int, max_parallelism: int,
             assert groups.min() >= own.start and groups.max() < own.stop
 
 
-@given(st.lists(st.binary(max_size=12)), st.sampled_from([1, 7, 128, 32_768]))
+@given(st.lists(st.binary(max_size=100)), st.sampled_from([1, 7, 128, 32_768]))
 @settings(max_examples=examples(100), deadline=None)
 def test_a_stored_key_begins_with_its_group(keys: list[bytes], max_parallelism: int) -> None:
     array = pa.array([b"in front", *keys], pa.large_binary()).slice(1)
     groups = group_numbers(hash_keys(pa.array(keys, pa.binary())), max_parallelism).tolist()
     expected = [group.to_bytes(GROUP_BYTES, "big") + key for group, key in zip(groups, keys, strict=True)]
     assert in_groups(array, max_parallelism).to_pylist() == expected
+    assert [group_of(key, max_parallelism) for key in keys] == groups
 
 
 def test_groups_never_change() -> None:

@@ -110,12 +110,10 @@ def run(operator: KeyedOperator, folder: Path, scales: list[int], seed: int) -> 
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
-@pytest.mark.parametrize("scales", [[2, 3, 1, 5], [1, 16, 2]], ids=str)
-def test_output_is_that_of_an_undisturbed_run(kind: str, scales: list[int], tmp_path: Path) -> None:
-    seed = len(kind) + scales[0]
-    expected = run(OPERATORS[kind], tmp_path / "one", [1], seed)
+def test_output_is_that_of_an_undisturbed_run(kind: str, tmp_path: Path) -> None:
+    expected = run(OPERATORS[kind], tmp_path / "one", [1], len(kind))
     assert expected.total() >= 5
-    assert run(OPERATORS[kind], tmp_path / "many", scales, seed) == expected
+    assert run(OPERATORS[kind], tmp_path / "many", [2, 16, 1, 3], len(kind)) == expected
 
 
 def widened(self: GroupOwner) -> range:
