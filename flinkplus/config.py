@@ -21,6 +21,7 @@ from flinkplus.near import did_you_mean
 from flinkplus.option_rules import Rule, at_least, one_of, option, seconds, share, string, truth, whole
 from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
+from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM, MAX_GROUPS
 
 CONF_PREFIX = "spark.flinkplus."
 GUARANTEES = tuple(guarantee.value for guarantee in Guarantee)
@@ -64,6 +65,9 @@ class ProcessingOptions:
 
     parallelism: int = option(2, whole(1, MAX_PARALLELISM))
     """Number of subtasks of each operator, and of slots (Spark tasks)."""
+    max_parallelism: int = option(DEFAULT_MAX_PARALLELISM, whole(1, MAX_GROUPS))
+    """Maximum number of subtasks that the job can ever have: the number of key groups, the parts of keyed state that
+    subtasks own. Fixed for the life of the job. [Decision 53](decisions/0053-key-groups.md)."""
     batch_rows: int = option(32_768, whole(1, 1_000_000))
     """Target number of rows per read of a source, and maximum number that a step takes of several messages."""
     flush_interval: float = option(0.015, seconds(0.001))
@@ -242,6 +246,11 @@ class Options(
             if not (value is None and optional) and not rule.allows(value):
                 none = " or None" if optional else ""
                 raise ConfigurationError(f"{field.name} must be {rule.must_be}{none}, not {value!r}")
+        if self.parallelism > self.max_parallelism:
+            raise ConfigurationError(
+                f"parallelism {self.parallelism} is above max_parallelism, which is {self.max_parallelism}: lower "
+                "parallelism, or start a new job with a higher max_parallelism"
+            )
         if self.heartbeat_timeout < 3 * self.heartbeat_interval:
             raise ConfigurationError("heartbeat_timeout must be at least three times heartbeat_interval")
         if self.checkpoint_mode == "synchronous" and self.max_concurrent_checkpoints != 1:

@@ -215,9 +215,9 @@ class JobGraph:
         heads = [vertex.name for vertex in reversed(self.vertices) if vertex.nodes[0] in self.loop_heads()]
         return Cycles(edges, (*heads, *(vertex.name for vertex in self.vertices)))
 
-    def shape(self, parallelism: int) -> dict[str, str]:
+    def shape(self, max_parallelism: int) -> dict[str, str]:
         """The content of ``fingerprint`` as text: a description of each operator, and of its inputs."""
-        shape = {"parallelism": str(parallelism)}
+        shape = {"max_parallelism": str(max_parallelism)}
         for node in self.nodes:
             fields = ", ".join(f"{field.name} {field.type}" for field in node.schema)
             shape[f"{node.kind} {node.name!r}"] = f"{type(node.body).__name__} of ({fields})"
@@ -231,10 +231,10 @@ class JobGraph:
             shape[name] = f"{shape[name]} and {way}" if name in shape else way
         return shape
 
-    def fingerprint(self, parallelism: int) -> str:
-        """A digest of names, kinds, schemas, exchanges and parallelism; state fits only an equal one."""
+    def fingerprint(self, max_parallelism: int) -> str:
+        """A digest of names, kinds, schemas, exchanges and the number of key groups; state fits only an equal one."""
         shape = {
-            "parallelism": parallelism,
+            "max_parallelism": max_parallelism,
             "nodes": [
                 [n.name, n.kind, type(n.body).__name__, str(n.schema), n.children, n.exchanges] for n in self.nodes
             ],

@@ -17,6 +17,7 @@ class RunOptions(TypedDict, total=False):
     """Keyword arguments of ``StreamEnvironment.resume``: all options except for the checkpoint directory."""
 
     parallelism: int
+    max_parallelism: int
     checkpoint_interval: float | None
     checkpoint_timeout: float
     checkpoint_min_pause: float

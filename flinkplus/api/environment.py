@@ -178,7 +178,7 @@ class StreamEnvironment:
 
         ``trust``: as in ``execute``.
         ``name``: the name that the job must have; ``None``: any.
-        ``options``: settings of this run; the parallelism cannot change.
+        ``options``: settings of this run; with another ``parallelism``, state and input are divided anew.
 
         Raises ``CheckpointDirectoryError`` when the directory has no job to resume, or one with another name;
         ``UntrustedCheckpoint`` when the job is not signed with this user's key (option ``signing_key``).

@@ -106,6 +106,9 @@ def _add_resume(commands: Any) -> None:
     command = commands.add_parser("resume", help="continue a job from the last complete checkpoint in its directory")
     command.add_argument("directory", metavar="CHECKPOINT_DIR")
     command.add_argument("--job", metavar="NAME", help="refuse a directory of a job with another name")
+    command.add_argument(
+        "--parallelism", type=positive, metavar="N", help="run it with N subtasks of each operator (default: as before)"
+    )
     _add_signing(command)
     command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
     command.add_argument("--json", metavar="FILE", help="write the job's figures here")

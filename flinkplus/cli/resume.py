@@ -17,9 +17,12 @@ POLL_S = 0.25
 def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the job to its end; returns its figures. Raises as ``StreamEnvironment.resume`` and ``await_finish``."""
     found = find_job(arguments.directory, arguments.signing_key, arguments.trust, arguments.job)
-    master = session.check_master(arguments.master, found.plan.options.parallelism)
+    parallelism = arguments.parallelism or found.plan.options.parallelism
+    master = session.check_master(arguments.master, parallelism)
     terminal = sys.stderr.isatty()
-    given = {} if arguments.signing_key is None else {"signing_key": arguments.signing_key}
+    given: dict[str, Any] = {"parallelism": parallelism}
+    if arguments.signing_key is not None:
+        given["signing_key"] = arguments.signing_key
     with session.session(master) as spark, JobHandle(resume_job(spark, found, given)) as job:
         print(f"resumed job {job.name!r} from checkpoint {job.restored_from or '(none: from the start)'}")
         try:

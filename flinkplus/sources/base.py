@@ -6,6 +6,8 @@ Rules:
   deployment of a job sees the same splits. A reader that finds anything else raises ``InputError``.
 - ``reader(index, parallelism)`` is a pure function of descriptor and arguments: the readers of all indexes together
   give every row exactly once, on any slot.
+- Another parallelism: ``redealt`` makes positions for another number of readers, so that none of the rows that are left
+  is lost or read twice.
 - Replay: after ``open(position)`` a reader gives exactly the rows that followed when ``position()`` returned that
   value, in the same order, perhaps in other batches.
 - ``read`` never returns more than ``max_rows`` rows and holds bounded memory, except for a single row larger than that.
@@ -14,9 +16,11 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import pyarrow as pa
 
+from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import JsonValue
 
 
@@ -59,6 +63,17 @@ class Source(ABC):
     def planned(self) -> Source:
         """The descriptor with all that readers must agree on; called in the driver. Raises ``InputError``."""
         return self
+
+    def redealt(self, positions: Sequence[JsonValue], parallelism: int) -> list[JsonValue]:
+        """Positions for ``parallelism`` readers that together give exactly the rows that are left.
+
+        ``positions``: those of all readers so far, by index; ``None`` is the start.
+        Raises ``ConfigurationError`` when the source cannot do that, ``InputError`` for a position that does not fit.
+        """
+        raise ConfigurationError(
+            f"source {self.name!r} does not say how its positions are dealt to another number of subtasks "
+            "(Source.redealt): resume the job at the parallelism that it had"
+        )
 
     @abstractmethod
     def reader(self, index: int, parallelism: int) -> SourceReader:

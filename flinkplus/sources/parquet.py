@@ -24,8 +24,10 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.base import Source
-from flinkplus.sources.splits import Block, SplitReader, check_options
+from flinkplus.sources.dealing import Extent
+from flinkplus.sources.splits import Block, SplitReader, check_options, redealt
 from flinkplus.sources.utf8 import invalid_rows, repaired
 from flinkplus.state.file_system import filesystem_of
 
@@ -115,6 +117,10 @@ class StagedParquet(Source):
     def reader(self, index: int, parallelism: int) -> SplitReader[RowRange]:
         return _ParquetReader(self, self.ranges(index, parallelism))
 
+    @override
+    def redealt(self, positions: Sequence[JsonValue], parallelism: int) -> list[JsonValue]:
+        return redealt(self.reader, positions, parallelism, None)
+
 
 def open_parquet(path: str) -> pq.ParquetFile:
     """The file at a local path or URI, to be read page by page."""
@@ -137,6 +143,17 @@ class _ParquetReader(SplitReader[RowRange]):
         super().__init__(source.name, source.schema, ranges, source.repeat)
         self._schema = source.schema
         self._strict = source.errors == "strict"
+        self._files = source.files
+        self._groups = source.groups or ()
+
+    @override
+    def split_of(self, extent: Extent) -> RowRange:
+        file, group = extent.place
+        return RowRange(self._files[file], group, self._groups[file][group], extent.start, extent.end)
+
+    @override
+    def extent_of(self, split: RowRange) -> Extent:
+        return Extent((self._files.index(split.file), split.row_group), split.start, split.end)
 
     @override
     def blocks(self, split: RowRange, cursor: int | None) -> Iterator[Block]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -28,8 +28,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.base import Source
-from flinkplus.sources.splits import Block, SplitReader, check_options
+from flinkplus.sources.dealing import Extent
+from flinkplus.sources.splits import Block, SplitReader, check_options, redealt
 from flinkplus.sources.utf8 import first_invalid_byte, invalid_rows, repaired
 
 SCHEMA = pa.schema([("value", pa.string())])
@@ -121,6 +123,10 @@ class TextFiles(Source):
         splits = [split for part in self._parts(parallelism)[index::parallelism] for split in part]
         return _TextReader(self, splits)
 
+    @override
+    def redealt(self, positions: Sequence[JsonValue], parallelism: int) -> list[JsonValue]:
+        return redealt(self.reader, positions, parallelism, self.split_bytes)
+
 
 def find_files(source: str, path: str) -> tuple[InputFile, ...]:
     """The files that ``path`` (file, directory or glob) means, sorted by name. Raises ``InputError`` without any."""
@@ -169,6 +175,15 @@ class _TextReader(SplitReader[TextSplit]):
         super().__init__(source.name, SCHEMA, splits, source.repeat)
         self._strict = source.errors == "strict"
         self._chunk_bytes = source.chunk_bytes
+        self._files = source.files or ()
+
+    @override
+    def split_of(self, extent: Extent) -> TextSplit:
+        return TextSplit(self._files[extent.place[0]], extent.start, extent.end)
+
+    @override
+    def extent_of(self, split: TextSplit) -> Extent:
+        return Extent((self._files.index(split.file),), split.start, split.end)
 
     @override
     def blocks(self, split: TextSplit, cursor: int | None) -> Iterator[Block]:

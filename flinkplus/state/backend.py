@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -28,16 +28,21 @@ from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
+from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.file_system import file_chunks, link_or_copy
+from flinkplus.state.hashing import GROUP_BYTES
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
 from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
-from flinkplus.state.objects import ObjectState
+from flinkplus.state.objects import OBJECTS, PAGES, ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
+from flinkplus.state.sst_format import Chunk, describe, write_sst
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
 MAX_FOLDER_CHARACTERS = 120
+FIRST_ADOPTED = 1_000_000
+"""Number in the names of files that another subtask has written: its own begin at 1."""
 
 State = NumberState | ObjectState
 
@@ -74,6 +79,7 @@ class SubtaskState:
     ``work_dir``: a scratch directory of the slot, shared by its subtasks.
     ``max_entries``: bound of each state in memory.
     ``prepared``: a promoted standby's store, owned from now on; ``restore`` of its handle then takes no time.
+    ``max_parallelism``: number of key groups.
     """
 
     def __init__(
@@ -86,8 +92,10 @@ class SubtaskState:
         max_entries: int = DEFAULT_MAX_ENTRIES,
         policy: BasePolicy | None = None,
         prepared: Prepared | None = None,
+        max_parallelism: int = DEFAULT_MAX_PARALLELISM,
     ) -> None:
         self.subtask = subtask
+        self._max_parallelism = max_parallelism
         self.generation = generation
         self._storage = storage
         self._max_entries = max_entries
@@ -125,7 +133,7 @@ class SubtaskState:
         """The number state ``name``, made when it is not there; the same object for the same name."""
         state = self._states.get(name)
         if state is None:
-            state = NumberState(self._store, state_prefix(name), dtype, self._max_entries)
+            state = NumberState(self._store, state_prefix(name), dtype, self._max_entries, self._max_parallelism)
             self._adopt(name, state)
         if not isinstance(state, NumberState) or state.dtype != dtype:
             raise self._taken(f"number state {name!r} of {dtype}", state)
@@ -133,12 +141,19 @@ class SubtaskState:
 
     def object_state(self, name: str) -> ObjectState:
         """The object state ``name``, made when it is not there; the same object for the same name."""
+        return self._objects(name, OBJECTS, self._max_parallelism)
+
+    def page_state(self, name: str) -> ObjectState:
+        """As ``object_state``, for pages that hold rows of many keys."""
+        return self._objects(name, PAGES, None)
+
+    def _objects(self, name: str, kind: str, max_parallelism: int | None) -> ObjectState:
         state = self._states.get(name)
         if state is None:
-            state = ObjectState(self._store, state_prefix(name), self._max_entries)
+            state = ObjectState(self._store, state_prefix(name), self._max_entries, max_parallelism)
             self._adopt(name, state)
-        if not isinstance(state, ObjectState):
-            raise self._taken(f"object state {name!r}", state)
+        if not isinstance(state, ObjectState) or state.kind != kind:
+            raise self._taken(f"{kind} state {name!r}", state)
         return state
 
     def _taken(self, asked: str, state: State) -> ConfigurationError:
@@ -256,6 +271,41 @@ class SubtaskState:
         """The checkpoint is complete: what only older ones need locally is removed, which may wait for the disk."""
         self._versions.complete(checkpoint)
 
+    # -- another parallelism --------------------------------------------------------------------------------------
+
+    def entries_of(self, name: str, groups: range) -> Iterator[tuple[bytes, bytes]]:
+        """What the restored version has, as it is stored, of the keys of ``groups`` in the state ``name``."""
+        if not groups:
+            return iter(())
+        prefix = state_prefix(name)
+        first, end = (prefix + bound.to_bytes(GROUP_BYTES, "big") for bound in (groups.start, groups.stop))
+        return self._store.items_between(first, end)
+
+    def write_base(self, checkpoint: int, chunks: Iterator[Chunk]) -> StateFile | None:
+        """A base of ``chunks``, in the work directory and in storage, for ``restore``; ``None`` without entries.
+
+        Raises ``StateError`` when disk or storage fails.
+        """
+        name = f"{self._folder.name}/{self.generation}-{checkpoint}-0.sst"  # versions count from 1
+        path = self._versions.local(name)
+        entries = write_sst(chunks, path)
+        if not entries:
+            remove_file(path)
+            return None
+        self._storage.upload(path, name)
+        return describe(path, name, "base", entries)
+
+    def local_copy(self, file: StateFile) -> Path:
+        """A file of the restored version, in the work directory, verified."""
+        return self._local_copy(file)
+
+    def adopt_file(self, checkpoint: int, number: int, path: Path, file: StateFile) -> StateFile:
+        """Another subtask's file as the ``number``-th of a version of this one, also in storage."""
+        name = f"{self._folder.name}/{self.generation}-{checkpoint}-{FIRST_ADOPTED + number}.sst"
+        link_or_copy(path, self._versions.local(name))
+        self._storage.upload(path, name)
+        return replace(file, name=name, kind="delta" if number else "base", replaces=())
+
     # -- restoring ------------------------------------------------------------------------------------------------
 
     def restore(self, handle: SnapshotHandle) -> None:
@@ -320,7 +370,7 @@ class SubtaskState:
 
 
 def _describe(state: State) -> str:
-    return f"number state of {state.dtype}" if isinstance(state, NumberState) else "object state"
+    return f"number state of {state.dtype}" if isinstance(state, NumberState) else f"{state.kind} state"
 
 
 def _part_of(state: State) -> KeyedPart:

@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError, CorruptState
+from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
+from flinkplus.state.hashing import GROUP_BYTES, group_of, in_groups
 from flinkplus.state.keytable import FREE, Hashes, KeyTable, Rows
 from flinkplus.state.numberindex import NumberIndex
 from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, give_way
@@ -39,6 +41,8 @@ ZERO_VALUE = bytes(VALUE_BYTES)
 CONVERT_CHUNK_ENTRIES = 8192
 DEFAULT_MAX_ENTRIES = 500_000
 FEW_KEYS = 128
+FEW_LOOKED_UP = 24
+"""Maximum number of keys whose groups are computed one by one."""
 
 
 def state_prefix(name: str) -> bytes:
@@ -72,11 +76,36 @@ def key_array(keys: Sequence[bytes]) -> pa.LargeBinaryArray:
     return cast(pa.LargeBinaryArray, pa.concat_arrays(pieces) if pieces else pa.array([], pa.large_binary()))
 
 
-def prefixed_and_sorted(prefix: bytes, keys: pa.LargeBinaryArray) -> tuple[pa.Array, Rows]:
-    """Sorted keys with their prefix, and the order (both without the interpreter lock)."""
-    order = pc.array_sort_indices(keys)
-    none, first = pa.scalar(b"", pa.large_binary()), pa.scalar(prefix, pa.large_binary())
-    return pc.binary_join_element_wise(first, keys.take(order), none), order.to_numpy().astype(np.int64)
+@dataclass(frozen=True, slots=True)
+class KeyLayout:
+    """How a state's keys are stored: behind ``prefix`` and their key group, so that the keys of a range of groups are
+    a range of the store.
+
+    ``max_parallelism``: number of key groups; ``None``: pages of the subtask, which have no group.
+    """
+
+    prefix: bytes
+    max_parallelism: int | None
+
+    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The keys as the store has them."""
+        if self.max_parallelism is None:
+            return [self.prefix + key for key in keys]
+        if len(keys) <= FEW_LOOKED_UP:
+            groups = self.max_parallelism
+            return [self.prefix + group_of(key, groups).to_bytes(GROUP_BYTES, "big") + key for key in keys]
+        grouped = in_groups(pa.array(keys, pa.large_binary()), self.max_parallelism)
+        return cast("list[bytes]", self._prefixed(grouped).to_numpy(zero_copy_only=False).tolist())
+
+    def sorted(self, keys: pa.LargeBinaryArray) -> tuple[pa.Array, Rows]:
+        """The same, sorted, and the order (without the interpreter lock)."""
+        grouped = keys if self.max_parallelism is None else in_groups(keys, self.max_parallelism)
+        order = pc.array_sort_indices(grouped)
+        return self._prefixed(grouped.take(order)), order.to_numpy().astype(np.int64)
+
+    def _prefixed(self, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+        none, first = pa.scalar(b"", pa.large_binary()), pa.scalar(self.prefix, pa.large_binary())
+        return pc.binary_join_element_wise(first, keys, none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +151,7 @@ class NumberPart:
             yield keys[start:stop].to_pylist(), values
 
     def _sort(self) -> tuple[pa.Array, Rows]:
-        keys, order = prefixed_and_sorted(self.prefix, key_array(cast("Sequence[bytes]", self._keys[self._rows])))
+        keys, order = self._state.layout.sorted(key_array(cast("Sequence[bytes]", self._keys[self._rows])))
         if self._rows[-1] + 1 == self.entries:
             self._state.key_order = KeyOrder(self._numbering, keys, order)
         return keys, order
@@ -151,11 +180,17 @@ class NumberState:
     kind = "number"
 
     def __init__(
-        self, store: SubtaskStore, prefix: bytes, dtype: Dtype, max_entries: int = DEFAULT_MAX_ENTRIES
+        self,
+        store: SubtaskStore,
+        prefix: bytes,
+        dtype: Dtype,
+        max_entries: int = DEFAULT_MAX_ENTRIES,
+        max_parallelism: int = DEFAULT_MAX_PARALLELISM,
     ) -> None:
         if dtype not in ("int64", "float64"):
             raise ConfigurationError(f"a number state holds int64 or float64, not {dtype!r}")
         self.prefix = prefix
+        self.layout = KeyLayout(prefix, max_parallelism)
         self.dtype: Dtype = dtype
         self.max_entries = max_entries
         self._parts = 0
@@ -288,7 +323,7 @@ class NumberState:
         """Values of ``keys`` in RocksDB and which of them it does not have; None: it can have none of them."""
         if self._knows_all:  # no need to ask
             return None
-        found = self._store.get_many([self.prefix + key for key in keys])
+        found = self._store.get_many(self.layout.stored(keys))
         packed = b"".join([ZERO_VALUE if value is None else value for value in found])
         if len(packed) != VALUE_BYTES * len(found):
             raise CorruptState(f"state {self.prefix[1:]!r} holds values that are no {self.dtype} numbers")

@@ -18,11 +18,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flinkplus.errors import CorruptState
-from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, FrozenPart, key_array, prefixed_and_sorted
+from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
+from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, FrozenPart, KeyLayout, key_array
 from flinkplus.state.sst_format import Chunk
 from flinkplus.state.store import SubtaskStore
 
 PICKLE_PROTOCOL = 5
+OBJECTS, PAGES = "object", "pages"
 PICKLE_FORMAT = b"\x01"
 PICKLE_CHUNK_ENTRIES = 256
 _ATOMS = frozenset(
@@ -77,8 +79,9 @@ def _decode(stored: bytes | None) -> object:
 class ObjectPart:
     """A frozen part of an ``ObjectState``."""
 
-    def __init__(self, prefix: bytes, number: int, kept: dict[bytes, object]) -> None:
-        self.prefix = prefix
+    def __init__(self, layout: KeyLayout, number: int, kept: dict[bytes, object]) -> None:
+        self.prefix = layout.prefix
+        self._layout = layout
         self.number = number
         self.entries = len(kept)
         self.kept = kept
@@ -86,7 +89,7 @@ class ObjectPart:
 
     def sorted_chunks(self) -> Iterator[Chunk]:
         values = list(self.kept.values())
-        keys, order = prefixed_and_sorted(self.prefix, key_array(list(self.kept)))
+        keys, order = self._layout.sorted(key_array(list(self.kept)))
         for start in range(0, self.entries, PICKLE_CHUNK_ENTRIES):
             stop = start + PICKLE_CHUNK_ENTRIES
             yield keys[start:stop].to_pylist(), [_encode(values[row]) for row in order[start:stop].tolist()]
@@ -96,12 +99,22 @@ class ObjectPart:
 
 
 class ObjectState:
-    """An object for each key. ``max_entries`` bounds what is kept in memory (soft by what one batch brings in)."""
+    """An object for each key. ``max_entries`` bounds what is kept in memory (soft by what one batch brings in).
 
-    kind = "object"
+    ``max_parallelism``: number of key groups. ``None``: its keys are names of *pages*, each of which holds rows of many
+    keys; at another parallelism only the operator that made the pages can divide them.
+    """
 
-    def __init__(self, store: SubtaskStore, prefix: bytes, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
+    def __init__(
+        self,
+        store: SubtaskStore,
+        prefix: bytes,
+        max_entries: int = DEFAULT_MAX_ENTRIES,
+        max_parallelism: int | None = DEFAULT_MAX_PARALLELISM,
+    ) -> None:
         self.prefix = prefix
+        self.kind = OBJECTS if max_parallelism is not None else PAGES
+        self._layout = KeyLayout(prefix, max_parallelism)
         self.max_entries = max_entries
         self._parts = 0
         self.rebind(store, 0)
@@ -169,11 +182,14 @@ class ObjectState:
         return found
 
     def _load(self, missing: dict[bytes, list[int]], found: list[object]) -> None:
-        stored = self._store.get_many([self.prefix + key for key in missing])
+        stored = self._stored(list(missing))
         for (key, positions), value in zip(missing.items(), stored, strict=True):
             kept = self._young[key] = _decode(value)
             for position in positions:
                 found[position] = kept
+
+    def _stored(self, keys: list[bytes]) -> list[bytes | None]:
+        return [None] * len(keys) if self._store.empty else self._store.get_many(self._layout.stored(keys))
 
     def _settle(self) -> None:
         """Frozen parts that RocksDB has by now become clean."""
@@ -200,7 +216,7 @@ class ObjectState:
         if not self._dirty:
             return None
         self._parts += 1
-        part = ObjectPart(self.prefix, self._parts, self._dirty)
+        part = ObjectPart(self._layout, self._parts, self._dirty)
         self._frozen.append(part)
         self._dirty = {}
         self._dirty_has_absent = False

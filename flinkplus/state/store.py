@@ -23,6 +23,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -45,7 +46,8 @@ from flinkplus.state.removal import remove_file, remove_folder
 Aside: TypeAlias = Callable[[Callable[[], None]], object]
 """Takes work that no thread waits for."""
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+"""2: the state of keys is sorted by key group."""
 FORMAT_KEY = b"\x00"
 FIRST_KEY = b"\x01"
 FORMAT_VALUE = json.dumps({"format": STATE_FORMAT}).encode()
@@ -262,6 +264,16 @@ class SubtaskStore:
             return cast("Iterator[tuple[bytes, bytes]]", self._db.items(from_key=FIRST_KEY))
         except DbClosedError as error:
             raise self._failed("be read", error) from error
+
+    def items_between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries with ``first <= key < end``, ascending, as of this call."""
+        if self.empty:
+            return iter(())
+        try:
+            found = cast("Iterator[tuple[bytes, bytes]]", self._db.items(from_key=cast(Any, first)))
+        except DbClosedError as error:
+            raise self._failed("be read", error) from error
+        return takewhile(lambda entry: entry[0] < end, found)
 
     def close(self) -> None:
         """Close, if it is open; the directory stays. Iterators must be gone before."""

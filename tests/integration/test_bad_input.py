@@ -334,9 +334,9 @@ def test_a_checkpoint_directory_of_another_job_or_with_checkpoints(spark: SparkS
     with pytest.raises(CheckpointDirectoryError, match=r"belongs to another job .name 'first', this job has 'second'"):
         draw(spark, directory, tmp_path / "out2").execute("second")
     with pytest.raises(CheckpointDirectoryError, match=r"belongs to another job .fingerprint"):
-        draw(spark, directory, tmp_path / "out2", parallelism=3).execute("first", resume=True)
-    with pytest.raises(ConfigurationError, match="runs at parallelism 2"):
-        StreamEnvironment.resume(spark, str(directory), parallelism=3)
+        draw(spark, directory, tmp_path / "out2", max_parallelism=64).execute("first", resume=True)
+    with pytest.raises(ConfigurationError, match="parallelism 200 is above max_parallelism, which is 128"):
+        StreamEnvironment.resume(spark, str(directory), parallelism=200)
     assert sorted(directory.rglob("*")) == kept
     with pytest.raises(CheckpointDirectoryError, match="holds no job"):
         StreamEnvironment.resume(spark, str(tmp_path / "nothing"))

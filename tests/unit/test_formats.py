@@ -167,7 +167,7 @@ def test_kinds_and_messages_are_those_of_the_page() -> None:
     [
         ("HANDLE_FORMAT` = `1`", "HANDLE_FORMAT` = `2`", wrong_constants),
         ("HEADER` = `'<BBH", "HEADER` = `'<BBI", wrong_constants),
-        ("`flinkplus.sources.generator.POSITION_FORMAT` = `1`", "1", missing_constants),
+        ("`flinkplus.sources.generator.POSITION_FORMAT` = `2`", "2", missing_constants),
         ("| `bytes_new` | `int` |", "| `bytes_new` | `float` |", wrong_fields),
         ("| `aborted` |", "| `given_up` |", wrong_fields),
         ("Fields of `flinkplus.protocol.snapshot.handle.KeyedPart`:", "Fields of it:", missing_documents),

@@ -1,4 +1,4 @@
-"""Keys of record batches: their bytes, their hash, and how a batch is split by key.
+"""Keys of record batches: their bytes, and how a batch is split by key.
 
 Rules:
 
@@ -14,13 +14,11 @@ Rules:
   - no column: empty, the one key of all rows.
 
 - As keys ``-0.0 == 0.0`` and ``NaN == NaN``. A null is a key of its own.
-- The hash depends on the key's bytes only. It has no seed, and is the same on every machine and in every version: all
-  slots must route alike, also after a restore.
+- A key's hash, and so its group and its subtask, depends on its bytes only (``flinkplus.state.hashing``).
 """
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,18 +33,18 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
 from flinkplus.operators.base import decimals
 from flinkplus.operators.base.columns import SMALL_ROWS, compact, decoded, dictionary_array
+from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM, MAX_GROUPS
+from flinkplus.state.hashing import (
+    group_numbers,
+    hash_keys,
+    hash_numbers,
+    offsets_and_data,
+    owners,
+    small_unsigned,
+)
 
 _NULL_TEXT = b"\xff"
 _SIGN = np.uint64(1 << 63)
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_FINALISER = np.uint64(0xFF51AFD7ED558CCD)
-_SHIFT = np.uint64(33)
-_ONE = np.uint64(1)
-_BYTE, _HALF = np.uint64(255), np.uint64(32)
-_BYTE_SHIFTS = (np.uint64(24), np.uint64(16), np.uint64(8))
-_LONG_KEY = 4096
-_POWERS = np.cumprod(np.full(_LONG_KEY, _MULTIPLIER), dtype=np.uint64)
-_MAX_TARGETS = 1 << 16
 _BINARY = pa.binary()
 _PLAIN_NUMBERS: dict[pa.DataType, type[np.signedinteger]] = {
     **dict.fromkeys((pa.int8(),), np.int8),
@@ -279,7 +277,7 @@ def _encode_text(values: pa.Array) -> pa.BinaryArray:
         return values.view(_BINARY)
     binary = values.view(_BINARY) if pa.types.is_string(values.type) else values.cast(_BINARY)
     if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
-        offsets, data = _offsets_and_data(binary.fill_null(b"") if binary.null_count else binary)
+        offsets, data = offsets_and_data(binary.fill_null(b"") if binary.null_count else binary)
         filled = np.flatnonzero(np.diff(offsets))
         if (data[offsets[filled]] == _NULL_TEXT[0]).any():
             escaped = [_NULL_TEXT + v if v is not None and v[:1] == _NULL_TEXT else v for v in binary.to_pylist()]
@@ -303,78 +301,22 @@ def _ordered_numbers(values: pa.Array) -> npt.NDArray[np.uint64]:
     return np.asarray(signed.view(np.uint64) ^ _SIGN, dtype=np.uint64)
 
 
-def _offsets_and_data(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets from 0, and exactly the bytes that they point into."""
-    if not len(array):
-        return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
-    _, offset_buffer, data_buffer = array.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1].astype(
-        np.int64
-    )
-    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
-    return offsets - offsets[0], data
-
-
-def hash_keys(encoded: pa.BinaryArray) -> npt.NDArray[np.uint64]:
-    """A stable 64-bit hash of each key: a polynomial over its bytes, then mixed so that every bit depends on all.
-
-    Keys longer than 4,096 bytes are first replaced by their BLAKE2b digest. It does not withstand deliberate
-    collisions.
-    """
-    offsets, data = _offsets_and_data(encoded)
-    lengths = offsets[1:] - offsets[:-1]
-    if len(data) > _LONG_KEY and lengths.max() > _LONG_KEY:
-        keys = [key if len(key) <= _LONG_KEY else hashlib.blake2b(key).digest() for key in encoded.to_pylist()]
-        return hash_keys(pa.array(keys, type=pa.binary()))
-    width = int(lengths[0]) if len(lengths) else 0
-    if len(data) == width * len(lengths) and (lengths == width).all():
-        hashes = (data.reshape(len(lengths), width).astype(np.uint64) + _ONE) @ _POWERS[:width]  # modulo 2**64
-    else:
-        position = np.arange(len(data)) - offsets[:-1].repeat(lengths)
-        sums = np.zeros(len(data) + 1, dtype=np.uint64)
-        ((data.astype(np.uint64) + _ONE) * _POWERS[position]).cumsum(out=sums[1:])
-        hashes = sums[offsets[1:]] - sums[offsets[:-1]]
-    return _mixed(hashes)
-
-
-def hash_numbers(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """``hash_keys(number_keys(numbers))``, without making the bytes."""
-    ordered = numbers.view(np.uint64) ^ _SIGN
-    high = ordered >> _HALF
-    if len(high) and (high == high[0]).all():  # usual: numbers of one sign below 2**32
-        high = high[:1]
-    return _mixed(_polynomial(ordered, _POWERS[4:8]) + _polynomial(high, _POWERS[:4]))
-
-
-def _polynomial(numbers: npt.NDArray[np.uint64], powers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The sum over the lower four bytes, the highest first, of a byte plus 1, times its power, modulo 2**64."""
-    total = (numbers & _BYTE) * powers[3]
-    for shift, power in zip(_BYTE_SHIFTS, powers, strict=False):
-        total += (numbers >> shift & _BYTE) * power
-    total += powers.sum()
-    return total
-
-
-def _mixed(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    hashes ^= hashes >> _SHIFT
-    hashes *= _FINALISER
-    hashes ^= hashes >> _SHIFT
-    return hashes
-
-
 class HashPartitioner:
-    """Splits batches by key among ``targets`` consumers: equal keys always go to the same one.
+    """Splits batches by key among ``targets`` consumers: each key goes to the one that owns its group.
 
-    Raises ``ConfigurationError`` for fewer than 1 or more than 65,536 targets.
+    Raises ``ConfigurationError`` for fewer than 1 or more than ``max_parallelism`` targets.
     """
 
-    def __init__(self, columns: Sequence[str], targets: int) -> None:
-        if not 1 <= targets <= _MAX_TARGETS:
+    def __init__(self, columns: Sequence[str], targets: int, max_parallelism: int = DEFAULT_MAX_PARALLELISM) -> None:
+        if not 1 <= targets <= max_parallelism <= MAX_GROUPS:
             raise ConfigurationError(
-                f"cannot split by key among {targets} subtasks; between 1 and {_MAX_TARGETS} can be"
+                f"cannot split the keys among {targets} subtasks; between 1 and max_parallelism, which is "
+                f"{max_parallelism}, can be"
             )
         self.columns = tuple(columns)
         self.targets = targets
+        self._max_parallelism = max_parallelism
+        self._owners = owners(targets, max_parallelism)
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         """``(target, rows)`` for each target with rows, ascending; rows keep their order.
@@ -439,7 +381,8 @@ class HashPartitioner:
         return plain_numbers(batch.column(self.columns[0])) if len(self.columns) == 1 else None
 
     def _targets_of(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.unsignedinteger]:
-        return (hashes % np.uint64(self.targets)).astype(small_unsigned(self.targets))
+        targets: npt.NDArray[np.unsignedinteger] = self._owners.take(group_numbers(hashes, self._max_parallelism))
+        return targets
 
     @staticmethod
     def _slices(
@@ -485,8 +428,3 @@ class _SplitDictionary:
         first, last = self._bounds[target], self._bounds[target + 1]
         codes = self._codes.slice(start, end - start)
         return pa.DictionaryArray.from_arrays(codes, self._dictionary.slice(first, last - first), safe=False)
-
-
-def small_unsigned(count: int) -> type[np.unsignedinteger]:
-    """The smallest type for numbers below ``count``: sorting 8 and 16 bits is linear."""
-    return np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.uint32

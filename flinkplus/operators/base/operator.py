@@ -89,6 +89,9 @@ class KeyedState(Protocol):
     def object_state(self, name: str, /) -> ObjectStateLike:
         """The objects stored under ``name``."""
 
+    def page_state(self, name: str, /) -> ObjectStateLike:
+        """The pages stored under ``name``: objects that hold rows of many keys, under names of the operator's own."""
+
 
 def _outside_of_steps() -> NoReturn:
     raise InvariantViolation("time and randomness belong to a step, and no step is running")
@@ -135,6 +138,28 @@ class OperatorContext:
         return self.state
 
 
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What one subtask leaves when the job is resumed at another parallelism.
+
+    ``state``: what its ``snapshot`` gave.
+    ``keyed``: its keyed state, to be read; ``None`` if none of its keys belong to the subtask that inherits.
+    ``ended``: its input had ended.
+    ``owned``: which of some keys belong to the subtask that inherits.
+    """
+
+    state: Any
+    keyed: KeyedState | None
+    ended: bool
+    owned: Callable[[Sequence[bytes]], npt.NDArray[np.bool_]]
+
+
+def common_watermark(parts: Sequence[Inherited]) -> int | None:
+    """The watermark that operators of event time have reached: the same in all, where snapshots are aligned."""
+    known = [part.state["watermark_ms"] for part in parts if part.state is not None]
+    return max((watermark for watermark in known if watermark is not None), default=None)
+
+
 class OperatorInstance(ABC):
     """One operator in one subtask."""
 
@@ -174,6 +199,14 @@ class OperatorInstance(ABC):
 
     def restore(self, state: JsonValue) -> None:
         """Restore the result of ``snapshot``; called once, before the first ``process``."""
+        return None
+
+    def inherit(self, parts: Sequence[Inherited]) -> None:
+        """Take from all subtasks, at another parallelism, what belongs to this one; called instead of ``restore``.
+
+        The states of keys (``number_state``, ``object_state``) are divided already. Without this method, a snapshot
+        that is not ``None`` cannot be resumed at another parallelism.
+        """
         return None
 
     def checkpoint_complete(self, checkpoint: int) -> None:

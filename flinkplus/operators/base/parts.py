@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from flinkplus.operators.base.operator import KeyedState
@@ -58,7 +60,7 @@ class Shelves:
     ) -> None:
         self._together = together
         self._kept_rows = KEPT_ROWS if kept_rows is None else kept_rows
-        self._content = state.object_state(name)
+        self._content = state.page_state(name)
         self._schema = schema
         self._merge = merge
         self._shelves: dict[int, list[Part]] = {}
@@ -156,6 +158,14 @@ class Shelves:
         self.write_back()
         shelves = [[shelf, [[p.number, p.rows] for p in self._shelves[shelf]]] for shelf in self]
         return {"next": self._next, "shelves": shelves}
+
+    def inherit(self, other: Shelves, owned: Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]) -> None:
+        """Add the rows of another subtask's shelves, restored at a snapshot, that are ``owned``."""
+        for shelf in other:
+            for _, batch in other.parts(shelf):
+                mine = owned(batch)
+                if mine.any():
+                    self.add(shelf, batch if mine.all() else batch.filter(pa.array(mine)))
 
     def restore(self, saved: Any) -> None:
         """Restore the result of ``snapshot``."""

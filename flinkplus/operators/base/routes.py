@@ -17,6 +17,7 @@ from typing_extensions import assert_never
 
 from flinkplus.operators.base.columns import SMALL_ROWS, compact, decoded
 from flinkplus.operators.base.keys import HashPartitioner
+from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 
 Route = Literal["hash", "forward", "gather"]
 """By the hash of key columns; to the consumer subtask with the producer's own index; all to consumer subtask 0."""
@@ -53,11 +54,17 @@ class ToOne:
         return [self.split(batch.slice(at, end - at)) for at, end in pairwise([0, *ends])]
 
 
-def partitioner(route: Route, columns: Sequence[str], producer: int, targets: int) -> Partitioner:
+def partitioner(
+    route: Route,
+    columns: Sequence[str],
+    producer: int,
+    targets: int,
+    max_parallelism: int = DEFAULT_MAX_PARALLELISM,
+) -> Partitioner:
     """How subtask ``producer`` splits its rows among ``targets`` consumers."""
     match route:
         case "hash":
-            return HashPartitioner(columns, targets)
+            return HashPartitioner(columns, targets, max_parallelism)
         case "forward":
             return ToOne(producer)
         case "gather":

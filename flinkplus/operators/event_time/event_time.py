@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,14 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.columns import plain_array
 from flinkplus.operators.base.durations import MAX_TIME_MS
-from flinkplus.operators.base.operator import JsonValue, Operator, OperatorContext, OperatorInstance, WatermarkMaker
+from flinkplus.operators.base.operator import (
+    Inherited,
+    JsonValue,
+    Operator,
+    OperatorContext,
+    OperatorInstance,
+    WatermarkMaker,
+)
 from flinkplus.operators.base.schema import check_column
 
 LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME = "late_rows", "max_late_ms", "rows_without_time"
@@ -154,3 +161,13 @@ class _WithWatermarkInstance(WatermarkMaker):
     def restore(self, state: JsonValue) -> None:
         assert isinstance(state, dict)
         self._latest_ms = state["latest_ms"]
+
+    @override
+    def inherit(self, parts: Sequence[Inherited]) -> None:
+        """The least of those that still read: none of the rows that they have left is late by it."""
+        reading = [part.state["latest_ms"] for part in parts if not part.ended]
+        known = [part.state["latest_ms"] for part in parts if part.state["latest_ms"] is not None]
+        if reading:
+            self._latest_ms = None if None in reading else min(reading)
+        else:
+            self._latest_ms = max(known, default=None)

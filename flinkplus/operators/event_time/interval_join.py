@@ -15,7 +15,7 @@ Rules and invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,20 @@ from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base.columns import cut, plain, plain_array
-from flinkplus.operators.base.keys import check_key_columns, encode_keys, hash_keys
-from flinkplus.operators.base.operator import JsonValue, KeyedOperator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.keys import check_key_columns, encode_keys
+from flinkplus.operators.base.operator import (
+    Inherited,
+    JsonValue,
+    KeyedOperator,
+    KeyedState,
+    OperatorContext,
+    OperatorInstance,
+    common_watermark,
+)
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
+from flinkplus.state.hashing import hash_keys
 
 SHELVES_IN_AN_INTERVAL = 4
 LEAST_SHELF_MS, MOST_SHELF_MS = 1_000, 1 << 30
@@ -151,8 +160,18 @@ class _Side:
         self.reach_ms = reach_ms
         self._shelf_ms = shelf_ms
         self._schema = pa.schema([*_OWN, *side.schema])
-        state, name = ctx.keyed_state(), f"{ctx.operator}#{name}"
-        self.shelves = Shelves(state, name, self._schema, _merged, together=2, kept_rows=KEPT_ROWS)
+        self._name = f"{ctx.operator}#{name}"
+        self.shelves = self._shelves(ctx.keyed_state())
+
+    def _shelves(self, state: KeyedState) -> Shelves:
+        return Shelves(state, self._name, self._schema, _merged, together=2, kept_rows=KEPT_ROWS)
+
+    def inherit(self, part: Inherited, saved: Any) -> None:
+        """Take the rows of another subtask's side that belong here. ``saved``: the snapshot of its shelves."""
+        if part.keyed is not None:
+            other = self._shelves(part.keyed)
+            other.restore(saved)
+            self.shelves.inherit(other, lambda rows: part.owned(rows.column(1).to_pylist()))
 
     def prepared(self, batch: pa.RecordBatch, times: Integers) -> pa.RecordBatch:
         """Rows with their hashes, keys and times."""
@@ -313,3 +332,10 @@ class _IntervalJoinInstance(OperatorInstance):
         self._watermark_ms = state["watermark_ms"]
         for side, name in zip(self._sides, ("left", "right"), strict=True):
             side.shelves.restore(state[name])
+
+    @override
+    def inherit(self, parts: Sequence[Inherited]) -> None:
+        self._watermark_ms = common_watermark(parts)
+        for part in parts:
+            for side, name in zip(self._sides, ("left", "right"), strict=True):
+                side.inherit(part, part.state[name])

@@ -12,11 +12,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
@@ -24,7 +26,15 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base.columns import cut, plain_array
 from flinkplus.operators.base.keys import check_key_columns, encode_keys
-from flinkplus.operators.base.operator import JsonValue, KeyedOperator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.operator import (
+    Inherited,
+    JsonValue,
+    KeyedOperator,
+    KeyedState,
+    OperatorContext,
+    OperatorInstance,
+    common_watermark,
+)
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
@@ -67,6 +77,10 @@ class TumblingWindow(KeyedOperator):
         return _TumblingWindowInstance(self, ctx)
 
 
+def _owned_rows(part: Inherited, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    return part.owned(rows.column(0).to_pylist())
+
+
 class _TumblingWindowInstance(OperatorInstance):
     def __init__(self, descriptor: TumblingWindow, ctx: OperatorContext) -> None:
         self._ctx = ctx
@@ -82,8 +96,11 @@ class _TumblingWindowInstance(OperatorInstance):
         for at, types in enumerate(self._types):
             fields += [pa.field(f"aggregate {at} {part}", dtype) for part, dtype in enumerate(types)]
         self._schema = pa.schema(fields)
-        self._windows = Shelves(ctx.keyed_state(), ctx.operator, self._schema, self._merged, together=MERGED_PARTS)
+        self._windows = self._shelves(ctx.keyed_state())
         self._watermark_ms: int | None = None
+
+    def _shelves(self, state: KeyedState) -> Shelves:
+        return Shelves(state, self._ctx.operator, self._schema, self._merged, together=MERGED_PARTS)
 
     @property
     @override
@@ -177,3 +194,12 @@ class _TumblingWindowInstance(OperatorInstance):
         assert isinstance(state, dict)
         self._watermark_ms = state["watermark_ms"]
         self._windows.restore(state["windows"])
+
+    @override
+    def inherit(self, parts: Sequence[Inherited]) -> None:
+        self._watermark_ms = common_watermark(parts)
+        for part in parts:
+            if part.keyed is not None:
+                other = self._shelves(part.keyed)
+                other.restore(part.state["windows"])
+                self._windows.inherit(other, partial(_owned_rows, part))

@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from flinkplus.operators.base.keys import check_key_columns, row_keys
 from flinkplus.operators.base.operator import (
+    Inherited,
     JsonValue,
     KeyedOperator,
     NumberStateLike,
@@ -67,7 +68,7 @@ class _DeduplicateInstance(OperatorInstance):
         self._rows = KeyRows(self._expiries, self._keys)
         self._queue: ExpiryQueue | None = None
         if descriptor.ttl_ms is not None:
-            chunks = ctx.keyed_state().object_state(f"{ctx.operator}/expiry")
+            chunks = ctx.keyed_state().page_state(f"{ctx.operator}/expiry")
             self._queue = ExpiryQueue(self._expiries, chunks)
 
     @override
@@ -107,6 +108,20 @@ class _DeduplicateInstance(OperatorInstance):
     def restore(self, state: JsonValue) -> None:
         if self._queue is not None and state is not None:
             self._queue.restore(cast("dict[str, int]", state))
+
+    @override
+    def inherit(self, parts: Sequence[Inherited]) -> None:
+        if self._queue is None:
+            return
+        entries: list[tuple[int, list[bytes]]] = []
+        for part in parts:
+            if part.keyed is None:
+                continue
+            chunks = part.keyed.page_state(f"{self._ctx.operator}/expiry")
+            for expiry, keys in ExpiryQueue(self._expiries, chunks).entries(part.state):
+                entries.append((expiry, [key for key, own in zip(keys, part.owned(keys), strict=True) if own]))
+        for expiry, keys in sorted(entries, key=lambda entry: entry[0]):
+            self._queue.add(keys, expiry)
 
 
 class ExpiryQueue:
@@ -153,6 +168,12 @@ class ExpiryQueue:
             self._first += 1
             self._head = ()
             budget -= len(keys)
+
+    def entries(self, saved: dict[str, int]) -> Iterator[tuple[int, list[bytes]]]:
+        """All chunks of a snapshot: when their last key expires, and their keys."""
+        for number in range(saved["first"], saved["end"]):
+            ((expiry, *keys),) = self._chunks.get_many([_number(number)])
+            yield expiry, keys
 
     def saved(self) -> dict[str, int]:
         """The bounds of the chunks, for a snapshot; everything else is in the state then."""

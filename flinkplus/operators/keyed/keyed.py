@@ -37,11 +37,11 @@ from flinkplus.operators.base.keys import (
     keys_of,
     plain_numbers,
     row_keys,
-    small_unsigned,
 )
 from flinkplus.operators.base.operator import Dtype, KeyedOperator, NumberStateLike, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.keyed.aggregates import sum_type
+from flinkplus.state.hashing import small_unsigned
 
 FEW_ROWS = 96
 FEW_NUMBERS = 64

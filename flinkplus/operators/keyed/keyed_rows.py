@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 import operator
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,13 @@ from typing_extensions import override
 from flinkplus.operators.base.columns import cut
 from flinkplus.operators.base.keys import KeyCodes, check_key_columns, encode_keys
 from flinkplus.operators.base.operator import (
+    Inherited,
     JsonValue,
     KeyedOperator,
     ObjectStateLike,
     OperatorContext,
     OperatorInstance,
+    common_watermark,
 )
 from flinkplus.operators.base.row import (
     USER_EXCEPTIONS,
@@ -320,6 +322,18 @@ class _ProcessInstance(OperatorInstance):
         self._context.watermark = saved.get("watermark_ms")
         if self._timers is not None and saved.get("timers") is not None:
             self._timers.restore(saved["timers"])
+
+    @override
+    def inherit(self, parts: Sequence[Inherited]) -> None:
+        self._context.watermark = common_watermark(parts)
+        if self._timers is None:
+            return
+        others = []
+        for part in parts:
+            if part.keyed is not None and part.state["timers"] is not None:
+                others.append((EventTimers(part.keyed, self._ctx.operator), part))
+                others[-1][0].restore(part.state["timers"])
+        self._timers.inherit(others, self._context.watermark)
 
 
 def _milliseconds(at: int | datetime.datetime) -> int:

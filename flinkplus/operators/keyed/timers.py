@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ import pyarrow as pa
 from flinkplus.errors import InvariantViolation
 from flinkplus.operators.base.durations import MAX_TIME_MS
 from flinkplus.operators.base.keys import KeyCodes
-from flinkplus.operators.base.operator import JsonValue, KeyedState
+from flinkplus.operators.base.operator import Inherited, JsonValue, KeyedState
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 
 PAGE_TIMERS = 256
@@ -91,8 +91,8 @@ class EventTimers:
     """The timers of one operator in one subtask. ``watermark_ms``: how far event time is (``None``: not known yet)."""
 
     def __init__(self, state: KeyedState, operator: str) -> None:
-        self._flags = state.object_state(f"{operator}#timers")
-        self._content = state.object_state(f"{operator}#timer-pages")
+        self._flags = state.page_state(f"{operator}#timers")
+        self._content = state.page_state(f"{operator}#timer-pages")
         self.watermark_ms: int | None = None
         self._base_ms = -MAX_TIME_MS
         self._buckets: dict[Bucket, _Pages] = {}
@@ -239,6 +239,24 @@ class EventTimers:
         """Take back what ``snapshot`` gave."""
         self.watermark_ms, self._base_ms, self._near = saved["watermark_ms"], saved["base_ms"], None
         self._buckets = {Bucket(level, number): _Pages(count, last) for level, number, count, last in saved["buckets"]}
+
+    def inherit(self, others: Sequence[tuple[EventTimers, Inherited]], watermark_ms: int | None) -> None:
+        """Take the timers of others, restored at a snapshot, that belong here; event time is at ``watermark_ms``."""
+        self.watermark_ms = watermark_ms
+        self._base_ms = min((other._base_ms for other, _ in others), default=self._base_ms)
+        for other, part in others:
+            for bucket in sorted(other._buckets):
+                timers = [
+                    t for t in other._load(bucket) if other.watermark_ms is None or t.fire_ms > other.watermark_ms
+                ]
+                owned = part.owned([timer.key for timer in timers])
+                mine = [timer for timer, own in zip(timers, owned, strict=True) if own]
+                names = [_flag(timer.at_ms, timer.key) for timer in mine]
+                flags = dict(zip(names, other._flags.get_many(names), strict=True))
+                kept = {name: fire_ms for name, fire_ms in flags.items() if fire_ms is not None}
+                if kept:
+                    self._flags.put_many(list(kept), list(kept.values()))
+                    self._keep(timer for timer, name in zip(mine, names, strict=True) if name in kept)
 
 
 class TimerBatch:

@@ -114,7 +114,11 @@ class Parts:
         options, restore = self.options, self._restore
         checkpoint_config, recovery_config = configs(options)
         checkpoints = self._machine(
-            "checkpoints", CheckpointCoordinator, checkpoint_config, restore.next_checkpoint, restore.available
+            "checkpoints",
+            CheckpointCoordinator,
+            checkpoint_config,
+            restore.next_checkpoint,
+            tuple(sorted((*restore.older, *restore.available))),
         )
         job = self._machine(
             "job",

@@ -23,7 +23,7 @@ from flinkplus.state.durable.blobs import PLAN_BLOB
 from flinkplus.state.durable.ownership import check_same_job
 from flinkplus.state.durable.storage import CheckpointStorage
 
-PLAN_FORMAT = 2
+PLAN_FORMAT = 3
 MAGIC = b"flinkplus plan "
 HEADER = MAGIC + b"%d" % PLAN_FORMAT
 
@@ -111,8 +111,8 @@ def find_job(
 
 def identity_of(name: str, graph: JobGraph, options: Options) -> dict[str, Any]:
     """The identity of a job, as its checkpoint directory records it."""
-    parallelism = options.parallelism
-    return {"name": name, "fingerprint": graph.fingerprint(parallelism), "shape": graph.shape(parallelism)}
+    groups = options.max_parallelism
+    return {"name": name, "fingerprint": graph.fingerprint(groups), "shape": graph.shape(groups)}
 
 
 def load_plan_of(asked: dict[str, Any], storage: CheckpointStorage, where: str) -> Plan:

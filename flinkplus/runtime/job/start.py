@@ -102,10 +102,6 @@ def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
 def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) -> RunningJob | FinishedJob:
     """Resume a job. ``overrides``: options of this run that differ from those of the plan."""
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
-    if overrides.get("parallelism", plan.options.parallelism) != plan.options.parallelism:
-        raise ConfigurationError(
-            f"the job runs at parallelism {plan.options.parallelism}; its state cannot be resumed at another"
-        )
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     check_mode(plan.options, given)
     _check(spark, plan.graph, given)
@@ -132,7 +128,7 @@ def _launch(
     try:
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
-        commits, restore = begin_run(plan, storage, resume, calls.taken_over)
+        commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path)
         if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry)
         if not auto:

@@ -21,9 +21,10 @@ from flinkplus.state.durable.seals import SigningKey
 from flinkplus.state.durable.signed_files import SignedFiles
 from flinkplus.state.file_system import Files
 
-JOB_FORMAT = 5
+JOB_FORMAT = 6
 """2: a running sum of 0 is marked beside the number; manifests have epochs. 3: sizes and checksums of the files that a
-base replaces are known. 4: the plan and the manifests are signed. 5: so is ``JOB.json``."""
+base replaces are known. 4: the plan and the manifests are signed. 5: so is ``JOB.json``. 6: the state of keys is
+sorted by key group, and a job is the same at another parallelism."""
 JOB_MAGIC = b"flinkplus-job"
 JOB_FILE = "JOB.json"
 PROBE_FILE = "WRITABLE.probe"

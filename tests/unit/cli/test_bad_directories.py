@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from flinkplus.runtime.job.plan import HEADER, MAGIC
+from flinkplus.runtime.job.plan import HEADER, MAGIC, PLAN_FORMAT
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.operations.access_file import ACCESS_BLOB
 from flinkplus.state.durable.blobs import PLAN_BLOB
@@ -156,5 +156,5 @@ def test_a_plan_of_another_version_is_not_unpickled(
     if found is None:
         assert "cannot be loaded here" in told
     else:
-        assert f"the format of the plan in {tmp_path} is {found}, and this version reads 2" in told
+        assert f"the format of the plan in {tmp_path} is {found}, and this version reads {PLAN_FORMAT}" in told
         assert "with the version that wrote it" in told

@@ -68,6 +68,26 @@ def test_the_directory_is_opened_and_each_file_is_read_once(
     assert opened == {"storage": 1, JOB_FILE: 1, f"blobs/{PLAN_BLOB}": 1}
 
 
+def test_another_parallelism_needs_as_many_slots_and_no_more_than_the_job_can_have(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    begun(tmp_path / "checkpoints")
+
+    def check_cluster(_spark: object, slots: int) -> None:
+        raise InsufficientSlots(f"no room for {slots}")
+
+    monkeypatch.setattr(start, "check_cluster", check_cluster)
+    monkeypatch.setattr(session, "session", lambda _master: nullcontext())
+    at = ("resume", tmp_path / "checkpoints", "--parallelism")
+    assert run(*at, "3") == (main.EXIT_USAGE, "", "flinkplus: no room for 3\n")
+    code, _, told = run(*at, "129")
+    assert code == main.EXIT_USAGE and "parallelism 129 is above max_parallelism, which is 128" in told
+    code, _, told = run(*at, "3", "--master", "local[2]")
+    assert code == main.EXIT_USAGE and "3" in told
+    assert run(*at, "0")[0] == main.EXIT_USAGE
+
+
 def test_no_key_is_made_for_a_directory_without_a_job(
     run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,8 @@ class FakeState:
     def object_state(self, name: str) -> FakeObjects:
         return self.objects.setdefault(name, FakeObjects())
 
+    page_state = object_state
+
 
 def context(operator: Operator, schema: pa.Schema, state: KeyedState | None = None) -> OperatorContext:
     return OperatorContext(operator.name, f"{operator.name}[1]", 1, 2, schema, state)

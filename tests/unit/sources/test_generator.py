@@ -125,6 +125,6 @@ def test_schema_and_options() -> None:
             Generator("g", row, "n long", **options)
     with pytest.raises(ConfigurationError, match="'strin'"):
         Generator("g", row, "n strin")
-    for position in (5, {"format": 2, "next": 0}, {"format": 1}, {"format": 1, "next": "1"}):
+    for position in (5, {"format": 1, "next": 0}, {"format": 2}, {"format": 2, "rows": "1", "runs": []}):
         with pytest.raises(InputError, match="not a position"):
             opened(source, position=position)

@@ -7,10 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from flinkplus.errors import ConfigurationError, CorruptState
-from flinkplus.state.memtable import FrozenPart, NumberState, state_prefix
+from flinkplus.state.hashing import GROUP_BYTES, group_numbers, hash_keys
+from flinkplus.state.memtable import FrozenPart, KeyLayout, NumberState, state_prefix
 from flinkplus.state.sst_format import write_sst
 from flinkplus.state.store import SubtaskStore
 
@@ -41,7 +43,8 @@ def entries(part: FrozenPart | None) -> dict[bytes, bytes | None]:
     assert part is not None
     found = {key: value for keys, values in part.sorted_chunks() for key, value in zip(keys, values, strict=True)}
     assert list(found) == sorted(found)
-    return found
+    first = len(PREFIX) + GROUP_BYTES
+    return dict(sorted((PREFIX + key[first:], value) for key, value in found.items()))
 
 
 def written(store: SubtaskStore, part: FrozenPart | None, tmp_path: Path) -> None:
@@ -175,11 +178,17 @@ def test_thawed_entries_are_in_the_next_part_with_their_newest_value(store: Subt
     assert entries(state.freeze()) == expected
 
 
-def test_order_is_that_of_bytes(store: SubtaskStore) -> None:
-    state = NumberState(store, PREFIX, "int64")
-    keys = [b"", b"\xff", b"\x00", b"a\x00", b"a", "ü".encode(), b"\x7f\x80", b"\xff\xff"]
+@pytest.mark.parametrize("max_parallelism", [1, 2, 3, 128, 32_768])
+def test_order_is_by_group_and_then_by_bytes(store: SubtaskStore, max_parallelism: int) -> None:
+    state = NumberState(store, PREFIX, "int64", max_parallelism=max_parallelism)
+    keys = [b"", b"\xff", b"\x00", b"a\x00", b"a", "ü".encode(), b"\x7f\x80", b"\xff\xff", b"x" * 5000]
+    groups = group_numbers(hash_keys(pa.array(keys, pa.binary())), max_parallelism).tolist()
+    stored = [PREFIX + group.to_bytes(GROUP_BYTES, "big") + key for group, key in zip(groups, keys, strict=True)]
     state.indices(keys)
-    assert list(entries(state.freeze())) == sorted(PREFIX + key for key in keys)
+    part = state.freeze()
+    assert part is not None
+    assert [key for chunk, _ in part.sorted_chunks() for key in chunk] == sorted(stored)
+    assert state.layout.stored(keys) == stored
 
 
 def test_a_kept_order_serves_parts_of_the_same_rows_only(store: SubtaskStore, tmp_path: Path) -> None:
@@ -210,7 +219,7 @@ def test_a_kept_order_serves_parts_of_the_same_rows_only(store: SubtaskStore, tm
 
 
 def test_sizes_that_are_no_numbers_are_corrupt(store: SubtaskStore, tmp_path: Path) -> None:
-    write_sst([([PREFIX + b"a"], [b"123"])], tmp_path / "x.sst")
+    write_sst([(KeyLayout(PREFIX, 128).stored([b"a"]), [b"123"])], tmp_path / "x.sst")
     store.ingest([tmp_path / "x.sst"])
     state = NumberState(store, PREFIX, "int64")
     state.rebind(store, 1)

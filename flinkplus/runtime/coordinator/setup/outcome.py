@@ -21,6 +21,7 @@ class Restore:
 
     ``checkpoint``: the complete checkpoint to resume from; ``None``: the start.
     ``available``: checkpoints that the job may fall back to.
+    ``older``: others before them, of another parallelism.
     ``generation``: the last one of the run before.
     ``draining``: the run before was ending the input, so this one must too: sources may have ended early.
     ``finished``: the checkpoint is the final one of a finished job.
@@ -28,6 +29,7 @@ class Restore:
 
     checkpoint: CheckpointId | None = None
     available: tuple[CheckpointId, ...] = ()
+    older: tuple[CheckpointId, ...] = ()
     next_checkpoint: CheckpointId = FIRST_CHECKPOINT
     generation: Generation = NO_GENERATION
     draining: bool = False

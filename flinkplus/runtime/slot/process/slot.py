@@ -418,6 +418,7 @@ class Slot(SlotOrders[Subtask]):
             plan.generation,
             max_entries=self._options.memtable_entries,
             prepared=plan.promotion.state if plan.promotion is not None else None,
+            max_parallelism=self._options.max_parallelism,
         )
 
     def _make_filter(self) -> MessageFilter | None:

@@ -149,7 +149,8 @@ class Subtask:
             consumer = plan.graph.consumer_vertex(edge).name
             peers = plan.peers(edge, [SubtaskId(consumer, index) for index in range(options.parallelism)])
             exchange = plan.graph.exchanges[edge]
-            split = partitioner(exchange.route, exchange.columns, self.id.index, len(peers))
+            groups = options.max_parallelism
+            split = partitioner(exchange.route, exchange.columns, self.id.index, len(peers), groups)
             outputs.add_edge(edge, split, self.id.index, peers, saved.outputs, edge in plan.cycles.back_edges)
         return outputs
 

@@ -21,12 +21,11 @@ from flinkplus.operators.base.keys import (
     check_key_columns,
     encode_keys,
     encode_values,
-    hash_keys,
-    hash_numbers,
     number_keys,
     plain_numbers,
     row_keys,
 )
+from flinkplus.state.hashing import hash_keys, hash_numbers
 from tests.examples import examples
 
 words = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=6))

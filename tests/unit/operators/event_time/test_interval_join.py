@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base import parts
 from flinkplus.operators.base.columns import plain
-from flinkplus.operators.base.keys import hash_keys
 from flinkplus.operators.event_time import interval_join
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
+from flinkplus.state.hashing import hash_keys
 from tests.examples import examples
 from tests.handles import part_of
 from tests.unit.operators.operator_fakes import FakeState, context

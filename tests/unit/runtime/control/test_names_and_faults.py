@@ -48,7 +48,7 @@ def test_vertices_are_cut_at_exchanges() -> None:
 def test_the_shape_says_what_the_fingerprint_is_of() -> None:
     graph = wordcount_graph().fuse()
     assert graph.shape(2) == {
-        "parallelism": "2",
+        "max_parallelism": "2",
         "source 'lines'": "TextFiles of (value string)",
         "operator 'tokenize'": "Tokenize of (word string)",
         "operator 'count'": "Count of (word string, count int64)",

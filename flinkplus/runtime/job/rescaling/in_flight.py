@@ -1,0 +1,81 @@
+"""Rows that were in flight in the loops of a job, sent on to the subtasks of another parallelism.
+
+Rules: a row goes to the subtask that owns its key now; rows of one channel stay in order. Rounds and ends of input are
+dropped: sources end again, and loops look for their end again (``protocol.subtask.rescaling``).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from flinkplus.graph import JobGraph
+from flinkplus.operators.base.canonical import canonical
+from flinkplus.operators.base.routes import partitioner
+from flinkplus.protocol.snapshot.handle import OperatorState
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+from flinkplus.runtime.control.names import parse_channel
+from flinkplus.runtime.slot.subtasks.snapshots import pack
+from flinkplus.runtime.transport.wire.message_format import decode_frame, decode_records
+
+
+@dataclass
+class InFlight:
+    """Messages in flight at the new parallelism, packed, by channel."""
+
+    graph: JobGraph
+    parallelism: int
+    max_parallelism: int
+    packed: dict[ChannelId, list[str]] = field(default_factory=dict)
+
+    def add(self, before: Sequence[OperatorState]) -> None:
+        """Those of the snapshots of all subtasks of one vertex."""
+        for state in before:
+            for name, messages in sorted(state.in_flight.items()):
+                channel = parse_channel(name)
+                for message, batch in records_of(messages):
+                    self._send(channel, message, batch)
+
+    def _send(self, channel: ChannelId, message: Message, batch: pa.RecordBatch) -> None:
+        exchange = self.graph.exchanges[channel.edge]
+        straight_on = channel.consumer % self.parallelism
+        split = partitioner(exchange.route, exchange.columns, straight_on, self.parallelism, self.max_parallelism)
+        for target, rows in split.split(batch):
+            to = ChannelId(channel.edge, channel.producer % self.parallelism, target)
+            packed = self.packed.setdefault(to, [])
+            records = canonical(rows)
+            packed.append(pack(_message(message, to, len(packed), records), None))
+
+    @property
+    def counts(self) -> Mapping[ChannelId, int]:
+        """How many messages each channel has."""
+        return {channel: len(messages) for channel, messages in self.packed.items()}
+
+    def of(self, inputs: Sequence[int], index: int) -> dict[str, list[str]]:
+        """The messages to one subtask, as a snapshot has them; ``inputs``: the edges of its vertex."""
+        return {str(c): packed for c, packed in self.packed.items() if c.consumer == index and c.edge in inputs}
+
+
+def _message(message: Message, channel: ChannelId, seq: int, records: pa.RecordBatch) -> Message:
+    return Message(
+        MessageKind.RECORDS,
+        channel,
+        Generation(message.generation),
+        Seq(seq),
+        CheckpointId(message.epoch),
+        records=records,
+        size=records.nbytes,
+        rows=records.num_rows,
+    )
+
+
+def records_of(messages: Sequence[str]) -> Iterator[tuple[Message, pa.RecordBatch]]:
+    """The records among packed messages."""
+    for packed in messages:
+        message, payload = next(decode_frame(base64.b64decode(packed)))
+        if message.kind is MessageKind.RECORDS:
+            yield message, message.records if message.records is not None else decode_records(payload)

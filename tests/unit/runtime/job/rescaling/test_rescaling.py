@@ -1,0 +1,206 @@
+"""Every keyed operator at one parallelism after another, against one run without a stop; and deliberate faults."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flinkplus.errors import ConfigurationError, StateError
+from flinkplus.operators.base.operator import JsonValue, KeyedOperator, Operator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.parts import Shelves
+from flinkplus.operators.event_time import windows
+from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.event_time.windows import TumblingWindow
+from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.operators.keyed.deduplicate import Deduplicate
+from flinkplus.operators.keyed.keyed import Count, Sum
+from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.timers import EventTimers
+from flinkplus.operators.keyed.top import Top
+from flinkplus.protocol.snapshot.files import StateFile
+from flinkplus.runtime.job.rescaling import keyed
+from flinkplus.runtime.job.rescaling.keyed import GroupOwner
+from tests.unit.runtime.job.rescaling.vertices import Vertex
+
+SCHEMA = pa.schema(
+    [("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("ts", pa.int64()), ("d", pa.decimal128(10, 2))]
+)
+KEYS, ROWS, ROUNDS = 40, 60, 12
+SIDE = JoinSide(SCHEMA, ("t",), "ts", "left_")
+
+
+def process(key: Any, row: Any, ctx: Any) -> Iterator[tuple[str, int]]:
+    state = ctx.state("seen")
+    n = row.n or 0
+    state.put(state.get(0) + 1 if n % 9 else None)
+    ctx.event_timer(row.ts + 70)
+    if n % 4 == 0:
+        ctx.delete_event_timer(row.ts + 70)
+    ctx.event_timer(row.ts - 300)
+    yield str(key), state.get(-1)
+
+
+def on_timer(key: Any, at_ms: int, ctx: Any) -> Iterator[tuple[str, int]]:
+    if at_ms % 3 == 0:
+        ctx.event_timer(at_ms + 1)
+    yield f"{key} {ctx.state('seen').get()}", at_ms
+
+
+OPERATORS: dict[str, KeyedOperator] = {
+    "count by number": Count("op", ("k",)),
+    "count by text": Count("op", ("t",)),
+    "count by both": Count("op", ("k", "t")),
+    "sum with nulls": Sum("op", ("k",), "n"),
+    "sum of decimals": Sum("op", ("t",), "d"),
+    "top": Top("op", ("t",), 3, "n", "k"),
+    "reduce": Reduce("op", ("k",), lambda a, b: (a.k, a.t, (a.n or 0) * 3 + (b.n or 0) % 7, b.ts, b.d)),
+    "process with timers": Process("op", ("k",), process, "key string, n long", on_timer),
+    "window": TumblingWindow("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
+    "join": IntervalJoin("op", ("t",), SIDE, JoinSide(SCHEMA, ("t",), "ts", "right_"), -20, 30),
+    "deduplicate": Deduplicate("op", ("k",)),
+    "deduplicate for a while": Deduplicate("op", ("t",), ttl_ms=150),
+    "count of all": Count("op", ()),
+    "top of all": Top("op", (), 3, "n", "k"),
+    "window of all": TumblingWindow("op", (), "ts", 100, (Aggregate("s", "sum", "n"),)),
+}
+
+
+def batch(rng: random.Random, number: int) -> pa.RecordBatch:
+    rows = []
+    for _ in range(rng.choice([1, 5, ROWS])):
+        k = rng.randrange(KEYS)
+        n = None if rng.random() < 0.3 else rng.randrange(-5, 100)
+        late = rng.choice([0, 0, 0, 150])
+        rows.append(
+            {"k": k, "t": f"t{k % 17}", "n": n, "ts": number * 40 + rng.randrange(60) - late, "d": Decimal(k) / 4}
+        )
+    if rng.random() < 0.2:
+        rows[0]["t"] = rows[0]["k"] = None
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def run(operator: KeyedOperator, folder: Path, scales: list[int], seed: int) -> Counter[str]:
+    """The output of one run, at each of ``scales`` for a while."""
+    folder.mkdir()
+    rng = random.Random(seed)
+    vertex = Vertex(operator, SCHEMA, folder, scales[0])
+    try:
+        for number in range(ROUNDS):
+            for position in range(len(vertex.graph.exchanges)):
+                vertex.feed(batch(rng, number), position)
+            vertex.now_ms += 40
+            if number % 3 != 1:
+                vertex.advance(number * 40)
+            at = number * len(scales) // ROUNDS
+            if scales[at] != scales[min((number + 1) * len(scales) // ROUNDS, len(scales) - 1)]:
+                vertex.rescale(scales[at + 1])
+        vertex.advance(1 << 40)
+        return vertex.output
+    finally:
+        vertex.close()
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_output_is_that_of_an_undisturbed_run(kind: str, tmp_path: Path) -> None:
+    expected = run(OPERATORS[kind], tmp_path / "one", [1], len(kind))
+    assert expected.total() >= 5
+    assert run(OPERATORS[kind], tmp_path / "many", [2, 16, 1, 3], len(kind)) == expected
+
+
+def widened(self: GroupOwner) -> range:
+    groups = ORIGINAL_GROUPS(self)
+    return range(max(0, groups.start - 4), groups.stop)
+
+
+def narrowed(self: GroupOwner) -> range:
+    groups = ORIGINAL_GROUPS(self)
+    return range(min(groups.start + 4, groups.stop), groups.stop)
+
+
+ORIGINAL_GROUPS = GroupOwner.groups.fget  # type: ignore[attr-defined]
+FAULTS: dict[str, tuple[str, Any, str, Any]] = {
+    "ranges overlap": ("process with timers", GroupOwner, "groups", property(widened)),
+    "ranges leave a gap": ("count by number", GroupOwner, "groups", property(narrowed)),
+    "windows are left behind": ("window", Shelves, "inherit", lambda *_: None),
+    "timers are left behind": ("process with timers", EventTimers, "inherit", lambda *_: None),
+    "event time goes back": ("window", windows, "common_watermark", lambda parts: None),
+    "rows of all keys are left behind": (
+        "window of all",
+        GroupOwner,
+        "owned",
+        lambda self, keys: np.zeros(len(keys), np.bool_),
+    ),
+    "files are taken whole where they are not owned whole": (
+        "count by number",
+        keyed.OldStates,
+        "owned_whole",
+        lambda self, mine: True,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_deliberate_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, where, name, wrong = FAULTS[fault]
+    expected = run(OPERATORS[kind], tmp_path / "one", [1], 5)
+    monkeypatch.setattr(where, name, wrong)
+    found: Counter[str] | None = None
+    with contextlib.suppress(StateError):  # keys that two subtasks have are out of order in a file
+        found = run(OPERATORS[kind], tmp_path / "many", [2, 3, 2], 5)
+    assert found != expected
+
+
+def test_files_that_are_owned_whole_are_not_written_again(tmp_path: Path) -> None:
+    vertex = Vertex(Count("op", ("k",)), SCHEMA, tmp_path, 3)
+    vertex.feed(batch(random.Random(1), 0))
+    vertex.feed(batch(random.Random(4), 0))
+
+    def checksums(files: Any) -> set[str]:
+        return {file.checksum for file in files if isinstance(file, StateFile)}
+
+    before = vertex.manifest()
+    handles = [handle for subtask, handle in vertex.rescale(1) if subtask.vertex == "op+out"]
+    assert checksums(handles[0].files) == checksums(before.files)
+    assert handles[0].states["op"].keys == sum(h.states["op"].keys for h in before.subtasks.values() if h.states)
+    divided = [handle for subtask, handle in vertex.rescale(4) if subtask.vertex == "op+out"]
+    assert not checksums(f for h in divided for f in h.files) & checksums(before.files)
+    assert sum(handle.keys for handle in divided) == handles[0].keys
+    vertex.close()
+
+
+class Mine(KeyedOperator):
+    """An operator with state of its own, that says nothing of other parallelisms."""
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _MineInstance()
+
+
+class _MineInstance(OperatorInstance):
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield batch
+
+    def snapshot(self, checkpoint: int) -> JsonValue:
+        return {"mine": 1}
+
+
+def test_what_cannot_be_divided_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vertex = Vertex(Mine("op", ("k",)), SCHEMA, tmp_path, 2)
+    with pytest.raises(ConfigurationError, match=r"operator 'op' does not say how its state .* at parallelism 2"):
+        vertex.rescale(3)
+    monkeypatch.setattr(Operator, "has_state", True)
+    object.__setattr__(vertex.graph.exchanges[0], "route", "forward")
+    vertex._begin(2, None)
+    with pytest.raises(ConfigurationError, match="operator 'op' has state in a subtask that does not get all rows"):
+        vertex.rescale(3)

@@ -1,0 +1,123 @@
+"""One keyed vertex on real RocksDB, at any parallelism, without Spark: fed in order, stopped, divided, continued."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from flinkplus.graph import JobGraph, Node
+from flinkplus.operators.base.operator import KeyedOperator, OperatorContext, OperatorInstance
+from flinkplus.operators.base.routes import partitioner
+from flinkplus.operators.event_time.interval_join import IntervalJoin
+from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
+from flinkplus.protocol.snapshot.manifest import Manifest
+from flinkplus.protocol.vocabulary.ids import SubtaskId
+from flinkplus.runtime.job.rescaling.keyed import StatePlace
+from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_of
+from flinkplus.sinks.discard import DiscardSink
+from flinkplus.sources.generator import Generator
+from flinkplus.state.backend import SubtaskState
+from flinkplus.state.durable.storage import CheckpointStorage
+
+MAX_PARALLELISM = 20
+
+
+def graph_of(operator: KeyedOperator, schema: pa.Schema) -> JobGraph:
+    """A source, or for a join two of them, ``operator``, and a sink."""
+    graph = JobGraph()
+    keys = [operator.left.keys, operator.right.keys] if isinstance(operator, IntervalJoin) else [operator.keys]
+    for at in range(len(keys)):
+        graph.add(Node(f"source{at}", "source", Generator(f"source{at}", str, schema), schema))
+    output = operator.output_schema(schema)
+    node = graph.add(Node(operator.name, "operator", operator, output))
+    for at, columns in enumerate(keys):
+        graph.link(at, node, columns, "hash" if columns else "gather")
+    graph.add(Node("out", "sink", DiscardSink("out"), output), node)
+    return graph.fuse()
+
+
+class Vertex:
+    """The vertex of ``operator``. ``output``: all rows so far."""
+
+    def __init__(self, operator: KeyedOperator, schema: pa.Schema, folder: Path, parallelism: int) -> None:
+        self.graph = graph_of(operator, schema)
+        self._operator, self._schema = operator, schema
+        self.storage = CheckpointStorage(str(folder / "checkpoints"))
+        self.storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
+        self._folder = folder
+        self._name = f"{operator.name}+out"
+        self._number = 0
+        self.now_ms = 0
+        self.output: Counter[str] = Counter()
+        self._begin(parallelism, None)
+
+    def _begin(self, parallelism: int, handles: dict[str, SnapshotHandle] | None) -> None:
+        self._parallelism = parallelism
+        self._states: list[SubtaskState] = []
+        self._instances: list[OperatorInstance] = []
+        self._number += 1
+        for index in range(parallelism):
+            name = str(SubtaskId(self._name, index))
+            work = self._folder / f"work{self._number}"
+            state = SubtaskState(work, self.storage.state_files, name, self._number, max_parallelism=MAX_PARALLELISM)
+            self._states.append(state)
+            context = OperatorContext(self._operator.name, name, index, parallelism, self._schema, state)
+            context.now_ms = lambda: self.now_ms
+            if handles is not None:
+                state.restore(handles[name])
+            instance = self._operator.create(context)
+            if handles is not None:
+                instance.restore(handles[name].operator_state.operators[self._operator.name].state)
+            self._instances.append(instance)
+
+    def feed(self, batch: pa.RecordBatch, position: int = 0) -> None:
+        """Rows for the subtasks that own their keys now."""
+        exchange = self.graph.exchanges[position]
+        split = partitioner(exchange.route, exchange.columns, 0, self._parallelism, MAX_PARALLELISM)
+        for target, rows in split.split(batch):
+            self._take(self._instances[target].process_input(position, rows))
+
+    def advance(self, watermark_ms: int) -> None:
+        for instance in self._instances:
+            self._take(instance.on_watermark(watermark_ms))
+
+    def _take(self, batches: Iterable[pa.RecordBatch]) -> None:
+        for batch in batches:
+            self.output.update(map(repr, batch.to_pylist()))
+
+    def manifest(self) -> Manifest:
+        """A checkpoint. The vertex can be fed on after it."""
+        handles = {}
+        for index, (state, instance) in enumerate(zip(self._states, self._instances, strict=True)):
+            part = OperatorPart(rows_in=1, rows_out=2, state=instance.snapshot(self._number))
+            saved = OperatorState(operators={self._operator.name: part, "out": OperatorPart(rows_in=0, rows_out=0)})
+            handles[str(SubtaskId(self._name, index))] = state.persist(state.freeze(self._number, saved))
+        for vertex in self.graph.vertices:
+            if vertex.is_source:
+                for index in range(self._parallelism):
+                    subtask = SubtaskId(vertex.name, index)
+                    saved = OperatorState(operators={vertex.name: OperatorPart(rows_in=0, rows_out=0)})
+                    handles[str(subtask)] = SnapshotHandle(
+                        subtask=str(subtask), generation=1, checkpoint=self._number, files=(), operator_state=saved
+                    )
+        return Manifest(checkpoint=self._number, generation=self._number, subtasks=handles)
+
+    def rescale(self, parallelism: int) -> Sequence[tuple[SubtaskId, SnapshotHandle]]:
+        """Stop at a checkpoint, and continue from it with so many subtasks."""
+        manifest = self.manifest()
+        self.close()
+        self._number += 1
+        place = StatePlace(
+            self._folder / "rescaling", self.storage.state_files, self._number, self._number, MAX_PARALLELISM
+        )
+        before = parallelism_of(manifest, self.graph)
+        handles = Rescaling(self.graph, manifest, before, parallelism, place).handles()
+        self._begin(parallelism, {str(subtask): handle for subtask, handle in handles})
+        return handles
+
+    def close(self) -> None:
+        for state in self._states:
+            state.close()
