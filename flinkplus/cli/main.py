@@ -23,6 +23,7 @@ from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
 from flinkplus.cli.moves import add_moves
 from flinkplus.cli.status import add_status
+from flinkplus.cli.supervise.command import add_supervise
 from flinkplus.printable import escaped
 
 EXPERIMENTS, DEMO = "experiments.command", "experiments.demo"
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     _add_wordcount(commands)
     _add_demo(commands)
     _add_resume(commands)
+    add_supervise(commands)
     add_checkpoints(commands)
     _add_corpus(commands)
     add_example(commands)
