@@ -168,14 +168,19 @@ def _interrupted(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _not_needed(_number: int, _frame: object) -> None:
+    """SIGTERM before the order to go: end, and leave no file of a start that was under way."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
+
+
 def main() -> None:
     """``orders`` and ``reports``: open files. ``prepare``: one of ``PREPARED``; ``ahead``: whether to do so now."""
     orders, reports, parent, prepare, ahead, *command = sys.argv[1:]
     end_with_parent()
     if os.getppid() != int(parent):
         return
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
+    signal.signal(signal.SIGTERM, _not_needed)
     def report(document: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(int(reports), json.dumps(document).encode() + b"\n")

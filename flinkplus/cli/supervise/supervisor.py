@@ -224,7 +224,10 @@ class DriverSupervisor:
     def _drop_next(self) -> None:
         found, self._next = self._next, None
         if found is not None:
-            found.close()  # at which it ends itself and its Java process
+            found.close()
+            found.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                found.process.wait(processes.JAVA_STOP_S)
             processes.end_all(lambda: self._left_of(found))
             found.process.wait()
 
