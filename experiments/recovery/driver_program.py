@@ -1,4 +1,4 @@
-"""The program of a driver that is killed: the job of a document (JSON), with a mark in a file at each step of its start.
+"""The program of a driver that is killed: the job of a document (JSON), with a mark in a file at each step.
 
 A mark is a line of JSON: ``mark``, ``time_s`` (since the Unix epoch), ``pid``, and what it is about.
 """

@@ -181,6 +181,7 @@ def main() -> None:
     if os.getppid() != int(parent):
         return
     signal.signal(signal.SIGTERM, _not_needed)
+
     def report(document: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(int(reports), json.dumps(document).encode() + b"\n")
