@@ -27,6 +27,8 @@ from flinkplus.cli.supervise.processes import end_with_parent
 
 NOTHING, PYTHON, SPARK = PREPARED = ("nothing", "python", "spark")
 AHEAD = "ahead"
+GATEWAY_ELSEWHERE = "PYSPARK_GATEWAY_PORT"
+"""With this variable PySpark starts no Java process: it uses one that runs."""
 EXIT_INTERRUPTED = 130
 PROGRAM_SUFFIX, COMMAND = ".py", "flinkplus"
 LIBRARIES = (
@@ -61,6 +63,9 @@ class Gateway:
     def start(self, settings: dict[str, Any]) -> None:
         """Start Java with these settings, as PySpark would; a failure is left to the program to find."""
         from pyspark import SparkConf
+
+        if GATEWAY_ELSEWHERE in settings["environment"]:
+            return
 
         conf = SparkConf(loadDefaults=False, _jconf=None).setAll([tuple(pair) for pair in settings["conf"]])
         with contextlib.suppress(Exception), _as_before(settings):
