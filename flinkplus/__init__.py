@@ -39,11 +39,13 @@ from flinkplus.errors import (
 )
 
 if TYPE_CHECKING:
+    from flinkplus.api.checkpoints import checkpoints
     from flinkplus.api.environment import StreamEnvironment
     from flinkplus.api.job import JobHandle
     from flinkplus.api.spark_settings import spark_settings
     from flinkplus.api.stream import KeyedStream, Stream, WindowedStream
     from flinkplus.job_options import JobOptions
+    from flinkplus.state.durable.listing import StoredCheckpoint, StoredCheckpoints, StoredOperator
 
 __version__ = "0.1.0"
 __all__ = [
@@ -75,6 +77,9 @@ __all__ = [
     "ShadowedPackage",
     "SlotStartError",
     "StateError",
+    "StoredCheckpoint",
+    "StoredCheckpoints",
+    "StoredOperator",
     "Stream",
     "StreamEnvironment",
     "SubtaskNotRunning",
@@ -82,15 +87,20 @@ __all__ = [
     "UserFunctionError",
     "WindowedStream",
     "__version__",
+    "checkpoints",
     "spark_settings",
 ]
 _API = {
     "JobHandle": "flinkplus.api.job",
     "JobOptions": "flinkplus.job_options",
     "KeyedStream": "flinkplus.api.stream",
+    "StoredCheckpoint": "flinkplus.state.durable.listing",
+    "StoredCheckpoints": "flinkplus.state.durable.listing",
+    "StoredOperator": "flinkplus.state.durable.listing",
     "Stream": "flinkplus.api.stream",
     "StreamEnvironment": "flinkplus.api.environment",
     "WindowedStream": "flinkplus.api.stream",
+    "checkpoints": "flinkplus.api.checkpoints",
     "spark_settings": "flinkplus.api.spark_settings",
 }
 

@@ -20,13 +20,15 @@ from experiments.harness.load import busy_processes
 from experiments.harness.running import Context, TextSettings, error_of
 from experiments.harness.workload import BALLAST_KEYS_PER_S
 from experiments.recovery import pictures
+from experiments.recovery.driver_run import INPUT_S, DriverRun
 from experiments.recovery.job_run import CALM_S, CHECKPOINTS_AFTER_FILL, CHECKPOINTS_BEFORE, INTERVALS_BETWEEN, JobRun
 from experiments.recovery.jobs import STAGES, WORDCOUNT, struck_job
 from experiments.recovery.kill import REVIVE
-from experiments.recovery.plan import EXCEPTION, FAILURES, HOST_FAILURES, SIGKILL, Case, Kind
+from experiments.recovery.plan import DRIVER, EXCEPTION, FAILURES, HOST_FAILURES, SIGKILL, Case, Kind
 from experiments.recovery.summary import CASE, compare, summarize
 from experiments.recovery.tables import tables
 from flinkplus.cli.arguments import positive, positive_number
+from flinkplus.cli.supervise.prepared import PREPARED, SPARK
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 
@@ -51,9 +53,10 @@ class Settings(TextSettings):
     recovery: tuple[str, ...] = option(USUAL, choices(RECOVERIES), metavar=",".join(RECOVERIES))
     failure: tuple[str, ...] = option(
         FAILURES,
-        choices((*FAILURES, *HOST_FAILURES)),
-        metavar=",".join((*FAILURES, *HOST_FAILURES)),
-        help=f"default: {','.join(FAILURES)}; the others are of hosts of a cluster",
+        choices((*FAILURES, *HOST_FAILURES, DRIVER)),
+        metavar=",".join((*FAILURES, *HOST_FAILURES, DRIVER)),
+        help=f"default: {','.join(FAILURES)}; {DRIVER}: of the driver's process, under a supervisor; the others are "
+        "of hosts of a cluster",
     )
     job: str = option(WORDCOUNT, choices=tuple(STAGES), help=f"(default: {WORDCOUNT})")
     runs: int = option(10, positive, metavar="N", help="kills of each kind (default: 10)")
@@ -67,6 +70,7 @@ class Settings(TextSettings):
     )
     beside: int = option(0, int, metavar="N", help="busy processes beside the jobs (default: 0)")
     warm_up: bool = option(True, flag="--no-warm-up", action="store_false", help="measure from the first job on")
+    prepare: str = option(SPARK, choices=PREPARED, help="of the next driver, before the kill (default: spark)")
     hosts: int | None = None
 
     def check(self) -> None:
@@ -74,6 +78,8 @@ class Settings(TextSettings):
         alone = sorted(set(self.failure) & set(HOST_FAILURES))
         if self.hosts is None and alone:
             raise ConfigurationError(f"the failure {alone[0]} takes a cluster of hosts: --cluster namespaces")
+        if self.hosts is not None and DRIVER in self.failure:
+            raise ConfigurationError(f"the failure {DRIVER} is of a driver on this machine, without --cluster")
         if self.beside < 0:
             raise ConfigurationError(f"--beside is {self.beside}; give a number of processes")
         for recovery in self.recovery:
@@ -98,7 +104,7 @@ class Settings(TextSettings):
         return Kind(self.seed, parallelism, failure, STAGES[self.job])
 
     def _per_job(self, failure: str) -> int:
-        return 1 if failure in HOST_FAILURES else self.kills
+        return 1 if failure in (*HOST_FAILURES, DRIVER) else self.kills
 
     def options(self, case: Case) -> dict[str, Any]:
         """The options of a job."""
@@ -123,6 +129,8 @@ class Settings(TextSettings):
 
     def rows(self, case: Case) -> int:
         """How long the input of a job must be."""
+        if case.failure == DRIVER:
+            return round(self.rate * (INPUT_S + 3 * self.interval))
         after_fill_s = CHECKPOINTS_AFTER_FILL * self.interval if case.state_keys else 0.0
         fill_s = FILL_TIMES * case.state_keys / BALLAST_KEYS_PER_S + after_fill_s
         before_s = (CHECKPOINTS_BEFORE + 0.5) * self.interval + CALM_S
@@ -154,11 +162,14 @@ def _kills(context: Context[Settings], case: Case, others: tuple[int, ...]) -> I
         yield {**figures, "error": error or figures["error"]}
 
 
-def _run(context: Context[Settings], case: Case, others: tuple[int, ...]) -> tuple[JobRun, str | None]:
+def _run(context: Context[Settings], case: Case, others: tuple[int, ...]) -> tuple[JobRun | DriverRun, str | None]:
     """One job, and what ended it, in words (``None``: it came to its end)."""
     settings, place = context.settings, context.place
     with context.run_directory("run") as directory:
         job = struck_job(settings.job, context, directory / "out", settings.rows(case), settings.rate)
+        if case.failure == DRIVER:
+            supervised = DriverRun(context, case, job, directory, settings.options(case), settings.prepare)
+            return supervised, error_of(supervised.run)
         run = JobRun(context, case, job, directory, settings.options(case), settings.span_s, others)
 
         def carry_out() -> None:

@@ -86,7 +86,7 @@ class JobRun:
         self._deadline = 0.0
         self.strokes: list[Stroke] = []
         self.timeline: dict[str, Any] | None = None
-        self.kills = [_unknown(case, kill) for kill in case.kills]
+        self.kills = [unknown(case, kill) for kill in case.kills]
 
     def run(self) -> None:
         """Run the job with its kills to its end, and check its output. Raises ``RunError``, or what the job raises."""
@@ -247,7 +247,7 @@ def _named(case: Case, kill: PlannedKill) -> dict[str, Any]:
     }
 
 
-def _unknown(case: Case, kill: PlannedKill) -> dict[str, Any]:
+def unknown(case: Case, kill: PlannedKill) -> dict[str, Any]:
     """The figures of a kill of which nothing is known yet."""
     names = ("since_trigger_s", "during_checkpoint", "busy_share", "restored_s", "rows", "usage")
     return {**_named(case, kill), **dict.fromkeys(names), **UNKNOWN, "exact": False, "error": None}

@@ -89,3 +89,18 @@ def struck_job(job: str, context: Context[Any], output: Path, rows: int, rate: f
     if job == THREE_SUMS:
         return ThreeSumsJob(output, rows, rate)
     return WordCountJob(context.text(rows), output, rows, rate)
+
+
+def document_of(job: StruckJob) -> dict[str, Any]:
+    """The job, for another process: ``job_of_document``."""
+    assert isinstance(job, WordCountJob | ThreeSumsJob)
+    kind = WORDCOUNT if isinstance(job, WordCountJob) else THREE_SUMS
+    return {"kind": kind, **{name: str(part) if isinstance(part, Path) else part for name, part in vars(job).items()}}
+
+
+def job_of_document(document: Mapping[str, Any]) -> StruckJob:
+    """The inverse of ``document_of``."""
+    given: dict[str, Any] = {
+        name: Path(part) if name in ("text", "output") else part for name, part in document.items()
+    }
+    return WordCountJob(**given) if given.pop("kind") == WORDCOUNT else ThreeSumsJob(**given)

@@ -17,6 +17,8 @@ from experiments.harness.statistics import spread_shares
 SIGKILL, EXCEPTION = FAILURES = ("sigkill", "exception")
 HOST_FAILURES = ("host", "hang", "cut")
 """On a cluster: a host is killed; it is frozen, or is cut off from all others, for some seconds."""
+DRIVER = "driver"
+"""SIGKILL of the driver's process, which runs under ``flinkplus supervise``."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Kind:
         return PlannedKill(run, kill, seed, self.stages[stage], index, offset_s)
 
     def _seed_of(self, *more: int) -> int:
-        number = (*FAILURES, *HOST_FAILURES).index(self.failure)
+        number = (*FAILURES, *HOST_FAILURES, DRIVER).index(self.failure)
         return int(np.random.SeedSequence((self.seed, self.parallelism, number, *more)).generate_state(1)[0])
 
 

@@ -55,7 +55,14 @@ def _row(group: Sequence[Figures], seed: int, interval: float) -> dict[str, Any]
         "rss_mb_median": median(run["usage"]["total"]["rss_mb"] for run in group if run.get("usage")),
         "by_moment": by_moment(group, seed, interval),
         "by_load": by_load(group, seed),
+        **_of_drivers(group),
     }
+
+
+def _of_drivers(group: Sequence[Figures]) -> dict[str, Any]:
+    """``restart_phases``, where drivers were killed: the median of each phase in milliseconds."""
+    known = [run["restart_phases"] for run in group if run.get("restart_phases")]
+    return {"restart_phases": {name: median(one[name] for one in known) for name in known[0]}} if known else {}
 
 
 def _times(values: Sequence[float | None], seed: int) -> dict[str, Any]:

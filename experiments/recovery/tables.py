@@ -32,8 +32,23 @@ def tables(content: dict[str, Any]) -> list[object]:
         _by("Recovery by quarter of the checkpoint interval, ms: median (kills)", content, "moment", QUARTERS),
         _by("Recovery during a checkpoint and outside, ms: median (kills)", content, "moment", CHECKPOINTS),
         _by("Recovery by load right before, ms: median (kills; busy processors)", content, "load", THIRDS),
+        *_restarts(content),
         *(_wrong(run) for run in content["runs"] if run["error"] or not run["exact"]),
     ]
+
+
+def _restarts(content: dict[str, Any]) -> list[Table]:
+    """Where the time goes when a driver was killed; nothing if none was."""
+    rows = [row for row in content["summary"] if row.get("restart_phases")]
+    if not rows:
+        return []
+    names = tuple(rows[0]["restart_phases"])
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        return [*(number(row["restart_phases"][name], 0) for name in names), number(row["median_ms"], 0)]
+
+    headings = (*(name.removesuffix("_ms").replace("_", " ") for name in names), "total")
+    return [_rows("Restart of a driver, ms: medians", {**content, "summary": rows}, headings, cells)]
 
 
 def _wrong(run: dict[str, Any]) -> str:

@@ -17,11 +17,13 @@ from typing import Any
 
 from flinkplus import __version__, errors
 from flinkplus.cli.arguments import add_option, given_options, positive, positive_number
+from flinkplus.cli.checkpoints import add_checkpoints
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
 from flinkplus.cli.moves import add_moves
 from flinkplus.cli.status import add_status
+from flinkplus.cli.supervise.command import add_supervise
 from flinkplus.printable import escaped
 
 EXPERIMENTS, DEMO = "experiments.command", "experiments.demo"
@@ -45,6 +47,8 @@ def parser() -> argparse.ArgumentParser:
     _add_wordcount(commands)
     _add_demo(commands)
     _add_resume(commands)
+    add_supervise(commands)
+    add_checkpoints(commands)
     _add_corpus(commands)
     add_example(commands)
     add_status(commands)

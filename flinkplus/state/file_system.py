@@ -155,17 +155,21 @@ class LocalDirectory:
                 yield chunk
 
     def names(self, folder: str) -> list[str]:
-        found, left = [], [folder]
+        return sorted(self.sizes(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The names in a folder, and below it, with the sizes of the files in bytes."""
+        found, left = {}, [folder]
         while left:
             inside = left.pop()
             with suppress(FileNotFoundError):
                 for entry, known in self._folder.entries(inside):
                     name = f"{inside}/{entry}" if inside else entry
                     if not stat.S_ISDIR(known.st_mode):
-                        found.append(name)
+                        found[name] = known.st_size
                     elif entry != LOST_AND_FOUND:
                         left.append(name)
-        return sorted(found)
+        return found
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError), self._folder.at(name) as (folder, last):
@@ -241,6 +245,10 @@ class ArrowDirectory:
                 yield bytes(chunk)
 
     def names(self, folder: str) -> list[str]:
+        return sorted(self.sizes(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """As ``LocalDirectory.sizes``."""
         path = self._path(folder)
         # With allow_not_found, Arrow's HDFS takes every folder that it fails to list for missing, also below this one.
         selector = fs.FileSelector(path, allow_not_found=False, recursive=True)
@@ -249,9 +257,9 @@ class ArrowDirectory:
         except FileNotFoundError:
             if self._fs.get_file_info(path).type != fs.FileType.NotFound:
                 raise
-            return []
+            return {}
         skip = len(self._root) + 1 if self._root else 0
-        return sorted(info.path[skip:] for info in found if info.type == fs.FileType.File)
+        return {info.path[skip:]: int(info.size) for info in found if info.type == fs.FileType.File}
 
     def delete(self, name: str) -> None:
         if self._fs.get_file_info(self._path(name)).type == fs.FileType.File:

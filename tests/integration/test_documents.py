@@ -54,6 +54,8 @@ NOT_RUN = {
     "flinkplus experiment": "minutes each: tests/integration/test_experiment.py",
     "flinkplus wordcount --repeat 100": "six million words: tests/integration/test_cli.py runs the text once",
     "flinkplus resume": "needs a driver that died: tests/integration/test_cli.py",
+    "flinkplus supervise": "needs a driver that dies: tests/integration/test_supervise.py",
+    "flinkplus checkpoints": "needs a checkpoint directory: tests/unit/cli/test_checkpoints.py",
     "flinkplus status": "needs a running job: tests/integration/test_operations.py",
     "flinkplus migrate": "needs a running job: tests/integration/test_moves.py",
     "flinkplus drain": "needs a running job: tests/integration/test_moves.py",

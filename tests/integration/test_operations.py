@@ -75,6 +75,12 @@ def test_a_job_is_looked_at_and_hurt_from_a_shell(
         assert all(len(chain["members"]) == 3 and chain["newest"] >= 1 for chain in found["chains"])
         assert found["job"]["checkpoint_dir"] == job.checkpoint_dir and found["recoveries"] == []
 
+        listed = shell("checkpoints", kept, "--json")
+        assert listed.returncode == 0, listed.stderr
+        newest = json.loads(listed.stdout)["checkpoints"][-1]
+        assert (newest["status"], newest["kind"], newest["parallelism"]) == ("readable", "aligned", 3)
+        assert newest["bytes"] > 0 and {"lines", "count", "out"} < {one["name"] for one in newest["operators"]}
+
         access = next(work.rglob(ACCESS_FILE))
         forged = tmp_path / "forged.json"
         forged.write_text(json.dumps({**json.loads(access.read_text()), "key": "00" * 32}))
@@ -119,6 +125,8 @@ def test_a_job_is_looked_at_and_hurt_from_a_shell(
     assert CheckpointStorage(kept).retention.unnamed() == [], (
         "dead heads, and checkpoints that were given up, leave nothing"
     )
+    code, out, _ = command("checkpoints", kept, "--verify", "--json")
+    assert code == 0 and json.loads(out)["checkpoints"][-1]["kind"] == "final", out
     code, _, err = command("status", "--checkpoint-dir", kept)
     assert code == 1 and "no job runs on the checkpoint directory" in err
     assert os.listdir(work) == []

@@ -65,6 +65,20 @@ def find_key(option: str | None, checkpoint_dir: str | None, make: bool) -> Sign
     return read_key(path)
 
 
+def existing_key(option: str | None, checkpoint_dir: str) -> SigningKey | None:
+    """The key for the checkpoints in ``checkpoint_dir``; ``None``: no key is named, and this user has none.
+
+    Raises as ``find_key``.
+    """
+    if not option and not os.environ.get(KEY_VARIABLE):
+        try:
+            if not default_path().exists():
+                return None
+        except (ConfigurationError, OSError):  # a user without a home, or whose home cannot be read
+            return None
+    return find_key(option, checkpoint_dir, make=False)
+
+
 def default_path() -> Path:
     """The user's own key file. Raises ``ConfigurationError`` for a user without a home."""
     base = os.environ.get("XDG_CONFIG_HOME")

@@ -96,11 +96,9 @@ class Manifests:
         cuts = self._runs.cuts
         found = {}
         for name in self._files.names(FOLDER):
-            match = _NAME.match(name)
-            if match:
-                number, epoch = int(match.group(1)), int(match.group(2) or 0)
-                if wanted(number, epoch) and cuts.voids(epoch, number) == void:
-                    found[number] = name
+            numbers = numbers_of(name)
+            if numbers is not None and wanted(*numbers) and cuts.voids(numbers[1], numbers[0]) == void:
+                found[numbers[0]] = name
         return found
 
     def latest_valid(self) -> tuple[int, Manifest, list[str]] | None:
@@ -183,3 +181,9 @@ class Manifests:
 
 def _name(checkpoint: int, epoch: int) -> str:
     return f"{FOLDER}/{checkpoint:08d}-{epoch}.json" if epoch else f"{FOLDER}/{checkpoint:08d}.json"
+
+
+def numbers_of(name: str) -> tuple[int, int] | None:
+    """Checkpoint and epoch in the name of a manifest; ``None`` for any other name."""
+    match = _NAME.match(name)
+    return None if match is None else (int(match.group(1)), int(match.group(2) or 0))

@@ -113,13 +113,16 @@ class Ownership:
         ``key``: called when the directory has a job; returns the key to use from then on. Raises
         ``UntrustedCheckpoint`` when another key has signed the job.
         """
+        return self.job_and_id(key)[0]
+
+    def job_and_id(self, key: Callable[[], SigningKey] | None = None) -> tuple[dict[str, Any], str]:
+        """As ``job``, with the ID that the job's files are signed for."""
         document = self._document()
         if document is None:
             raise CheckpointDirectoryError(f"checkpoint directory {self._uri!r} holds no job; check the path")
         if key is not None:
             self._signed.key = key()
-        self._check_signature(document)
-        return document.job
+        return document.job, self._check_signature(document)
 
     def sign_again(self) -> None:
         """Sign ``JOB.json`` with our own key."""
@@ -135,8 +138,8 @@ class Ownership:
         document = JobFile(job=job, place=self._place, seal=seal).to_json()
         self._files.write(JOB_FILE, json.dumps(document, sort_keys=True).encode())
 
-    def _check_signature(self, document: JobFile) -> None:
-        """From then on, without ``trust``, files signed for another job are refused."""
+    def _check_signature(self, document: JobFile) -> str:
+        """Returns the ID of the job. From then on, without ``trust``, files signed for another job are refused."""
         try:
             data = document.seal.encode(errors="replace") + b"\n" + _body(document.job, document.place)
             _, job_id = self._signed.checked(JOB_MAGIC, JOB_FILE, data)
@@ -144,6 +147,7 @@ class Ownership:
             raise self._damaged(error) from error
         if self._signed.key is not None and not self._signed.trust:
             self._signed.job_id = job_id
+        return job_id
 
     def _damaged(self, error: Exception) -> CheckpointDirectoryError:
         where = self._files.describe(JOB_FILE)

@@ -1,0 +1,100 @@
+"""``flinkplus checkpoints``: what is in a checkpoint directory, as tables or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from rich.console import Group
+
+from flinkplus.api.checkpoints import checkpoints
+from flinkplus.cli.arguments import add_option
+from flinkplus.cli.tables import Table, console, text
+from flinkplus.printable import escaped
+from flinkplus.state.durable.listing import READABLE, StoredCheckpoint, StoredCheckpoints
+
+EXIT_INTACT, EXIT_NOT_INTACT = 0, 1
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+
+
+def add_checkpoints(commands: Any) -> None:
+    command = commands.add_parser("checkpoints", help="list the checkpoints in a directory, also while its job runs")
+    command.add_argument("directory", metavar="CHECKPOINT_DIR", help="a path, or a URI such as s3://bucket/path")
+    command.add_argument("--verify", action="store_true", help="read every state file and compare its checksum")
+    add_option(command, "signing_key")
+    command.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    command.set_defaults(run=run_checkpoints)
+
+
+def run_checkpoints(arguments: argparse.Namespace) -> int:
+    """The exit code. Raises as ``flinkplus.checkpoints``."""
+    found = checkpoints(arguments.directory, signing_key=arguments.signing_key, verify=arguments.verify)
+    if arguments.json:
+        print(escaped(json.dumps(found.to_json(), ensure_ascii=False)), flush=True)
+    else:
+        console().print(tables(found))
+    return EXIT_INTACT if found.intact else EXIT_NOT_INTACT
+
+
+def tables(found: StoredCheckpoints) -> Group:
+    job = "unknown job" if found.job is None else f"{found.job} ({found.job_id or 'not signed'})"
+    parts: list[Any] = [
+        text(
+            f"{job}: {len(found)} checkpoints in {found.directory} (format {_cell(found.format)}); "
+            f"{_size(found.stored_bytes)} of state files, {_size(found.unnamed_bytes)} that no checkpoint names"
+        )
+    ]
+    if found.problem:
+        parts.append(text(f"the job is not known: {found.problem}"))
+    if found.checkpoints:
+        parts.append(checkpoint_table(found))
+    if found.latest is not None:
+        parts.append(operator_table(found.latest))
+    if found.other_files:
+        parts.append(text(f"not of a checkpoint: {', '.join(found.other_files)}"))
+    return Group(*parts)
+
+
+def checkpoint_table(found: StoredCheckpoints) -> Table:
+    """One line for each checkpoint, oldest first."""
+    reasons = any(one.reason for one in found)
+    numbers = ("age", "parallelism", "keys", "bytes", "new bytes", "in flight", "format")
+    table = Table("Checkpoints", ("number",), ("status", "kind"), numbers, "reason" if reasons else None)
+    for one in found:
+        sizes = [_size(value) for value in (one.bytes, one.bytes_new, one.in_flight_bytes)]
+        cells = [_age(one.age_s), _cell(one.parallelism), _cell(one.keys), *sizes, _cell(one.format)]
+        table.add_row(str(one.number), one.status, one.kind or "-", *cells, *[one.reason] * reasons)
+    return table
+
+
+def operator_table(one: StoredCheckpoint) -> Table:
+    """The operators of one checkpoint, over all subtasks."""
+    title = f"Operators of checkpoint {one.number}, the newest that is {READABLE}"
+    table = Table(title, ("operator",), ("vertex",), ("keys", "bytes", "rows in", "rows out"))
+    for operator in one.operators:
+        size = "shared" if operator.bytes is None else _size(operator.bytes)
+        counts: tuple[int | str, ...] = (operator.keys, size, operator.rows_in, operator.rows_out)
+        table.add_row(operator.name, operator.vertex, *map(_cell, counts))
+    return table
+
+
+def _cell(value: int | str | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+def _size(value: int | None) -> str:
+    if value is None or value < 10_000:
+        return _cell(value)
+    return f"{value / 1e3:,.1f} kB" if value < 1e6 else f"{value / 1e6:,.1f} MB"
+
+
+def _age(seconds: float | None) -> str:
+    """``4.2 s``, ``3 min``, ``5.1 h``, ``12 days``."""
+    if seconds is None:
+        return "-"
+    if seconds < MINUTE_S:
+        return f"{seconds:.1f} s"
+    if seconds < HOUR_S:
+        return f"{seconds / MINUTE_S:.0f} min"
+    return f"{seconds / HOUR_S:.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"
