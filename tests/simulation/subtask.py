@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
 
@@ -357,7 +357,9 @@ class SimSubtask:
 
     def read_together(self, steps: list[int]) -> list[Iterator[None]]:
         self._world.checks.counts["joined_reads"] += len(steps)
-        return [self.read_rows(rows) for rows in steps]
+        left = self.slot.graph.records - self._read_to
+        before = [0, *accumulate(steps)]
+        return [self.read_rows(rows) for rows, first in zip(steps, before, strict=False) if first < left]
 
     def _on_time(self, message: Message) -> tuple[Row, ...]:
         known = self.steps._watermarks._known

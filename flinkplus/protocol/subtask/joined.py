@@ -4,10 +4,10 @@ The work processes the rows of all of them at once. Each step is then logged, an
 repeated alone: messages have the same rows, numbers and determinants. So nobody can tell how a subtask was repeated,
 and a consumer that has some of the messages gets the others.
 
-Rules: only steps that are known to have neither read the clock nor ended the input, and only where the work says that
-their output does not depend on it (``SubtaskWork.joins_steps``). No message of another kind, such as a barrier, comes
-between two of them. Together they stay within the limits of one bundle. Each step takes its messages when it
-begins to send, and they are consumed when it has sent all. One thread, that of the steps.
+Rules: only steps that are known not to have read the clock, and only where the work says that their output does not
+depend on it (``SubtaskWork.joins_steps``). No message of another kind, such as a barrier, comes between two of them.
+Together they stay within the limits of one bundle. Each step takes its messages when it begins to send, and they are
+consumed when it has sent all. One thread, that of the steps.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel
 from flinkplus.protocol.determinants.determinants import Choice
 from flinkplus.protocol.subtask.parts import SubtaskParts
@@ -35,6 +36,7 @@ class JoinedSteps:
     ``channels``: its input channels, by position.
     ``begin_bundle``: logs a step that takes a bundle.
     ``pass_on``: a step that has begun takes a message.
+    ``end``: sends the end of input.
     ``is_head``: it is the head of a loop, whose steps are repeated one by one.
     """
 
@@ -44,6 +46,7 @@ class JoinedSteps:
         channels: Sequence[InputChannel],
         begin_bundle: Callable[[Bundle], None],
         pass_on: Callable[[InputChannel, Message, Any], None],
+        end: Callable[[], Iterator[None]],
         is_head: bool,
     ) -> None:
         self._is_source = parts.is_source
@@ -54,6 +57,7 @@ class JoinedSteps:
         self._channels = channels
         self._begin_bundle = begin_bundle
         self._pass_on = pass_on
+        self._end = end
         self._is_head = is_head
 
     def begin(self) -> tuple[Bundle, Iterator[None]] | None:
@@ -78,9 +82,16 @@ class JoinedSteps:
         return [], self._read(steps)
 
     def _read(self, steps: list[int]) -> Iterator[None]:
-        for rows, sending in zip(steps, self._work.read_together(steps), strict=True):
+        sendings = self._work.read_together(steps)
+        for rows, sending in zip(steps, sendings, strict=False):
             self._history.begin(Choice.READ, rows)
             yield from sending
+        if len(sendings) == len(steps):
+            return
+        if len(sendings) < len(steps) - 1:
+            raise NondeterministicOperator("the source ended before its predecessor's last step")
+        self._history.begin(Choice.READ, steps[-1])
+        yield from self._end()
 
     # --- messages
 

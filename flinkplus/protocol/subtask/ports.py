@@ -53,7 +53,8 @@ class SubtaskWork(Protocol):
         would have."""
 
     def read_together(self, steps: list[int]) -> Sequence[Iterator[None]]:
-        """The same for a source: ``steps`` has the number of rows that each step requests."""
+        """The same for a source: ``steps`` has the number of rows that each step requests. Where the source is at its
+        end, the steps from there on are left out."""
 
     def bundle_at(self, since: float) -> float:
         """When a small bundle may be taken whose first message has waited since ``since``; both in seconds."""

@@ -89,16 +89,18 @@ class Replay:
             yield whole
 
     def reads_ahead(self) -> Iterator[int]:
-        """How many rows each of the next steps requests of the source, up to the last one before a step of another kind
-        (which may have found the source's end, or read the clock)."""
+        """How many rows each of the next steps requests of the source, up to the first step of another kind, or that
+        read the clock."""
         requested: int | None = None
         for determinant in self.determinants:
             choice, value = unpack(determinant)
+            if requested is not None and choice not in CLOCK_CHOICES:
+                yield requested
             if choice is not Choice.READ:
                 return
-            if requested is not None:
-                yield requested
             requested = value
+        if requested is not None:
+            yield requested
 
     def take_steps(self, determinants: int) -> None:
         """The steps of the next ``determinants`` begin, together: remove them."""

@@ -92,7 +92,8 @@ class SubtaskSteps:
         self._loop: LoopSide | None = None
         if identity.cycles.head_of(self.id.vertex) is not None:
             self._loop = LoopSide(identity, saved, parts, lambda: self.ended, self._end)
-        self._joined = JoinedSteps(parts, self._by_position, self._begin_bundle, self._pass_on, self._loop is not None)
+        is_head = self._loop is not None
+        self._joined = JoinedSteps(parts, self._by_position, self._begin_bundle, self._pass_on, self._end, is_head)
 
     def _add_inputs(
         self, saved: OperatorState, producers: Sequence[tuple[ChannelId, SubtaskId]], snapshots: SnapshotPort

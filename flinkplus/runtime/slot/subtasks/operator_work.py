@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkplus.errors import NondeterministicOperator
 from flinkplus.operators.base.columns import merge
 from flinkplus.operators.base.steps import join
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel
@@ -160,7 +159,7 @@ class OperatorWork:
         for rows in steps:
             batch = operators.read(rows)
             if batch is None:
-                raise NondeterministicOperator(f"{self._id}: the source ended before its predecessor's last step")
+                break
             self._history.has_read(batch.num_rows)
             batches.append([batch] if batch.num_rows else [])
         return operators.push_together(batches)
