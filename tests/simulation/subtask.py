@@ -355,11 +355,14 @@ class SimSubtask:
             self._world.checks.causes.takes(self, taken, determinants=0)
         yield from sending
 
-    def read_together(self, steps: list[int]) -> list[Iterator[None]]:
+    def read_together(self, steps: list[int], max_bytes: int) -> tuple[list[Iterator[None]], bool]:
         self._world.checks.counts["joined_reads"] += len(steps)
         left = self.slot.graph.records - self._read_to
         before = [0, *accumulate(steps)]
-        return [self.read_rows(rows) for rows, first in zip(steps, before, strict=False) if first < left]
+        found: list[Iterator[None]] = [
+            self.read_rows(rows) for rows, first in zip(steps, before, strict=False) if first < left
+        ]
+        return found, len(found) < len(steps)
 
     def _on_time(self, message: Message) -> tuple[Row, ...]:
         known = self.steps._watermarks._known

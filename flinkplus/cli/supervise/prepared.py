@@ -174,9 +174,10 @@ def _interrupted(_number: int, _frame: object) -> None:
 
 
 def _not_needed(_number: int, _frame: object) -> None:
-    """SIGTERM before the order to go: end, and leave no file of a start that was under way."""
+    """SIGTERM before the order to go: end, and leave no file of a start that was under way. That is no success: the
+    program has not run."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(0)
+    sys.exit(128 + signal.SIGTERM)
 
 
 def main() -> None:

@@ -55,7 +55,8 @@ def _decoded_schema(schema: pa.Schema) -> pa.Schema | None:
     return pa.schema(fields, schema.metadata)
 
 
-_decoded_schema_of = SchemaMemo(_decoded_schema)
+decoded_schema_of = SchemaMemo(_decoded_schema)
+"""The schema with plain columns only; ``None`` when a column has a nested dictionary."""
 _has_dictionaries = SchemaMemo(lambda schema: any(pa.types.is_dictionary(field.type) for field in schema))
 
 
@@ -63,7 +64,7 @@ def decoded(batch: pa.RecordBatch) -> pa.RecordBatch | None:
     """``batch`` with plain columns only; ``None`` when a column would exceed ``MAX_DECODED_BYTES``, or has a nested
     dictionary.
     """
-    schema = _decoded_schema_of(batch.schema)
+    schema = decoded_schema_of(batch.schema)
     if schema is None:
         return None
     if schema.equals(batch.schema):

@@ -13,7 +13,14 @@ from itertools import accumulate, pairwise
 
 import pyarrow as pa
 
-from flinkplus.operators.base.columns import MAX_DECODED_BYTES, SMALL_ROWS, SchemaMemo, holds_dictionary, merge
+from flinkplus.operators.base.columns import (
+    MAX_DECODED_BYTES,
+    SMALL_ROWS,
+    SchemaMemo,
+    decoded_schema_of,
+    holds_dictionary,
+    merge,
+)
 from flinkplus.operators.base.operator import OperatorInstance
 
 
@@ -39,9 +46,17 @@ StepBatches = JoinedRows | list[list[pa.RecordBatch]]
 """The rows of several steps: one batch in all, or for each step a list of batches."""
 
 
+def _has_own_form(dtype: pa.DataType) -> bool:
+    """Whether equal rows of this type may have other bytes in another batch (``canonical`` leaves such columns
+    alone)."""
+    own = pa.types.is_list_view(dtype) or pa.types.is_large_list_view(dtype) or pa.types.is_union(dtype)
+    inner = [dtype.field(at).type for at in range(dtype.num_fields)]
+    return own or pa.types.is_run_end_encoded(dtype) or any(map(_has_own_form, inner))
+
+
 def _long_columns(schema: pa.Schema) -> list[int] | None:
-    """Positions of the columns whose values may be long; ``None`` when some column is dictionary-encoded."""
-    if any(holds_dictionary(field.type) for field in schema):
+    """Positions of the columns whose values may be long; ``None`` when a column's form depends on the batch."""
+    if any(holds_dictionary(field.type) or _has_own_form(field.type) for field in schema):
         return None
     return [at for at, field in enumerate(schema) if not pa.types.is_primitive(field.type)]
 
@@ -54,8 +69,10 @@ def join(steps: Sequence[Sequence[pa.RecordBatch]]) -> JoinedRows | None:
     has in several batches counts as one."""
     batches = [batch for step in steps for batch in step]
     schema = batches[0].schema if batches else None
-    long = None if schema is None else _long_columns_of(schema)
-    if schema is None or long is None or any(not batch.schema.equals(schema) for batch in batches[1:]):
+    if schema is None or any(not batch.schema.equals(schema, check_metadata=True) for batch in batches[1:]):
+        return None
+    long = _long_columns_of(schema)
+    if long is None:
         return None
     counts = [sum(batch.num_rows for batch in step) for step in steps]
     for step, rows in zip(steps, counts, strict=True):
@@ -106,4 +123,4 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     if not any(isinstance(column, pa.DictionaryArray) for column in batch.columns):
         return batch
     columns = [c.dictionary.take(c.indices) if isinstance(c, pa.DictionaryArray) else c for c in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    return pa.RecordBatch.from_arrays(columns, schema=decoded_schema_of(batch.schema))

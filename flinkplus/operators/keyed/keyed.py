@@ -253,8 +253,9 @@ def with_running(
     batch: pa.RecordBatch, columns: tuple[str, ...], key: Codes, output: str, running: pa.Array
 ) -> pa.RecordBatch:
     """``batch`` with the column ``output``, and a single string or binary key column dictionary-encoded by ``key``."""
-    if isinstance(key, KeyCodes) and key.is_text:
-        batch = batch.set_column(batch.schema.get_field_index(columns[0]), columns[0], key.column)
+    if isinstance(key, KeyCodes) and key.is_text and key.column is not None:
+        at = batch.schema.get_field_index(columns[0])
+        batch = batch.set_column(at, batch.schema.field(at).with_type(key.column.type), key.column)
     return batch.append_column(output, running)
 
 

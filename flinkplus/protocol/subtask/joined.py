@@ -70,7 +70,8 @@ class JoinedSteps:
     # --- a source
 
     def _begin_reads(self) -> tuple[Bundle, Iterator[None]] | None:
-        steps, most_rows = [], self._inputs.limits[0]
+        steps: list[int] = []
+        most_rows, most_bytes = self._inputs.limits
         for rows in self._replay.reads_ahead():
             most_rows -= rows
             if rows > JOINED_ROWS or most_rows < 0:
@@ -78,20 +79,20 @@ class JoinedSteps:
             steps.append(rows)
         if len(steps) < 2:
             return None
+        sendings, at_end = self._work.read_together(steps, most_bytes)
+        steps = steps[: len(sendings) + at_end]
         self._replay.take_steps(len(steps))
-        return [], self._read(steps)
+        if at_end and next(self._replay.reads_ahead(), None) is not None:
+            raise NondeterministicOperator("the source ended before its predecessor's last step")
+        return [], self._read(steps, sendings)
 
-    def _read(self, steps: list[int]) -> Iterator[None]:
-        sendings = self._work.read_together(steps)
+    def _read(self, steps: list[int], sendings: Sequence[Iterator[None]]) -> Iterator[None]:
         for rows, sending in zip(steps, sendings, strict=False):
             self._history.begin(Choice.READ, rows)
             yield from sending
-        if len(sendings) == len(steps):
-            return
-        if len(sendings) < len(steps) - 1:
-            raise NondeterministicOperator("the source ended before its predecessor's last step")
-        self._history.begin(Choice.READ, steps[-1])
-        yield from self._end()
+        if len(steps) > len(sendings):
+            self._history.begin(Choice.READ, steps[-1])
+            yield from self._end()
 
     # --- messages
 

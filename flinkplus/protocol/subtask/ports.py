@@ -52,9 +52,9 @@ class SubtaskWork(Protocol):
         """Process the bundles of several steps at once. Returns for each step what sends its output, as ``push`` alone
         would have."""
 
-    def read_together(self, steps: list[int]) -> Sequence[Iterator[None]]:
-        """The same for a source: ``steps`` has the number of rows that each step requests. Where the source is at its
-        end, the steps from there on are left out."""
+    def read_together(self, steps: list[int], max_bytes: int) -> tuple[Sequence[Iterator[None]], bool]:
+        """The same for a source: ``steps`` has the number of rows that each step requests. It does at least one, and
+        stops when it has ``max_bytes``. Returns also whether the step after these found the end of the source."""
 
     def bundle_at(self, since: float) -> float:
         """When a small bundle may be taken whose first message has waited since ``since``; both in seconds."""

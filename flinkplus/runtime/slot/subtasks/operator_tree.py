@@ -211,11 +211,12 @@ class FusedOperators:
         assert fused.instance is not None
         yield from self._emit_all(index, fused.instance.process(batch))
 
-    def read(self, rows: int) -> pa.RecordBatch | None:
-        """The next ``rows`` of the source, or fewer; ``None`` at its end."""
+    def read(self, rows: int, ahead: int = 0) -> pa.RecordBatch | None:
+        """The next ``rows`` of the source, or fewer; ``None`` at its end. ``ahead``: rows that were read and not pushed
+        yet."""
         fused = self.nodes[self.root]
         assert fused.reader is not None
-        self._begin(self.root, rows, fused.rows_out)
+        self._begin(self.root, rows, fused.rows_out + ahead)
         batch = fused.reader.read(rows)
         self._note[OPERATOR] = 0
         return batch

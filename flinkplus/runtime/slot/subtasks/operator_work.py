@@ -29,6 +29,9 @@ from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks
 from flinkplus.runtime.transport.wire.message_format import Message, decode_records
 from flinkplus.state.backend import SubtaskState
 
+MAX_JOINED_READ_S = 0.02
+"""How long a source reads for steps that are repeated together: the slot's loop waits."""
+
 
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
     return message.records if message.records is not None else decode_records(payload)
@@ -153,16 +156,22 @@ class OperatorWork:
         rows = join(batches)
         return self._operators.push_together([[merge(step)] for step in batches] if rows is None else rows)
 
-    def read_together(self, steps: list[int]) -> list[Iterator[None]]:
+    def read_together(self, steps: list[int], max_bytes: int) -> tuple[list[Iterator[None]], bool]:
         operators, batches = self._operators, []
         self._note[EDGE] = 0
+        begun, read_rows, at_end = time.monotonic(), 0, False
         for rows in steps:
-            batch = operators.read(rows)
+            batch = operators.read(rows, read_rows)
             if batch is None:
+                at_end = True
                 break
             self._history.has_read(batch.num_rows)
+            read_rows += batch.num_rows
+            max_bytes -= batch.nbytes
             batches.append([batch] if batch.num_rows else [])
-        return operators.push_together(batches)
+            if max_bytes <= 0 or time.monotonic() - begun > MAX_JOINED_READ_S:
+                break
+        return operators.push_together(batches), at_end
 
     def _note_message(self, message: Message) -> None:
         """The work to come is on a bundle of which ``message`` is the first."""

@@ -15,6 +15,7 @@ import pytest
 from experiments.harness.replaying import Recorded, repeat, sent_by
 from flinkplus.api.stream import Stream
 from flinkplus.errors import NondeterministicOperator
+from flinkplus.operators.base.steps import join
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.slot.subtasks.pacing import Pacer
 from flinkplus.runtime.slot.subtasks.subtask import DIGEST, Subtask
@@ -41,6 +42,26 @@ class Rows:
         return pa.RecordBatch.from_arrays(columns, names=["number", "half", "word", "price", "line"])
 
 
+STRICT = "number bigint not null, word string not null, half double"
+
+
+class StrictRows:
+    """Columns without nulls, whose schema says so. ``noted``: with metadata that differ from batch to batch, like
+    those of pandas."""
+
+    def __init__(self, noted: bool = False) -> None:
+        self._noted = noted
+
+    def __call__(self, start: int, count: int) -> pa.RecordBatch:
+        found = Rows()(start, count)
+        numbers = np.arange(start, start + count)
+        names = ["number", "word", "half"]
+        columns = [pa.array(numbers), pa.array([f"w{n % 40}" for n in numbers.tolist()]), found.column("half")]
+        fields = [pa.field(name, c.type, name == "half") for name, c in zip(names, columns, strict=True)]
+        metadata = {"rows": str(count)} if self._noted else None
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, metadata))
+
+
 class Drawn(Pacer):
     """Reads have drawn numbers of rows, usually few."""
 
@@ -63,9 +84,11 @@ OPERATORS: dict[str, Callable[[Stream], Stream]] = {
 }
 
 
-def job_of(draw: Callable[[Stream], Stream], directory: Path) -> Recorded:
+def job_of(
+    draw: Callable[[Stream], Stream], directory: Path, rows: Rows | StrictRows | None = None, schema: str = SCHEMA
+) -> Recorded:
     env = environment(parallelism=PARALLELISM)
-    drawn = draw(env.generate(Rows(), schema=SCHEMA, batches=True, name="rows"))
+    drawn = draw(env.generate(rows or Rows(), schema=schema, batches=True, name="rows"))
     drawn.key_by("word").count(output="seen", name="last").discard()
     return Recorded(env.graph.fuse(), env.options, directory)
 
@@ -121,6 +144,46 @@ def test_what_is_sent_does_not_show_that_steps_were_joined(operator: str, tmp_pa
                 assert successor.operators.counters() == original.operators.counters()
                 joins = operator != "a function of rows" or vertex.is_source
                 assert (sum(joined) > steps // 3) == joins and steps > 20
+
+
+@pytest.mark.parametrize("key", ["word", "number"])
+@pytest.mark.parametrize("noted", [False, True])
+def test_what_the_schema_says_besides_types_stays(key: str, noted: bool, tmp_path: Path) -> None:
+    """Whether a column may be null, and metadata, are a part of a message."""
+    with closing(job_of(lambda rows: rows.key_by(key).sum("half"), tmp_path, StrictRows(noted), STRICT)) as job:
+        run(job, random.Random(key))
+        for original in [one for one in job.subtasks.values() if one.id.vertex != job.graph.vertices[-1].name]:
+            sent = looks(original)
+            successor = job.successor(original.id, {channel: len(messages) for channel, messages in sent.items()})
+            joined = joined_of(successor)
+            repeat(successor)
+            assert looks(successor) == sent and sum(joined) > 10
+
+
+@pytest.mark.parametrize("dtype", [pa.list_view(pa.int64()), pa.run_end_encoded(pa.int32(), pa.int64())])
+def test_columns_whose_form_depends_on_the_batch_are_not_joined(dtype: pa.DataType) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([1])], names=["v"])
+    assert join([[batch], [batch]]) is not None
+    other = pa.RecordBatch.from_arrays([pa.nulls(1, dtype)], names=["v"])
+    assert join([[other], [other]]) is None
+
+
+def test_a_source_reads_only_so_many_bytes_at_once(tmp_path: Path) -> None:
+    """And notes where each of its reads begins."""
+    with closing(job_of(OPERATORS["count by number"], tmp_path)) as job:
+        source = job.subtasks[SubtaskId(job.graph.vertices[0].name, 0)]
+        firsts: list[int] = []
+        operators: Any = source.operators
+        begin = operators._begin
+
+        def noting(index: int, rows: int, first: int | None = None) -> None:
+            firsts.extend([] if first is None else [first])
+            begin(index, rows, first)
+
+        operators._begin = noting
+        sendings, at_end = source.work.read_together([10] * 50, 1000)
+        assert 1 <= len(sendings) < 50 and not at_end
+        assert firsts[: len(sendings)] == [10 * step for step in range(len(sendings))]
 
 
 def test_an_operator_that_is_not_deterministic_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
