@@ -444,17 +444,18 @@ def test_a_tree_is_killed_whole() -> None:
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 def test_a_killed_experiment_leaves_no_engine() -> None:
     """As Java is started: its parent is killed and ends nothing itself."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
     parent = f"""
 import subprocess, time
 from experiments.baselines.trees import bound
-child = subprocess.Popen(bound([{sys.executable!r}, "-c", "import time; time.sleep(600)"]), start_new_session=True)
+child = subprocess.Popen(bound({command!r}), start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
         child = psutil.Process(int(started.stdout.readline()))
-        while "--pdeathsig" in child.cmdline():
+        while child.cmdline() != command:  # it is bound before that; in the midst of an exec it has none
             time.sleep(0.01)
         started.kill()
     child.wait(10)
