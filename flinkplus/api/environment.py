@@ -178,7 +178,7 @@ class StreamEnvironment:
 
         ``trust``: as in ``execute``.
         ``name``: the name that the job must have; ``None``: any.
-        ``options``: settings of this run; with another ``parallelism``, state and input are divided anew.
+        ``options``: settings of this run; with another ``parallelism``, state and input are divided again.
 
         Raises ``CheckpointDirectoryError`` when the directory has no job to resume, or one with another name;
         ``UntrustedCheckpoint`` when the job is not signed with this user's key (option ``signing_key``).

@@ -1,10 +1,10 @@
-"""How numbered blocks, and splits of files, are dealt to the subtasks of a source, and dealt anew.
+"""How numbered blocks, and splits of files, are dealt to the subtasks of a source, and dealt again.
 
 Blocks are numbered without end. A subtask has *runs* of them: ``first``, ``first + step``, ... below ``end``. At the
-start subtask *i* of *n* has one open run, ``i, i + n, ...``. When they are dealt anew, all blocks from the furthest
+start subtask *i* of *n* has one open run, ``i, i + n, ...``. When they are dealt again, all blocks from the furthest
 open run on are dealt as at the start; the blocks before it that are left are closed runs, which are divided.
 
-Splits of files are dealt in *stages*: ranges to be read in a number of passes. When they are dealt anew, passes in
+Splits of files are dealt in *stages*: ranges to be read in a number of passes. When they are dealt again, passes in
 which the same ranges are left are one stage, whose ranges are divided evenly, in their order.
 
 Rules: pure. Each block, and each part of a range, that was left is dealt once; what was read is not. A subtask has its

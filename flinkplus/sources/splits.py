@@ -3,7 +3,7 @@
 Rules:
 
 - A reader's splits are a pure function of the planned source, the subtask's index and the parallelism; or, once they
-  were dealt anew for another parallelism (``dealing``), they are in its position, as *stages*.
+  were dealt again for another parallelism (``dealing``), they are in its position, as *stages*.
 - A split is read block by block; a block is a batch of rows, each with the *cursor* (a number within the split) at
   which reading continues after it. So a position can stand after any row: pass, split, cursor.
 - A source with ``repeat`` begins its splits again after the last one; a pass without a row ends it.
@@ -134,7 +134,7 @@ class SplitReader(SourceReader, Generic[S]):
         return stages
 
     def _enter_stage(self) -> None:
-        """Go on with the first of the stages; with none left, the source has ended."""
+        """Continue with the first of the stages; with none left, the source has ended."""
         if not self._stages:
             self._begin((), 0, 0)
             return

@@ -88,7 +88,7 @@ class Gateway:
         return self._launch(conf, popen_kwargs)
 
     def close(self) -> None:
-        """End a Java process that nobody has asked for."""
+        """End a Java process that was not asked for."""
         if self._ready is not None:
             _end(self._ready[1])
 

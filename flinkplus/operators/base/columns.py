@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -174,6 +174,11 @@ def cut(batch: pa.RecordBatch, max_rows: int = MAX_OUTPUT_ROWS) -> Iterator[pa.R
     """``batch`` in pieces of at most ``max_rows`` rows; no piece when it is empty."""
     for start in range(0, batch.num_rows, max_rows):
         yield batch.slice(start, max_rows)
+
+
+def cut_at(batch: pa.RecordBatch, ends: Sequence[int]) -> list[pa.RecordBatch]:
+    """``batch`` in pieces, perhaps empty ones; ``ends``: the row after each."""
+    return [batch.slice(start, end - start) for start, end in pairwise([0, *ends])]
 
 
 def dictionary_array(codes: npt.NDArray[np.int32], dictionary: pa.Array) -> pa.DictionaryArray:

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
 from flinkplus.operators.base import decimals
-from flinkplus.operators.base.columns import SMALL_ROWS, compact, decoded, dictionary_array
+from flinkplus.operators.base.columns import SMALL_ROWS, compact, cut_at, decoded, dictionary_array
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM, MAX_GROUPS
 from flinkplus.state.hashing import (
     group_numbers,
@@ -333,11 +333,10 @@ class HashPartitioner:
     def split_steps(self, batch: pa.RecordBatch, ends: list[int]) -> list[list[tuple[int, pa.RecordBatch]]]:
         """``split`` for each of the small batches that ``batch``, of plain columns, consists of; ``ends``: the row
         after each."""
-        bounds = [0, *ends]
         if self.targets == 1:
-            return [self.split(batch.slice(at, end - at)) for at, end in pairwise(bounds)]
+            return [self.split(piece) for piece in cut_at(batch, ends)]
         target_of_row = self._small_targets(batch)
-        step_of_row = np.repeat(np.arange(len(ends)), np.diff(bounds))
+        step_of_row = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         places = (step_of_row * self.targets + target_of_row).astype(small_unsigned(len(ends) * self.targets))
         parts: list[list[tuple[int, pa.RecordBatch]]] = [[] for _ in ends]
         for place, part in self._slices(batch, places, len(ends) * self.targets):

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, Protocol
 
 import pyarrow as pa
 from typing_extensions import assert_never
 
-from flinkplus.operators.base.columns import SMALL_ROWS, compact, decoded
+from flinkplus.operators.base.columns import SMALL_ROWS, compact, cut_at, decoded
 from flinkplus.operators.base.keys import HashPartitioner
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 
@@ -51,7 +50,7 @@ class ToOne:
         return [(self.target, small)]
 
     def split_steps(self, batch: pa.RecordBatch, ends: list[int]) -> list[list[tuple[int, pa.RecordBatch]]]:
-        return [self.split(batch.slice(at, end - at)) for at, end in pairwise([0, *ends])]
+        return [self.split(piece) for piece in cut_at(batch, ends)]
 
 
 def partitioner(

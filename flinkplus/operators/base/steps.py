@@ -17,6 +17,7 @@ from flinkplus.operators.base.columns import (
     MAX_DECODED_BYTES,
     SMALL_ROWS,
     SchemaMemo,
+    cut_at,
     decoded_schema_of,
     holds_dictionary,
     merge,
@@ -39,7 +40,7 @@ class JoinedRows:
 
     def separate(self) -> list[list[pa.RecordBatch]]:
         """The batch of each step; none for a step without rows."""
-        return [[self.batch.slice(at, end - at)] if end > at else [] for at, end in pairwise([0, *self.ends])]
+        return [[piece] if piece.num_rows else [] for piece in cut_at(self.batch, self.ends)]
 
 
 StepBatches = JoinedRows | list[list[pa.RecordBatch]]

@@ -89,7 +89,7 @@ class InputGate:
     ``bundle_rows``: maximum number of rows that a step takes; one message may have more.
     ``overdrawn``: producers may send beyond their credit.
 
-    ``_limits``: maximum rows and bytes of a bundle.
+    ``limits``: maximum rows and bytes of a bundle.
     ``_of_channel``: maximum messages and bytes of a bundle from one channel (``Window.always_open``).
     ``_others_turn``: whether messages other than records are taken next, if any wait.
     ``_awaited``: number of channels that are empty and have not ended.
@@ -104,7 +104,7 @@ class InputGate:
         bundle_rows: int = 1,
     ) -> None:
         self._window = window
-        self._limits = (bundle_rows, MAX_BUNDLE_BYTES)
+        self.limits = (bundle_rows, MAX_BUNDLE_BYTES)
         self._of_channel = window.always_open
         self._others_turn = True
         self._waiting_rows = self._waiting_others = self._awaited = 0
@@ -185,11 +185,6 @@ class InputGate:
         end.ended = True
 
     @property
-    def limits(self) -> tuple[int, int]:
-        """Maximum rows and bytes of a bundle."""
-        return self._limits
-
-    @property
     def may_wait(self) -> bool:
         """Whether the next bundle may wait for further messages.
 
@@ -198,7 +193,7 @@ class InputGate:
         """
         if not self._awaited or self._waiting_others or self._filled:
             return False
-        return 2 * self._waiting_rows < self._limits[0]
+        return 2 * self._waiting_rows < self.limits[0]
 
     def next(self) -> Bundle:
         """The bundle of the next step: records of all channels, watermarks of all channels, or one message of another
@@ -238,7 +233,7 @@ class InputGate:
         repeated begins when all its messages have arrived, and nothing is reported until then.
         """
         taken: Bundle = []
-        rows, size_bytes = self._limits
+        rows, size_bytes = self.limits
         most, most_bytes = self._of_channel
         for end in ready:
             count = channel_bytes = 0

@@ -1,8 +1,8 @@
 """Steps that a promoted subtask repeats together, because many small ones cost much more than one of as many rows.
 
 The work processes the rows of all of them at once. Each step is then logged, and sends its own messages, as if it were
-repeated alone: messages have the same rows, numbers and determinants. So nobody can tell how a subtask was repeated,
-and a consumer that has some of the messages gets the others.
+repeated alone: messages have the same rows, numbers and determinants. No consumer can tell how a subtask was repeated,
+and one that has some of the messages gets the others.
 
 Rules: only steps that are known not to have read the clock, and only where the work says that their output does not
 depend on it (``SubtaskWork.joins_steps``). No message of another kind, such as a barrier, comes between two of them.

@@ -1,7 +1,7 @@
 """Snapshots for another parallelism: the part that is not keyed state.
 
 Rules:
-- channels begin anew: their cursors are 0, or behind the messages that were in flight. No message of before has an ID
+- channels restart: their cursors are 0, or behind the messages that were in flight. No message of before has an ID
   of after, since generations rise;
 - a subtask that had ended ends again: its input is empty, so it emits nothing more. So it does not matter which of the
   subtasks before had ended;

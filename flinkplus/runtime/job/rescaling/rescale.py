@@ -107,7 +107,7 @@ class Rescaling:
         return found
 
     def _positions(self, vertex: Vertex, handles: Sequence[SnapshotHandle]) -> list[Any]:
-        """Of the source at the root of a vertex, dealt anew; ``None`` for any other."""
+        """Of the source at the root of a vertex, dealt again; ``None`` for any other."""
         node = self.graph.nodes[vertex.nodes[0]]
         if not isinstance(node.body, Source):
             return [None] * self.after

@@ -75,7 +75,10 @@ class FusedNode:
 
 
 class FusedOperators:
-    """The operators of one vertex in one subtask."""
+    """The operators of one vertex in one subtask.
+
+    ``joins_steps``: several steps may be repeated together; see ``OperatorInstance.joins_steps``.
+    """
 
     def __init__(
         self,
@@ -116,6 +119,8 @@ class FusedOperators:
         self._heard = frozenset(edge for edge in vertex.outputs if graph.hears_watermarks(edge))
         self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
         self._by_input = self.nodes[self.root].instance if self._tells_inputs_apart() else None
+        instances = [fused.instance for fused in self.nodes.values() if fused.instance is not None]
+        self.joins_steps = self._by_input is None and not self._clocks and all(one.joins_steps for one in instances)
 
     def _tells_inputs_apart(self) -> bool:
         instance = self.nodes[self.root].instance
@@ -145,12 +150,6 @@ class FusedOperators:
             assert isinstance(clock, WatermarkMaker)
             if clock.watermark_ms is not None:
                 yield from self._rise(index, clock.watermark_ms)
-
-    @property
-    def joins_steps(self) -> bool:
-        """Whether several steps may be repeated together; see ``OperatorInstance.joins_steps``."""
-        instances = [fused.instance for fused in self.nodes.values() if fused.instance is not None]
-        return self._by_input is None and not self._clocks and all(one.joins_steps for one in instances)
 
     def push_together(self, steps: StepBatches) -> list[Iterator[None]]:
         """``push`` the batches of several steps at once. Returns for each step what appends its output."""
