@@ -148,6 +148,13 @@ class JobGraph:
         producer = self.exchanges[edge].producer
         return next(vertex for vertex in self.vertices if producer in vertex.nodes)
 
+    def input_schemas(self, vertex: Vertex) -> dict[int, pa.Schema]:
+        """The logical schema of the input of each node of a vertex."""
+        parents = {child: node for node in vertex.nodes for child in self.nodes[node].children}
+        return {
+            at: self.nodes[parents[at]].schema if at in parents else self.root_schema(vertex) for at in vertex.nodes
+        }
+
     def root_schema(self, vertex: Vertex) -> pa.Schema:
         """The schema of the rows that the root of a vertex receives, or, as a source, reads."""
         if vertex.is_source:

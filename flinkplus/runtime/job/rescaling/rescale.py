@@ -160,16 +160,12 @@ class _NewSubtask:
     ) -> dict[str, OperatorPart]:
         found = {}
         ended = [each.ended for each in saved]
-        parents = {child: node for node in self.vertex.nodes for child in self.of.graph.nodes[node].children}
-        for at in self.vertex.nodes:
+        for at, schema in self.of.graph.input_schemas(self.vertex).items():
             node = self.of.graph.nodes[at]
             parts = [each.operators[node.name] for each in saved]
             part = rescaled_part(parts, ended, self.ownership.index, self.of.after)
             own_state = None
             if isinstance(node.body, Operator):
-                schema = (
-                    self.of.graph.nodes[parents[at]].schema if at in parents else self.of.graph.root_schema(self.vertex)
-                )
                 own_state = self._inherited(node, schema, parts, ended, state)
             found[node.name] = with_state(part, own_state, position if isinstance(node.body, Source) else None)
         return found

@@ -97,11 +97,8 @@ class FusedOperators:
         self._exchanges = exchanges
         self._note = no_note() if note is None else note
         self.nodes: dict[int, FusedNode] = {}
-        parents = {child: node for node in vertex.nodes for child in graph.nodes[node].children}
-        for node_index in vertex.nodes:
+        for node_index, schema in graph.input_schemas(vertex).items():
             node = graph.nodes[node_index]
-            parent = parents.get(node_index)
-            schema = graph.root_schema(vertex) if parent is None else graph.nodes[parent].schema
             name = f"{node.name}[{index}]"
             context = OperatorContext(
                 node.name, name, index, parallelism, schema, state, now_ms=now_ms, rng=rng, note_row=note_row
