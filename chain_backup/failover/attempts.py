@@ -101,6 +101,10 @@ class Attempts:
         self._attempt: _Attempt | None = None
         self._promotions: dict[tuple[int, int], _Promotion] = {}  # (attempt, slot)
 
+    def continue_numbers_of(self, other: Attempts) -> None:
+        """Use no number that ``other`` has used."""
+        self.newest_generation, self._count, self._failovers = other.newest_generation, other._count, other._failovers
+
     def reset(self) -> None:
         """Forget the failover under way, not the numbers that were used."""
         self._failover = self._attempt = None

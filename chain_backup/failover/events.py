@@ -39,6 +39,13 @@ class JobStarted(Frozen):
     """(subtask, slot where it runs); a missing subtask is on the slot of its number."""
 
 
+class SubtasksReplaced(Frozen):
+    """From the next ``JobStarted`` on, each vertex has ``parallelism`` subtasks, and the job needs ``slots``."""
+
+    parallelism: int
+    slots: tuple[int, ...]
+
+
 class SlotJoined(Frozen):
     """A new process registered as ``slot``, after its ``SlotLost``, or as a new spare slot; its data streams are
     connected."""
@@ -162,6 +169,7 @@ class StandbyPromotionFailed(Frozen):
 FailoverEvent: TypeAlias = (
     JobStarted
     | JobInterrupted
+    | SubtasksReplaced
     | SlotLost
     | SlotJoined
     | SubtaskFailed

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from typing_extensions import assert_never
 
@@ -51,16 +52,17 @@ class FailoverProtocol:
         self, topology: Topology, slots: int, config: FailoverConfig | None = None, strategy: Strategy = spread
     ) -> None:
         invariant(slots >= 1, "a job needs at least one slot", slots=slots)
-        self._topology = topology
-        self._own_slots = tuple(range(slots))
         self._config = config or FailoverConfig()
-        self._check = EventCheck(topology, self._own_slots)
-        self._planned = PlannedMembers(topology, self._own_slots, self._config.replicas, strategy)
-        self._table = ChainTable(topology, not self._config.partial)
-        self._attempts = Attempts(topology, self._config, self._table, self._planned)
-        self._handover = Handover(self._config, self._table, self._planned, self._attempts)
+        self._build(topology, PlannedMembers(topology, tuple(range(slots)), self._config.replicas, strategy))
         self._running = False
         self._threw: set[SubtaskId] = set()  # since the last complete checkpoint; never iterated
+
+    def _build(self, topology: Topology, planned: PlannedMembers) -> None:
+        self._topology, self._planned = topology, planned
+        self._check = EventCheck(topology, planned.own)
+        self._table = ChainTable(topology, not self._config.partial)
+        self._attempts = Attempts(topology, self._config, self._table, planned)
+        self._handover = Handover(self._config, self._table, planned, self._attempts)
 
     # ------------------------------------------------------------------------------------------------- state
 
@@ -76,6 +78,10 @@ class FailoverProtocol:
         only if all are drained. Raises ``PlacementError``."""
         self._planned.update_hosts(hosts)
         return {subtask: self._planned.deployment_slot(subtask, hosts) for subtask in self._topology.subtasks}
+
+    def check_slots(self, parallelism: int, slots: tuple[int, ...]) -> None:
+        """Check that the strategy gives every chain of that many subtasks on ``slots``. Raises ``PlacementError``."""
+        self._planned.replaced(replace(self._topology, parallelism=parallelism), slots)
 
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:
@@ -160,6 +166,9 @@ class FailoverProtocol:
         self._check(event, self.newest_generation, self._running)
         if isinstance(event, events.JobStarted):
             return self._on_started(event)
+        if isinstance(event, events.SubtasksReplaced):
+            self._replace(event)
+            return []
         if not self._running:
             return []
         effects = self._after_fallback(self._handle(now_ms, event))
@@ -178,7 +187,7 @@ class FailoverProtocol:
 
     def _handle(self, now_ms: int, event: events.FailoverEvent) -> list[FailoverEffect]:
         match event:
-            case events.TimeAdvanced() | events.JobStarted():
+            case events.TimeAdvanced() | events.JobStarted() | events.SubtasksReplaced():
                 return []
             case events.JobInterrupted():
                 return self._stop("the job was interrupted")
@@ -233,8 +242,15 @@ class FailoverProtocol:
         self._running = True
         self._attempts.newest_generation = event.generation
         cursors, heads = dict(event.cursors), dict(event.heads)
-        self._table.form(self._planned.of, self._own_slots, event.generation, event.version, cursors, heads)
+        self._table.form(self._planned.of, self._planned.own, event.generation, event.version, cursors, heads)
         return self._table.publish()
+
+    def _replace(self, event: events.SubtasksReplaced) -> None:
+        """Nothing is left of the deployments before, except for what ``_stop`` keeps."""
+        invariant(not self._running, "subtasks are replaced while the job is interrupted", slots=event.slots)
+        topology, attempts = replace(self._topology, parallelism=event.parallelism), self._attempts
+        self._build(topology, self._planned.replaced(topology, event.slots))
+        self._attempts.continue_numbers_of(attempts)
 
     def _stop(self, reason: str) -> list[FailoverEffect]:
         """Forget the deployment, except for the numbers that were used and the hosts that are drained."""

@@ -9,8 +9,8 @@ Rules:
   these, one on the host with the fewest heads; among these, the first in the chain that its own slot would have.
 - Chains are laid out again whenever hosts or drained hosts change, so that members share hosts only where they must.
 - A target leaves a chain on as many hosts as before: it replaces another member on its host, otherwise the former home.
-- In addition to the slots of the subtasks' numbers, *spare* slots exist from their first join until they have retired
-  and are empty. The strategy makes them no subtask's home.
+- In addition to the needed slots, one for each number of a subtask, *spare* slots exist from their first join until
+  they have retired and are empty. The strategy makes them no subtask's home.
 - Hosts stay drained, and reached targets stay, until another request. Targets end with a rollback or a drain of their
   host; targets not yet reached also end with the loss of their slot, or if it cannot take the subtask.
 
@@ -97,7 +97,22 @@ class PlannedMembers:
         self._moves: dict[SubtaskId, _Move] = {}
         self._layout = self._lay_out(self._hosts, (), ())
 
+    def replaced(self, topology: Topology, slots: tuple[int, ...]) -> PlannedMembers:
+        """Those of other subtasks, on other needed ``slots``. Drained hosts stay; targets end. Raises
+        ``PlacementError``."""
+        after = PlannedMembers(topology, slots, self._replicas, self._strategy)
+        spare = {slot: host for slot, host in self._hosts.items() if slot not in self._own and slot not in slots}
+        after._retired = self._retired | (set(self._own) - set(slots))
+        after._scaling, after._host_drains = self._scaling, self._host_drains
+        after.update_hosts({**{slot: self._hosts.get(slot, "") for slot in slots}, **spare})
+        return after
+
     # ------------------------------------------------------------------------------------------------ the slots
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The needed slots, ascending."""
+        return self._own
 
     def of(self, subtask: SubtaskId) -> tuple[int, ...]:
         """The planned members of the chain of ``subtask``, its home first."""

@@ -37,7 +37,9 @@ from flinkplus.printable import printable
 
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 HEAP_MB = 64
-HEAP_MB_FOR_CONNECTION = 1.5  # a request may announce a megabyte, and memory is taken before it comes
+HEAP_MB_FOR_CONNECTION = 1.5
+REQUEST_BYTES = 0x2FFFF
+LARGEST_REQUEST_BYTES = 0xFFFFF  # ZooKeeper's own limit
 CONNECTIONS_BESIDE = 16  # of the supervisor's questions, and for connections that are gone and not known to be
 MAX_SESSION_TIMEOUT_MS = 60_000
 TICK_MS = 100  # sessions may be two ticks long or longer
@@ -152,6 +154,8 @@ class EmbeddedZooKeeper:
     ``tls``: without it, any process that reaches the server can take all connections, end any session, and write where
     no access list forbids it (option ``zookeeper_acl``).
     ``clients``: how many there will be; there is memory for twice as many, and none for strangers.
+    ``request_bytes``: maximum size of a request. The server takes that memory when a request is announced, and while it
+    is busy it accepts more connections than it should: so a small limit is what keeps strangers from taking all of it.
     """
 
     jars: Path | None = None
@@ -160,6 +164,7 @@ class EmbeddedZooKeeper:
     bind: str = "127.0.0.1"
     tls: Tls | None = None
     clients: int = 64
+    request_bytes: int = REQUEST_BYTES
 
     def __post_init__(self) -> None:
         self._native_tls = self.tls is not None
@@ -325,6 +330,7 @@ class EmbeddedZooKeeper:
         self._write_configuration(self._directory, port, bool(native))
         heap_mb = HEAP_MB + int(self._connections * HEAP_MB_FOR_CONNECTION)
         options = JVM_OPTIONS if self.tls is None else JVM_OPTIONS + JVM_OPTIONS_OF_TLS
+        options += (f"-Djute.maxbuffer={min(self.request_bytes, LARGEST_REQUEST_BYTES)}",)
         options += (f"-Dio.netty.native.workdir={self._directory}",) if native else WITHOUT_NATIVE_TLS
         command = [java, *options, f"-Xmx{heap_mb}m", "-cp", os.pathsep.join([jars, *map(str, native)])]
         command += [f"-Dlog4j2.configurationFile={(self._directory / 'log4j2.properties').as_uri()}"]

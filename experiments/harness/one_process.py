@@ -70,6 +70,7 @@ class OneProcess:
         """A subtask from the start of the job. ``number``: no other one has it."""
         names, ids, options = self._names, self._ids, self.options
         plan = SubtaskPlan(
+            parallelism=options.parallelism,
             graph=self.graph,
             vertex=self.graph.vertex_of(name.vertex),
             subtask=name,

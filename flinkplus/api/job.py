@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.control.names import find_subtask
-from flinkplus.runtime.coordinator.commands.moves import check_count
+from flinkplus.runtime.coordinator.commands.moves import check_count, check_parallelism
 from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 from flinkplus.runtime.faults.points import check_point
 from flinkplus.runtime.job.finished import FinishedJob
@@ -205,11 +205,11 @@ class JobHandle:
 
         Raises ``ConfigurationError`` for an unknown subtask or point, ``SubtaskNotRunning`` after ``timeout``.
         """
-        options = self._running.coordinator.options
-        found = find_subtask(subtask, self._running.coordinator.graph, options.parallelism)
+        coordinator = self._running.coordinator
+        found = find_subtask(subtask, coordinator.graph, coordinator.parts.deployment.parallelism)
         if at is not None:
             check_point(at)
-        return self._running.coordinator.parts.operations.kill(found, at, timeout)
+        return coordinator.parts.operations.kill(found, at, timeout)
 
     def missing_standbys(self) -> int:
         """Number of standbys that are missing or still catching up: 0 at full redundancy."""
@@ -241,7 +241,7 @@ class JobHandle:
         not exist, is not registered, or is on a drained host, and when the job is not running or has no standbys.
         """
         coordinator = self._running.coordinator
-        found = find_subtask(subtask, coordinator.graph, coordinator.options.parallelism)
+        found = find_subtask(subtask, coordinator.graph, coordinator.parts.deployment.parallelism)
         return _begun(coordinator.moves.migrate(found, slot))
 
     def drain_host(self, host: str, force: bool = False) -> PlannedMove:
@@ -270,6 +270,27 @@ class JobHandle:
         number, or when the job is over.
         """
         return _begun(self._running.coordinator.moves.scale(check_count(count), force))
+
+    def rescale(self, parallelism: int) -> PlannedMove:
+        """Continue with ``parallelism`` subtasks of each operator, on as many slots, while the job runs.
+
+        New slots are started on the cluster first. Then, right after a complete checkpoint, its state is divided among
+        the new subtasks, which continue from there on the slots, old and new; slots that are not needed any more end.
+        A failure on the way restarts the job at one parallelism or at the other, never at a mixture.
+
+        Returns when the rescale has begun: its ``left`` says what remains, its ``await_done`` waits for the end. Raises
+        ``ConfigurationError`` for less than 1 or more than ``max_parallelism``, ``InsufficientSlots`` when the master
+        cannot run so many tasks, ``MoveRefused`` when the job is not running. ``await_done`` raises
+        ``InsufficientSlots`` when Spark has not started some slots within ``slot_timeout`` seconds, and
+        ``MoveCancelled`` when the state of an operator cannot be divided, after a newer request, or when the job is
+        over. The job then stays as it is.
+        """
+        coordinator = self._running.coordinator
+        return _begun(coordinator.moves.rescale(check_parallelism(parallelism, coordinator.options.max_parallelism)))
+
+    def rescales(self) -> list[dict[str, Any]]:
+        """The changes of parallelism, oldest first, with the time of each phase as in ``recoveries``."""
+        return self._running.coordinator.recoveries.rescales()
 
     def collected(self, name: str) -> pa.Table:
         """The committed rows of a ``collect`` sink. Raises ``ConfigurationError`` when there is no such sink."""

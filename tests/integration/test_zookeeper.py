@@ -853,7 +853,9 @@ def test_slots_come_and_go_at_random_and_the_last_state_is_told(bench: Bench) ->
 
 
 def test_strangers_cannot_take_all_of_a_servers_memory(server: EmbeddedZooKeeper) -> None:
-    """Each announces a request of almost a megabyte, for which the server has room before it comes."""
+    """Each announces the largest request, for which the server has room before it comes: a busy server accepts more
+    connections than it should, perhaps all of them. A larger one ends the connection."""
+    assert 400 * server.request_bytes < 128 << 20, "less than half of its memory"
     host, _, port = server.hosts.rpartition(":")
     with contextlib.ExitStack() as held:
         strangers: list[socket.socket] = []
@@ -861,15 +863,19 @@ def test_strangers_cannot_take_all_of_a_servers_memory(server: EmbeddedZooKeeper
         for _ in range(400):
             try:
                 strangers.append(held.enter_context(socket.create_connection((host, int(port)), 5.0)))
-                strangers[-1].sendall((0xFFFFE).to_bytes(4, "big") + b"x")
+                strangers[-1].sendall((server.request_bytes - 1).to_bytes(4, "big") + b"x")
             except OSError:
                 refused += 1
         wait_until(lambda: refused > 0 or bool(select.select(strangers, [], [], 0)[0]), "there are too many")
-        assert server.alive
+        assert server.alive, server.end
     with contextlib.closing(KazooClient(server.hosts)) as client:
         client.start(20)
         assert client.exists("/zookeeper")
         client.stop()
+    for size, ends in ((server.request_bytes - 1, False), (server.request_bytes + 1, True)):
+        with socket.create_connection((host, int(port)), 5.0) as stranger:
+            stranger.sendall(size.to_bytes(4, "big") + b"x")
+            assert bool(select.select([stranger], [], [], 5.0 if ends else 0.5)[0]) == ends
 
 
 def test_what_an_access_list_closes_is_closed_to_strangers(server: EmbeddedZooKeeper) -> None:

@@ -138,7 +138,7 @@ def test_strangers_take_no_connection_from_the_job(server: EmbeddedZooKeeper, cl
             connection = held.enter_context(connected(server))
             if number % 2:
                 with contextlib.suppress(OSError):
-                    connection.sendall((0xFFFFE).to_bytes(4, "big") + b"x")
+                    connection.sendall((server.request_bytes - 1).to_bytes(4, "big") + b"x")
         another = KazooClient(server.hosts, handler=_Handler(tls_of(OURS).client))
         another.start(20)
         assert another.exists("/zookeeper") and client.exists("/zookeeper")

@@ -136,7 +136,7 @@ class Deadlines:
             return ended
 
         def deployed(now_ms: int) -> Any:
-            late = [slot for slot in range(len(machine._slots)) if slot not in machine._deployed]
+            late = [slot for slot in machine._slots.needed if slot not in machine._deployed]
             if late and machine._deploy_until_ms is not None and now_ms >= machine._deploy_until_ms:
                 self._fired("deployment", config.deploy_timeout_ms, f"slots {late}")
             return deploying(now_ms)

@@ -108,6 +108,11 @@ class CheckpointCoordinator:
         return tuple(self._complete)
 
     @property
+    def next_number(self) -> CheckpointId:
+        """The number of the next checkpoint."""
+        return self._next_id
+
+    @property
     def pending(self) -> tuple[CheckpointId, ...]:
         return tuple(self._pending)
 
@@ -148,6 +153,12 @@ class CheckpointCoordinator:
                 return []
             case events.CheckpointsAbandoned(after):
                 return self._on_abandoned(after)
+            case events.NumberTaken(checkpoint):
+                invariant(not self._running and checkpoint == self._next_id, "another number is next", taken=checkpoint)
+                self._next_id = CheckpointId(checkpoint + 1)
+                return []
+            case events.CheckpointAdopted(checkpoint):
+                return self._on_adopted(checkpoint)
             case events.SubtasksReplaced(subtasks):
                 return self._on_replaced(now_ms, dict(subtasks))
             case events.SourceExhausted(subtask, generation):
@@ -216,6 +227,13 @@ class CheckpointCoordinator:
         self._complete = self._complete[: len(self._complete) - len(void)]
         # Newest first: if this is interrupted, the rest is a prefix of one history.
         return [effects.DropCheckpoint(checkpoint) for checkpoint in reversed(void)]
+
+    def _on_adopted(self, checkpoint: CheckpointId) -> list[CheckpointingEffect]:
+        quiet = not self._running and self._storing is None and not self._commits
+        new = checkpoint < self._next_id and all(checkpoint > known for known in self._complete)
+        invariant(quiet and new, "a checkpoint is adopted when all is quiet, and is the newest", checkpoint=checkpoint)
+        self._complete.append(checkpoint)
+        return self._drop_superseded()
 
     def _on_exhausted(self, now_ms: int, subtask: SubtaskId, generation: Generation) -> list[CheckpointingEffect]:
         if self._is_outdated(generation):

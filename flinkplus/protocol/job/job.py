@@ -9,8 +9,8 @@ made its final commit)::
     STARTING     -- all slots registered ---------------------------------------------> DEPLOYING
     DEPLOYING    -- all slots deployed -----------------------------------------------> RUNNING
     DEPLOYING    -- subtask failed, slot lost, corrupt checkpoint, deploy timeout ----> INTERRUPTED
-    RUNNING      -- subtask failed, slot lost, no last checkpoint --------------------> INTERRUPTED
-    INTERRUPTED  -- quiet, retracted, backoff over, all slots registered -------------> DEPLOYING
+    RUNNING      -- subtask failed, slot lost, no last checkpoint, rescale -----------> INTERRUPTED
+    INTERRUPTED  -- quiet, retracted, rescaled, backoff over, all slots registered ---> DEPLOYING
     INTERRUPTED  -- not quiet, not retracted, or slots missing, in time --------------> STOPPING
     STOPPING     -- slots stopped and all quiet, or deadlines -----> FINISHED | FAILED | CANCELLED
 
@@ -27,6 +27,9 @@ Rules:
 - A failure that local failover handles uses the same budget as one that rolls back, unless it is part of a counted
   recovery (``restarts``). A local failover that ends in a rollback is one recovery with it.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
+- A rescale is a planned interruption, without a backoff and outside the budget. When all is quiet, the newest complete
+  checkpoint is divided among the new subtasks. Before that is stored, the old subtasks continue in any case; from then
+  on, the new ones. Without an answer in time it is not known which, and the job fails; a resume finds out.
 - *Spare* slots come and go while the job lives. No deployment uses them, their loss has no effect here, and the job
   waits for them only at its end, to stop.
 - An input that has ended two processes at the same place ends the job (``crashes``).
@@ -73,6 +76,17 @@ class _Retraction:
     until_ms: int | None = None
 
 
+@dataclass(slots=True)
+class _Rescale:
+    """A requested rescale. ``until_ms``: the deadline of its division; ``None`` until that is ordered. ``divided``:
+    the new subtasks are those of the job."""
+
+    subtasks: tuple[SubtaskId, ...]
+    slots: tuple[int, ...]
+    until_ms: int | None = None
+    divided: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Failure:
     kind: FailureKind
@@ -115,7 +129,7 @@ class JobProtocol:
         invariant(is_there, "the checkpoint to restore is not available", wanted=restore_from, available=available)
         self._config = config
         self._slots = SlotTable(slots)
-        self._assignment = tuple((subtask, subtask.index % slots) for subtask in sorted(subtasks))
+        self._assignment = self._assigned(subtasks)
         self._state = JobState.STARTING
         self._generation = Generation(first_generation - 1)
         self._newest_used = self._generation
@@ -135,8 +149,13 @@ class JobProtocol:
         self._deploy_until_ms: int | None = None
         self._stop_until_ms: int | None = None
         self._retraction: _Retraction | None = None
+        self._rescale: _Rescale | None = None
         if (restore_from or 0) < self._newest_complete:
             self._retraction = _Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
+
+    def _assigned(self, subtasks: tuple[SubtaskId, ...]) -> tuple[tuple[SubtaskId, int], ...]:
+        needed = self._slots.needed
+        return tuple((subtask, needed[subtask.index % len(needed)]) for subtask in sorted(subtasks))
 
     @property
     def state(self) -> JobState:
@@ -156,7 +175,13 @@ class JobProtocol:
         """When to step with ``TimeAdvanced`` unless another event comes first; never in the past of the last step."""
         if self._state in WAITING:
             retract_until_ms = None if self._retraction is None else self._retraction.until_ms
-            return earliest_ms(self._slots_until_ms, self._backoff_until_ms, self._quiesce_until_ms, retract_until_ms)
+            return earliest_ms(
+                self._slots_until_ms,
+                self._backoff_until_ms,
+                self._quiesce_until_ms,
+                retract_until_ms,
+                self._divide_until_ms,
+            )
         if self._state is JobState.DEPLOYING:
             return self._deploy_until_ms
         if self._state is JobState.STOPPING:
@@ -210,6 +235,10 @@ class JobProtocol:
                 return self._on_quiesced()
             case events.OutputRetracted() | events.RetractionFailed():
                 return self._on_retraction(now_ms, event)
+            case events.RescaleRequested():
+                return self._on_rescale_requested(now_ms, event)
+            case events.CheckpointRescaled() | events.RescalingFailed():
+                return self._on_divided(now_ms, event)
             case events.CommitAbandoned(_, reason):
                 return self._on_commit_abandoned(now_ms, reason)
             case events.FinalCommitted():
@@ -383,6 +412,53 @@ class JobProtocol:
         self._retraction = None
         return []
 
+    # ------------------------------------------------------------------------------------- another parallelism
+
+    def _on_rescale_requested(self, now_ms: int, event: events.RescaleRequested) -> list[JobEffect]:
+        invariant(bool(event.subtasks), "a job has subtasks", requested=event.subtasks)
+        self._slots.check_needed(event.slots)
+        if self._state is not JobState.RUNNING or self._rescale is not None:
+            state = self._state.value if self._rescale is None else "being rescaled"
+            return [effects.ReportRescale("refused", f"the job is {state}; try again when it runs")]
+        if self.restore_from is None:
+            return [effects.ReportRescale("refused", "no checkpoint is complete yet")]
+        self._rescale = _Rescale(event.subtasks, event.slots)
+        vertices = len({subtask.vertex for subtask in event.subtasks})
+        found = self._interrupt(now_ms, _Failure("rescale", (), f"parallelism {len(event.subtasks) // vertices}"))
+        self._backoff_until_ms = None
+        return found
+
+    @property
+    def _divide_until_ms(self) -> int | None:
+        return None if self._rescale is None or self._rescale.divided else self._rescale.until_ms
+
+    def _advance_rescale(self, now_ms: int) -> list[JobEffect] | None:
+        """Order the division; ``None`` when the deployment may begin."""
+        rescale, checkpoint = self._rescale, self.restore_from
+        if rescale is None or rescale.divided:
+            return None
+        if rescale.until_ms is not None:
+            return []
+        assert checkpoint is not None, "a running job that has a complete checkpoint keeps one"
+        rescale.until_ms = now_ms + self._config.deploy_timeout_ms
+        return [effects.RescaleCheckpoint(checkpoint, rescale.subtasks)]
+
+    def _on_divided(self, now_ms: int, event: events.CheckpointRescaled | events.RescalingFailed) -> list[JobEffect]:
+        rescale = self._rescale
+        if rescale is None or rescale.until_ms is None or rescale.divided or self._state is not JobState.INTERRUPTED:
+            return []
+        if isinstance(event, events.RescalingFailed):
+            if not event.certain:
+                return self._stop(now_ms, EndJob(JobState.FAILED, None, f"{event.reason}; resume the job", "rescale"))
+            self._rescale = None
+            return [effects.ReportRescale("cancelled", event.reason)]
+        invariant(event.checkpoint > self._newest_complete, "a divided checkpoint is new", checkpoint=event.checkpoint)
+        rescale.divided = True
+        self._slots.need(rescale.slots)
+        self._assignment = self._assigned(rescale.subtasks)
+        self._available, self._newest_complete = [event.checkpoint], event.checkpoint
+        return [effects.ReplaceSubtasks(rescale.subtasks, rescale.slots)]
+
     def _on_commit_abandoned(self, now_ms: int, reason: str) -> list[JobEffect]:
         found: list[JobEffect] = []
         if self._state is not JobState.STOPPING:
@@ -439,9 +515,12 @@ class JobProtocol:
         return found
 
     def _advance_deploying(self, now_ms: int) -> list[JobEffect]:
-        late = [slot for slot in range(len(self._slots)) if slot not in self._deployed]
+        late = [slot for slot in self._slots.needed if slot not in self._deployed]
         if not late:
             found = [effects.StartSubtasks(self._generation), *self._phase("replay")]
+            if self._rescale is not None:
+                self._rescale = None
+                found.append(effects.ReportRescale("done"))
             self._state = JobState.RUNNING
             self._budget.runs_again()
             self._quiesced = False
@@ -471,9 +550,12 @@ class JobProtocol:
             until_ms = now_ms + self._config.quiesce_timeout_ms
             self._retraction = _Retraction(retraction.checkpoint, retraction.reason, until_ms)
             return [effects.RetractOutputAfter(retraction.checkpoint, retraction.reason)]
-        if self._slots.missing or not self._quiesced or self._backoff_until_ms is not None:
+        if not self._quiesced or self._backoff_until_ms is not None:
             return []
-        return self._deploy(now_ms)
+        dividing = self._advance_rescale(now_ms)
+        if dividing is not None:
+            return dividing
+        return [] if self._slots.missing else self._deploy(now_ms)
 
     def _check_waits(self, now_ms: int) -> EndJob | None:
         starting = self._state is JobState.STARTING
@@ -485,13 +567,16 @@ class JobProtocol:
             self._slots_until_ms = now_ms + timeout_ms
         elif now_ms >= self._slots_until_ms:
             where = ", ".join(str(slot) for slot in missing)
-            why = f"{len(missing)} of {len(self._slots)} slots did not register within {timeout_ms} ms: {where}"
+            why = f"{len(missing)} of {len(self._slots.needed)} slots did not register within {timeout_ms} ms: {where}"
             failure = next((self._start_failures[slot] for slot in missing if slot in self._start_failures), None)
             if failure is None:
                 return EndJob(JobState.FAILED, None, why, "slots")
             return EndJob(JobState.FAILED, failure.error, f"{why}; {failure.reason}", "slots")
         if self._quiesce_until_ms is not None and now_ms >= self._quiesce_until_ms:
             return EndJob(JobState.FAILED, None, f"output not committed: {self._quiesce_timed_out}", "commit")
+        if self._divide_until_ms is not None and now_ms >= self._divide_until_ms:
+            why = f"the checkpoint was not divided within {self._config.deploy_timeout_ms} ms; resume the job"
+            return EndJob(JobState.FAILED, None, why, "rescale")
         retract_until_ms = None if self._retraction is None else self._retraction.until_ms
         if retract_until_ms is not None and now_ms >= retract_until_ms:
             why = f"output was not retracted within {self._config.quiesce_timeout_ms} ms"

@@ -1,4 +1,4 @@
-"""Registrations of slots, by incarnation. A deployment waits for its own slots, and not for *spare* ones.
+"""Registrations of slots, by incarnation. A deployment waits for its *needed* slots, and not for *spare* ones.
 
 Rules and invariants: the incarnations of a slot only rise; at most one holds it; events of an older one have no effect.
 """
@@ -10,32 +10,42 @@ from flinkplus.protocol.vocabulary.ids import invariant
 
 
 class SlotTable:
-    """The slots 0 .. ``slots`` - 1 of one job, and its spare slots."""
+    """The slots of one job: the needed ones, at first 0 .. ``slots`` - 1, and its spare slots."""
 
     def __init__(self, slots: int) -> None:
         invariant(slots >= 1, "a job needs at least one slot", slots=slots)
-        self._slots = slots
-        self._holders: dict[int, int | None] = dict.fromkeys(range(slots))
-        self._newest = dict.fromkeys(range(slots), 0)
+        self._needed = tuple(range(slots))
+        self._holders: dict[int, int | None] = dict.fromkeys(self._needed)
+        self._newest = dict.fromkeys(self._needed, 0)
 
-    def __len__(self) -> int:
-        """Number of slots, without spare ones."""
-        return self._slots
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """All slots, without spare ones."""
+        return self._needed
+
+    def need(self, slots: tuple[int, ...]) -> None:
+        """From now on ``slots`` are needed, and all others spare."""
+        self.check_needed(slots)
+        self._needed = slots
+
+    def check_needed(self, slots: tuple[int, ...]) -> None:
+        known = bool(slots) and len(set(slots)) == len(slots) and all(slot in self._holders for slot in slots)
+        invariant(known, "a job needs slots that it has, each once", slots=slots)
 
     def add(self, slot: int) -> None:
         """Add a spare slot."""
-        invariant(slot >= self._slots, "a spare slot has a number of its own", slot=slot)
+        invariant(slot >= 0 and slot not in self._needed, "a spare slot has a number of its own", slot=slot)
         self._holders.setdefault(slot, None)
         self._newest.setdefault(slot, 0)
 
     def take_away(self, slot: int) -> None:
         """Remove a spare slot."""
-        invariant(slot >= self._slots, "only spare slots are removed", slot=slot)
+        invariant(slot not in self._needed, "only spare slots are removed", slot=slot)
         self._holders.pop(slot, None)
         self._newest.pop(slot, None)
 
     def is_spare(self, slot: int) -> bool:
-        return slot >= self._slots
+        return slot not in self._needed
 
     def holder(self, slot: int) -> int | None:
         """The incarnation that holds ``slot``. Raises ``PeerProtocolError`` for a slot that does not exist."""
@@ -57,7 +67,7 @@ class SlotTable:
     @property
     def missing(self) -> tuple[int, ...]:
         """The slots without a process, spare ones not counted."""
-        return tuple(slot for slot in range(self._slots) if self._holders[slot] is None)
+        return tuple(slot for slot in self._needed if self._holders[slot] is None)
 
     @property
     def held(self) -> bool:

@@ -9,7 +9,7 @@ Effects that go to subtasks have a ``generation``: subtasks of another generatio
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from flinkplus.protocol.vocabulary.events import (
     CommitAbandoned,
@@ -275,6 +275,29 @@ class RetractOutputAfter(Frozen):
     reason: str
 
 
+class RescaleCheckpoint(Frozen):
+    """Divide the state of ``checkpoint`` among ``subtasks``, as a new checkpoint: ``CheckpointRescaled`` or
+    ``RescalingFailed``. First pass ``NumberTaken`` to ``CheckpointCoordinator``, and then ``CheckpointAdopted``."""
+
+    checkpoint: CheckpointId
+    subtasks: tuple[SubtaskId, ...]
+
+
+class ReplaceSubtasks(Frozen):
+    """From the next deployment on, the job has these subtasks, and needs ``slots``. Notify all other machines."""
+
+    subtasks: tuple[SubtaskId, ...]
+    slots: tuple[int, ...]
+
+
+class ReportRescale(Frozen):
+    """The answer to ``RescaleRequested``: ``done`` when the new subtasks run, ``refused`` or ``cancelled`` when the job
+    continues with those of before."""
+
+    status: Literal["done", "refused", "cancelled"]
+    reason: str = ""
+
+
 class DeploySubtasks(Frozen):
     """Reset every slot to ``generation``: drop older subtasks; create, restore (None: initial state) and connect the
     assigned ones, but do not start them. Each slot answers ``SlotDeployed``, ``SubtaskFailed`` or
@@ -331,6 +354,9 @@ JobEffect: TypeAlias = (
     | QuiesceRequested
     | HaltSubtasks
     | RetractOutputAfter
+    | RescaleCheckpoint
+    | ReplaceSubtasks
+    | ReportRescale
     | DeploySubtasks
     | StartSubtasks
     | EvictSlot

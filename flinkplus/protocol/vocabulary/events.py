@@ -109,6 +109,18 @@ class CheckpointsAbandoned(Frozen):
     after: CheckpointId | None
 
 
+class NumberTaken(Frozen):
+    """The number of ``checkpoint``, the next one, is used for a checkpoint that the job itself makes."""
+
+    checkpoint: CheckpointId
+
+
+class CheckpointAdopted(Frozen):
+    """``checkpoint``, whose number was taken, is stored, and is the newest complete one."""
+
+    checkpoint: CheckpointId
+
+
 class SourceExhausted(Frozen):
     """A source subtask of ``generation``, or one at the head of a loop, has sent its end of input."""
 
@@ -168,6 +180,8 @@ CheckpointingEvent: TypeAlias = (
     | TimeAdvanced
     | CheckpointRequested
     | CheckpointsAbandoned
+    | NumberTaken
+    | CheckpointAdopted
     | SourceExhausted
     | CheckpointAcknowledged
     | CheckpointDeclined
@@ -330,6 +344,30 @@ class RetractionFailed(Frozen):
     reason: str
 
 
+class RescaleRequested(Frozen):
+    """Continue with other ``subtasks`` on ``slots``: ``ReportRescale`` answers. All these slots exist."""
+
+    subtasks: tuple[SubtaskId, ...]
+    slots: tuple[int, ...]
+
+
+class CheckpointRescaled(Frozen):
+    """Answer to ``RescaleCheckpoint``: ``checkpoint`` is complete, and has the state of the one that was given, divided
+    among the new subtasks."""
+
+    checkpoint: CheckpointId
+
+
+class RescalingFailed(Frozen):
+    """Answer to ``RescaleCheckpoint``: the checkpoint was not divided.
+
+    ``certain``: ``False`` if a divided one may still appear in storage later.
+    """
+
+    reason: str
+    certain: bool = True
+
+
 class FinalCommitted(Frozen):
     """The last checkpoint is complete and all output is committed."""
 
@@ -377,6 +415,9 @@ JobEvent: TypeAlias = (
     | CommitsQuiesced
     | OutputRetracted
     | RetractionFailed
+    | RescaleRequested
+    | CheckpointRescaled
+    | RescalingFailed
     | FinalCommitted
     | FinalAbandoned
     | CommitAbandoned

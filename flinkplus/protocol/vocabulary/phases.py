@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
-FailureKind: TypeAlias = Literal["exception", "slot", "deploy", "restore", "checkpoint", "commit", "slots", ""]
+FailureKind: TypeAlias = Literal[
+    "exception", "slot", "deploy", "restore", "checkpoint", "commit", "slots", "rescale", ""
+]
 """What failed: a subtask raised an exception; a slot died; a slot did not deploy in time; a checkpoint was corrupt; no
-last checkpoint became complete; the storage refused output or manifests; slots never registered."""
+last checkpoint became complete; the storage refused output or manifests; slots never registered.
+``rescale``: nothing; the job continues at another parallelism."""
 
 Phase: TypeAlias = Literal["detect", "fence", "promote", "restore", "replay", "caught_up"]
 

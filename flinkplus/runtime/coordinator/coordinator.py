@@ -137,11 +137,11 @@ class Coordinator:
 
     def next_deadline_ms(self) -> int | None:
         """When the next timeout passes (the machines' clock); ``None``: no timeout is set."""
-        spares = self.parts.spares
+        starting = [part for part in (self.parts.spares, self.parts.rescales) if part is not None]
         return earliest_ms(
             self._machines.next_deadline_ms(),
             self._presence.next_deadline_ms(),
-            None if spares is None else spares.next_deadline_ms(),
+            *(part.next_deadline_ms() for part in starting),
         )
 
     def turn(self, event: InboxEvent | None, due_ms: int | None) -> None:
@@ -152,8 +152,9 @@ class Coordinator:
         if due_ms is not None and due_ms <= self._dispatch.now_ms():
             self._machines.advance_time()
         self._presence.look_for_silent_slots()
-        if self.parts.spares is not None:
-            self.parts.spares.look()
+        for part in (self.parts.spares, self.parts.rescales):
+            if part is not None:
+                part.look()
         self._preference.end(self._dispatch.clock.monotonic())
 
     def _handle(self, event: InboxEvent) -> None:

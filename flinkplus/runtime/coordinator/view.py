@@ -75,7 +75,7 @@ class JobView:
         copies = [slot for *_, members in self._holdings() for slot, _, _ in members[1:]]
         incarnations, now_s = table.incarnations, self._dispatch.clock.monotonic()
         found = []
-        for slot in (*range(table.slots), *sorted(spares)):
+        for slot in (*table.own, *sorted(spares)):
             process, subtasks, standbys = table.get(slot), len(self._deployment.on(slot)), copies.count(slot)
             state = "working" if subtasks else "standby" if standbys else "idle"
             if spares.get(slot, SpareState.JOINED) is not SpareState.JOINED:

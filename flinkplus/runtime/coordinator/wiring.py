@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chain_backup.failover.machine import FailoverProtocol
+from chain_backup.failover.topology import Topology
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.job.job import JobProtocol
 from flinkplus.protocol.liveness.reachability import Reachability
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.commands.moves import add_move_commands
@@ -30,10 +32,12 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
+from flinkplus.runtime.coordinator.drivers.rescale import Divide, RescaleDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
+from flinkplus.runtime.coordinator.membership.rescales import Rescales
 from flinkplus.runtime.coordinator.membership.spares import SpareJobs, Spares
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions, matched
@@ -53,7 +57,8 @@ class Parts:
     """All parts of the coordinator of one job.
 
     ``registry``: stores chain records; ``None``: they are not stored.
-    ``jobs``: starts and ends the processes of spare slots; ``None``: the job cannot have spare slots.
+    ``jobs``: starts and ends the processes of spare and of new slots; ``None``: the job has neither.
+    ``divide``: divides a checkpoint for another parallelism; ``None``: that cannot change.
     """
 
     def __init__(
@@ -66,27 +71,32 @@ class Parts:
         calls: Calls,
         registry: RecordWriter | None = None,
         jobs: SpareJobs | None = None,
+        divide: Divide | None = None,
     ) -> None:
         self.graph, self.options, self.commits, self._restore = graph, options, commits, restore
-        self.dispatch, self.calls, self._registry = dispatch, calls, registry
+        self.dispatch, self.calls, self._registry, self._divide = dispatch, calls, registry, divide
         generation = restore.generation
-        self.deployment = deployment = Deployment(generation, int(generation), restore.draining, clock=dispatch.clock)
+        self.deployment = deployment = Deployment(
+            generation, int(generation), restore.draining, parallelism=options.parallelism, clock=dispatch.clock
+        )
         self.commands = Commands()
         self.recoveries = recoveries = RecoveryLog(partial(has_results, graph))
         self.figures = figures = Figures(graph, options.checkpoint_mode)
         self.recorder = None if options.record_machines is None else Recorder(Path(options.record_machines))
         self.machines = machines = self._make_machines()
         self.joining = joining = Joining(dispatch, deployment)
-        self.crashes = crashes = CrashReports(graph, options.parallelism, machines, deployment)
+        self.crashes = crashes = CrashReports(graph, machines, deployment)
         reachability = self._machine("reachability", Reachability, reachability_config(options))
         self.presence = presence = Presence(
             dispatch, machines, deployment, recoveries, joining, crashes, calls, options, registry, reachability
         )
-        self.spares, self.moves = self._make_moves(jobs)
+        requests = MoveRequests()
+        self.spares, self.rescales = self._make_spares(jobs, requests), self._make_rescales(jobs, requests)
+        self.moves = self._make_moves(requests)
         faults = Faults(options.faults, generation + 1)
         self.operations = Operations(dispatch, deployment, presence, graph, options, calls, machines, faults)
         self.commands.add(InjectCommand, self.operations.inject)
-        add_move_commands(self.commands, self.moves, graph, options)
+        add_move_commands(self.commands, self.moves, graph, deployment, options.max_parallelism)
         self.stamps = FailoverStamps(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, lambda: machines.checkpoints.pending)
         self.failover = failover = self._make_failover()
@@ -106,6 +116,9 @@ class Parts:
         if self.recorder is None:
             return make(*arguments, **settings)
         return self.recorder.machine(name, make, *arguments, **settings)
+
+    def _topology(self) -> Topology:
+        return topology_of(self.graph, self.deployment.parallelism)
 
     def _subtasks(self) -> list[SubtaskId]:
         return sorted(SubtaskId(v.name, i) for v in self.graph.vertices for i in range(self.options.parallelism))
@@ -136,37 +149,55 @@ class Parts:
             failover = failover_protocol(self.graph, options, partial(self._machine, "failover", FailoverProtocol))
         return JobMachines(self.dispatch, self.deployment, job, checkpoints, failover)
 
-    def _make_moves(self, jobs: SpareJobs | None) -> tuple[Spares | None, Moves]:
-        dispatch, machines, calls, timeout_s = self.dispatch, self.machines, self.calls, self.options.slot_timeout
-        requests, failover = MoveRequests(), machines.failover
+    def _make_spares(self, jobs: SpareJobs | None, requests: MoveRequests) -> Spares | None:
+        failover, timeout_s = self.machines.failover, self.options.slot_timeout
         if failover is None or jobs is None:
-            return None, Moves(calls, machines, requests)
-        spares = Spares(dispatch, machines, failover, self.deployment, self.joining, calls, requests, jobs, timeout_s)
-        return spares, Moves(calls, machines, requests, spares.scale, spares.take)
+            return None
+        parts = self.dispatch, self.machines, failover, self.deployment, self.joining, self.calls
+        return Spares(*parts, requests, jobs, timeout_s)
+
+    def _make_rescales(self, jobs: SpareJobs | None, requests: MoveRequests) -> Rescales | None:
+        if jobs is None or self._divide is None:
+            return None
+        vertices = tuple(vertex.name for vertex in self.graph.vertices)
+        parts = self.dispatch, self.machines, self.calls, requests, jobs, self.commits.handles
+        return Rescales(*parts, vertices, self.options, self.options.slot_timeout)
+
+    def _make_moves(self, requests: MoveRequests) -> Moves:
+        spares, rescale = self.spares, None if self.rescales is None else self.rescales.begin
+        if spares is None:
+            return Moves(self.calls, self.machines, requests, _rescale=rescale)
+        return Moves(self.calls, self.machines, requests, spares.scale, spares.take, rescale)
 
     def _make_failover(self) -> FailoverDriver | None:
         machines, options, stamps, triggers = self.machines, self.options, self.stamps, self.triggers
         failover, figures = machines.failover, self.figures if options.standbys else None
         if failover is None:
             return None
-        topology = topology_of(self.graph, options.parallelism)
-        promotions = Promotions(topology, failover.versions, options.promises, options.depth)
+        promotions = Promotions(self._topology, failover.versions, options.promises, options.depth)
         work = self.dispatch, machines, failover, self.deployment, promotions, stamps, triggers, self._registry
         return FailoverDriver(*work, self.joining, self.presence, self.moves, figures)
 
     def _make_job_driver(self) -> JobDriver:
-        graph, options, subtasks = self.graph, self.options, self._subtasks()
-        cycles, match = graph.cycles(), None
-        sources = tuple(subtask for subtask in subtasks if graph.vertex_of(subtask.vertex).is_source)
-        loop_heads = tuple(subtask for subtask in subtasks if subtask.vertex in cycles.loop_heads)
+        graph, options, match = self.graph, self.options, None
         resumed = self._restore.checkpoint is not None  # from a run that may have promised less
         if resumed or not options.promises.repeats:
-            match = partial(matched, topology=topology_of(graph, options.parallelism))
+            match = self._matched
         dispatch, machines, deployment, commits = self.dispatch, self.machines, self.deployment, self.commits
         log, presence, result = self.recoveries, self.presence, self.calls.result
+        rescale = self._make_rescale_driver()
         return JobDriver(
-            dispatch, machines, deployment, commits, log, sources, loop_heads, presence, result, match, self.failover
+            dispatch, machines, deployment, commits, log, graph, presence, result, match, self.failover, rescale
         )
+
+    def _matched(self, handles: dict[str, SnapshotHandle]) -> dict[str, SnapshotHandle]:
+        return matched(handles, self._topology())
+
+    def _make_rescale_driver(self) -> RescaleDriver | None:
+        if self.rescales is None or self._divide is None:
+            return None
+        parts = self.dispatch, self.machines, self.deployment, self.commits, self.figures, self.recoveries
+        return RescaleDriver(*parts, self._divide, self.rescales.take)
 
 
 def has_results(graph: JobGraph, subtask: str) -> bool:

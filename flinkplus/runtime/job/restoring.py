@@ -9,12 +9,15 @@ import logging
 import secrets
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from flinkplus.config import Options
 from flinkplus.errors import CorruptCheckpoint, UntrustedCheckpoint
+from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.coordinator.drivers.rescale import Divide
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.job.rescaling.keyed import StatePlace
@@ -74,17 +77,43 @@ def _rescale(plan: Plan, commits: Commits, restore: Restore, storage: Checkpoint
         restore.available = tuple(c for c in known if _has_parallelism(after, c, plan, commits))
         restore.older = tuple(c for c in known if c not in restore.available)
         return
-    log.info("checkpoint %d is divided among %d subtasks instead of %d", restore.checkpoint, after, before)
     checkpoint = restore.next_checkpoint
-    groups = plan.options.max_parallelism
-    place = StatePlace(scratch / "rescaling", storage.state_files, restore.generation, checkpoint, groups)
+    _divide(plan, commits, storage, scratch, manifest, checkpoint, restore.generation, after)
+    restore.checkpoint, restore.available, restore.older = checkpoint, (checkpoint,), restore.available
+    restore.next_checkpoint = CheckpointId(checkpoint + 1)
+
+
+def _divide(
+    plan: Plan,
+    commits: Commits,
+    storage: CheckpointStorage,
+    scratch: Path,
+    manifest: Manifest,
+    checkpoint: CheckpointId,
+    generation: Generation,
+    after: int,
+) -> None:
+    """Store ``checkpoint``: the one of ``manifest``, divided for parallelism ``after``."""
+    before, groups = parallelism_of(manifest, plan.graph), plan.options.max_parallelism
+    log.info("checkpoint %d is divided among %d subtasks instead of %d", manifest.checkpoint, after, before)
+    place = StatePlace(scratch / "rescaling", storage.state_files, generation, checkpoint, groups)
     try:
         handles = Rescaling(plan.graph, manifest, before, after, place).handles()
     finally:
         remove_folder(place.folder)
-    commits.store(checkpoint, restore.generation, handles, final=False)
-    restore.checkpoint, restore.available, restore.older = checkpoint, (checkpoint,), restore.available
-    restore.next_checkpoint = CheckpointId(checkpoint + 1)
+    commits.store(checkpoint, generation, handles, final=False)
+
+
+def divider(plan: Plan, commits: Commits, storage: CheckpointStorage, scratch: Path) -> Divide:
+    """Divides checkpoints of a running job; afterwards its plan has the new parallelism. A job that dies in between has
+    a checkpoint of another parallelism than its plan, which counts at a resume."""
+
+    def divide(checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
+        _divide(plan, commits, storage, scratch, commits.manifest(checkpoint), new, generation, parallelism)
+        after = replace(plan, options=replace(plan.options, parallelism=parallelism))
+        storage.blobs.put_signed(PLAN_BLOB, plan_bytes(after))
+
+    return divide
 
 
 def _has_parallelism(parallelism: int, checkpoint: CheckpointId, plan: Plan, commits: Commits) -> bool:

@@ -153,4 +153,5 @@ def _registry_of(
     data, reported, give_up = directory.path / "zookeeper", calls.registry_reported, calls.give_up
     auth, certificates = credentials.zookeeper, credentials.registry_certificates
     hosts = coordinator_hosts(spark)
-    return JobRegistry(plan.options, plan.output_id, data, *hosts, reported, give_up, auth, certificates)
+    vertices = [vertex.name for vertex in plan.graph.vertices]
+    return JobRegistry(plan.options, plan.output_id, data, *hosts, reported, give_up, auth, certificates, vertices)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flinkplus.config import MOST_SPARES, Options
+from flinkplus.config import MOST_SPARES
 from flinkplus.errors import CommandRefused, ConfigurationError, InsufficientSlots, MoveCancelled, MoveRefused
 from flinkplus.graph import JobGraph
 from flinkplus.runtime.control.names import find_subtask
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment
 from flinkplus.runtime.coordinator.membership.moves import Moves, PlannedMove
 from flinkplus.runtime.operations.commands import Body, Commands, Later
 
@@ -47,17 +48,26 @@ class ScaleSparesCommand:
 
 
 @dataclass(frozen=True)
+class RescaleCommand:
+    """Continue at ``parallelism``."""
+
+    parallelism: int
+
+
+@dataclass(frozen=True)
 class MoveNewsCommand:
     """Report the progress of request ``number``."""
 
     number: int
 
 
-def add_move_commands(commands: Commands, moves: Moves, graph: JobGraph, options: Options) -> None:
+def add_move_commands(
+    commands: Commands, moves: Moves, graph: JobGraph, deployment: Deployment, max_parallelism: int
+) -> None:
 
     def migrate(request: MigrateCommand) -> Later:
         """Raises ``ConfigurationError`` for an unknown subtask."""
-        return _answer(moves.migrate(find_subtask(request.subtask, graph, options.parallelism), request.slot))
+        return _answer(moves.migrate(find_subtask(request.subtask, graph, deployment.parallelism), request.slot))
 
     def news(request: MoveNewsCommand) -> Body:
         """Raises ``CommandRefused`` for an unknown or too old request; otherwise the error that ended it."""
@@ -71,6 +81,10 @@ def add_move_commands(commands: Commands, moves: Moves, graph: JobGraph, options
     commands.add(DrainHostCommand, lambda request: _answer(moves.drain_host(request.host, request.force)))
     commands.add(UndrainHostCommand, lambda request: _answer(moves.undrain_host(request.host)))
     commands.add(ScaleSparesCommand, lambda request: _answer(moves.scale(check_count(request.count), request.force)))
+    commands.add(
+        RescaleCommand,
+        lambda request: _answer(moves.rescale(check_parallelism(request.parallelism, max_parallelism))),
+    )
     commands.add(MoveNewsCommand, news)
 
 
@@ -79,6 +93,15 @@ def check_count(count: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_SPARES:
         raise ConfigurationError(f"a job has from 0 to {MOST_SPARES} spare slots, not {count!r}")
     return count
+
+
+def check_parallelism(parallelism: int, max_parallelism: int) -> int:
+    """Returns ``parallelism``. Raises ``ConfigurationError`` unless a job with that many key groups can have it."""
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= max_parallelism:
+        raise ConfigurationError(
+            f"the job can have a parallelism from 1 to {max_parallelism} (max_parallelism), not {parallelism!r}"
+        )
+    return parallelism
 
 
 def _body(move: PlannedMove) -> Body:

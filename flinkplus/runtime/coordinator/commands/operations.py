@@ -129,11 +129,12 @@ class Operations:
         return int(slot[1])
 
     def _wait_s(self, at_s: float) -> float:
-        age_s = self._deployment.age_s
+        started_s = self._deployment.first_started_s
         if not 0 <= at_s < 1e9:
             raise CommandRefused(f"the time must be a number of seconds since the job started, not {at_s}")
-        if self._deployment.first_started_s is None:
+        if started_s is None:
             raise CommandRefused("the job is not running yet; try again in a moment")
+        age_s = self._dispatch.clock.monotonic() - started_s
         if at_s < age_s:
             raise CommandRefused(f"the job has been running for {age_s:.1f} s already, which is more than {at_s:g} s")
         return at_s - age_s
@@ -165,7 +166,7 @@ class Operations:
         if target in hosts:
             return {one.slot: sorted(deployment.on(one.slot)) for one in table.all() if one.host == target}
         try:
-            subtask = find_subtask(target, self._graph, self._options.parallelism)
+            subtask = find_subtask(target, self._graph, self._deployment.parallelism)
         except ConfigurationError as error:
             known = f"the hosts with slots are {', '.join(hosts)}" if hosts else "no slot is registered"
             raise CommandRefused(
@@ -240,5 +241,5 @@ class Operations:
         self._faults.reach(point, self._deployment.generation, strike=self._kill_named)
 
     def _kill_named(self, name: str) -> None:
-        if not self._presence.kill(find_subtask(name, self._graph, self._options.parallelism)):
+        if not self._presence.kill(find_subtask(name, self._graph, self._deployment.parallelism)):
             log.warning("cannot kill %s: its slot is not registered", name)

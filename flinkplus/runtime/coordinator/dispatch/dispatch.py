@@ -104,7 +104,9 @@ class Calls:
 class Deployment:
     """The last deployment: its ``generation``, and the slot and generation of each subtask.
 
-    ``run``: the number of this run of the job.
+    ``run``: the number of this run of the job; another parallelism begins a new one.
+    ``first_started_s``, ``began_s``: when the first run of this driver, and the present run, began (monotonic clock).
+    ``parallelism``: the number of subtasks of each vertex.
     ``draining``: the input is being ended.
     ``assignment``: subtask -> the slot that runs it, or that it moves to.
     ``triggered``: the newest checkpoint.
@@ -116,7 +118,9 @@ class Deployment:
     draining: bool
     assignment: Mapping[SubtaskId, int] = field(default_factory=dict)
     generations: Mapping[SubtaskId, Generation] = field(default_factory=dict)
+    parallelism: int = 1
     first_started_s: float | None = None
+    began_s: float | None = None
     clock: Clock = time
     triggered: CheckpointId = NO_CHECKPOINT
     lost_at: CheckpointId | None = None
@@ -125,10 +129,20 @@ class Deployment:
         """The subtasks that are assigned to ``slot``."""
         return [subtask for subtask, at in self.assignment.items() if at == slot]
 
+    def started(self) -> None:
+        """The subtasks are started."""
+        if self.first_started_s is None:
+            self.first_started_s = self.began_s = self.clock.monotonic()
+
+    def rescaled(self, parallelism: int, age_s: float) -> None:
+        """Continue with other subtasks, as a new run that began ``age_s`` ago: steady rates are divided anew."""
+        self.parallelism = parallelism
+        self.run, self.began_s = self.run + 1, self.clock.monotonic() - age_s
+
     @property
     def age_s(self) -> float:
-        """Seconds since the subtasks of this run were first started."""
-        return 0.0 if self.first_started_s is None else self.clock.monotonic() - self.first_started_s
+        """Seconds since the present run began."""
+        return 0.0 if self.began_s is None else self.clock.monotonic() - self.began_s
 
 
 class Worker(Protocol):

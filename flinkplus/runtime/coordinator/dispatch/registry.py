@@ -38,6 +38,8 @@ REHEARSED_WRITES = 250  # after so many calls the server's JVM has compiled the 
 REHEARSAL_TIMEOUT_S = 5.0
 log = logging.getLogger("flinkplus.coordinator")
 
+RECORD_BYTES = 250  # of one record in a request that writes several, beside its name, which may be quoted
+
 
 class RecordWriter(Protocol):
     """Stores chain records; the part of ``JobRegistry`` that the coordinator uses."""
@@ -59,6 +61,7 @@ class JobRegistry:
     ``give_up``: ends the job, with a reason.
     ``auth``: see ``Registry``.
     ``certificates``: of an embedded server and its clients.
+    ``vertices``: the names of the job's vertices, each of which has a record for each subtask.
     """
 
     _options: Options
@@ -70,6 +73,7 @@ class JobRegistry:
     _give_up: Callable[[str], None]
     _auth: str | None = None
     _certificates: Certificates | None = None
+    _vertices: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.moved: str | None = None
@@ -139,7 +143,7 @@ class JobRegistry:
         return registry
 
     def _start_server(self) -> str:
-        from chain_backup.zookeeper.embedded import EmbeddedZooKeeper, Tls
+        from chain_backup.zookeeper.embedded import REQUEST_BYTES, EmbeddedZooKeeper, Tls
         from chain_backup.zookeeper.supervisor import Supervisor
 
         java = "java"
@@ -150,7 +154,14 @@ class JobRegistry:
         if certificates is not None:
             tls = Tls(certificates.authority, certificates.certificate, certificates.key, context(certificates, False))
         clients = self._options.parallelism + 1 + MOST_SPARES
-        self._server = EmbeddedZooKeeper(directory=self._directory, java=java, bind=str(bind), tls=tls, clients=clients)
+        self._server = EmbeddedZooKeeper(
+            directory=self._directory,
+            java=java,
+            bind=str(bind),
+            tls=tls,
+            clients=clients,
+            request_bytes=REQUEST_BYTES + clients * sum(RECORD_BYTES + 3 * len(name) for name in self._vertices),
+        )
         hosts = self._reached(self._server.start())
         self._supervisor = Supervisor(self._server, self._server_down, self._server_back)
         self._supervisor.start()

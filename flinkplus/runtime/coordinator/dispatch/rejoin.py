@@ -68,7 +68,7 @@ class Joining:
     def _call(self) -> None:
         self._serial += 1
         table = self._dispatch.processes
-        processes = [one for one in table.all() if not table.is_over(one.slot) and one.slot not in self._aside]
+        processes = [one for one in table.all() if not table.is_apart(one.slot) and one.slot not in self._aside]
         self._waiting = {process.slot for process in processes}
         peers = control.Connect(self._serial, {str(one.slot): [one.incarnation, one.address] for one in processes})
         for process in processes:

@@ -34,22 +34,39 @@ class SlotProcess:
 
 
 class SlotProcesses:
-    """All slots of the job, and their registered processes. ``slots``: number of needed slots."""
+    """All slots of the job, and their registered processes. ``slots``: number of needed slots at the start."""
 
     def __init__(self, slots: int) -> None:
-        self.slots = slots
+        self.own = tuple(range(slots))
+        """The needed slots, ascending: those that a deployment uses."""
         self._over: set[int] = set()
+        self._reserved: set[int] = set()
         self._processes: dict[int, SlotProcess] = {}
         self._by_connection: dict[int, int] = {}
         self._incarnations: dict[int, int] = dict.fromkeys(range(slots), 0)
         self._attempts: dict[int, int] = {}
 
-    def add(self, slot: int) -> None:
+    def add(self, reserved: bool = False) -> int:
+        """A new spare slot: its number. ``reserved``: it takes no part in the job until it is needed."""
+        slot = max(self._incarnations) + 1
         self._incarnations[slot] = 0
+        if reserved:
+            self._reserved.add(slot)
+        return slot
+
+    def need(self, slots: tuple[int, ...]) -> None:
+        """From now on ``slots`` are needed, and all others spare."""
+        self.own = slots
+        self._reserved.difference_update(slots)
 
     def end(self, slot: int) -> None:
         """End a spare slot: no further process of it may register."""
         self._over.add(slot)
+        self._reserved.discard(slot)
+
+    def is_apart(self, slot: int) -> bool:
+        """Whether ``slot`` takes no part in the job: it has ended, is ending, or is reserved."""
+        return slot in self._over or slot in self._reserved
 
     def is_over(self, slot: int) -> bool:
         """Whether ``slot`` is a spare slot that has ended or is ending."""
@@ -60,7 +77,7 @@ class SlotProcesses:
         return register.spark_attempt < self._attempts.get(register.slot, 0)
 
     def is_spare(self, slot: int) -> bool:
-        return slot >= self.slots
+        return slot not in self.own
 
     @property
     def numbers(self) -> list[int]:
@@ -71,8 +88,8 @@ class SlotProcesses:
         """Add the new process of a slot. Raises ``PeerProtocolError`` for a slot that the job does not have."""
         slot = register.slot
         if slot not in self._incarnations or slot in self._over:
-            spare = "".join(f", {number}" for number in self.numbers[self.slots :])
-            raise PeerProtocolError(f"slot {slot} registered, but the job has slots 0 to {self.slots - 1}{spare}")
+            known = ", ".join(map(str, self.numbers))
+            raise PeerProtocolError(f"slot {slot} registered, but the job has only slots {known}")
         self.remove(slot)
         self._incarnations[slot] += 1
         self._attempts[slot] = register.spark_attempt

@@ -142,7 +142,7 @@ class FailoverDriver:
             self._figures.replicated(version)
 
     def _joined(self, processes: list[SlotProcess]) -> None:
-        for process in [process for process in processes if not self._dispatch.processes.is_over(process.slot)]:
+        for process in [process for process in processes if not self._dispatch.processes.is_apart(process.slot)]:
             self._joining.send(process)  # the assignment may have changed since it registered
             self._machines.step_failover(events.SlotJoined(process.slot, process.host))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing_extensions import assert_never
 
 from flinkplus.errors import ControlMessageTooLarge, CorruptCheckpoint, CorruptState, UntrustedCheckpoint
+from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import RecordRollbackPhase
@@ -19,6 +20,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
+from flinkplus.runtime.coordinator.drivers.rescale import RescaleDriver
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 from flinkplus.runtime.coordinator.setup.outcome import JobResult, error_of
@@ -31,9 +33,9 @@ log = logging.getLogger("flinkplus.coordinator")
 class JobDriver:
     """Carries out the effects of ``JobProtocol``.
 
-    ``sources``, ``loop_heads``: the subtasks of sources, and of the heads of loops.
     ``match``: sets the cursors of consumers to those of their producers; ``None``: they agree already.
     ``failover``: ``None``: the job recovers by rollback.
+    ``rescale``: carries out the effects for another parallelism; ``None``: that cannot change.
     """
 
     _dispatch: Dispatch
@@ -41,12 +43,12 @@ class JobDriver:
     _deployment: Deployment
     _commits: Commits
     _recoveries: RecoveryLog
-    _sources: tuple[SubtaskId, ...]
-    _loop_heads: tuple[SubtaskId, ...]
+    _graph: JobGraph
     _presence: Presence
     _result: JobResult
     _match: Callable[[Handles], Handles] | None = None
     _failover: FailoverDriver | None = None
+    _rescale: RescaleDriver | None = None
     _restored: tuple[CheckpointId, Handles] = field(default=(CheckpointId(0), {}), init=False)
 
     def apply(self, effect: effects.JobEffect) -> None:
@@ -61,6 +63,9 @@ class JobDriver:
                 send_all(control.Halt(generation))
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
+            case effects.RescaleCheckpoint() | effects.ReplaceSubtasks() | effects.ReportRescale():
+                assert self._rescale is not None
+                self._rescale.apply(effect)
             case effects.DeploySubtasks(generation, restore, assignment):
                 elsewhere = {} if self._failover is None else self._failover.avoiding_drained_hosts()
                 self._deploy(generation, restore, {**dict(assignment), **elsewhere})
@@ -74,7 +79,7 @@ class JobDriver:
                 self._interrupted()
                 send_all(control.Stop())
             case effects.EndJob():
-                self._result.end(effect.state, error_of(effect, self._dispatch.processes.slots))
+                self._result.end(effect.state, error_of(effect, len(self._dispatch.processes.own)))
             case effects.RecordRollbackPhase():
                 self._record(effect)
             case _:
@@ -96,13 +101,18 @@ class JobDriver:
 
     def _start(self, generation: Generation) -> None:
         deployment = self._deployment
-        if deployment.first_started_s is None:
-            deployment.first_started_s = self._dispatch.clock.monotonic()
+        deployment.started()
         self._dispatch.send_all(control.Start(generation, deployment.run, deployment.age_s))
         if deployment.draining:
             self._dispatch.send_all(control.Drain(generation))
         self._dispatch.remove("unused state files", self._commits.collect_garbage, generation)
-        running = events.SubtasksStarted(tuple(deployment.assignment), self._sources, generation, self._loop_heads)
+        subtasks, loop_heads = tuple(sorted(deployment.assignment)), self._graph.cycles().loop_heads
+        running = events.SubtasksStarted(
+            subtasks,
+            tuple(subtask for subtask in subtasks if self._graph.vertex_of(subtask.vertex).is_source),
+            generation,
+            tuple(subtask for subtask in subtasks if subtask.vertex in loop_heads),
+        )
         self._machines.step_checkpoints(running)
         restored, self._restored = self._restored, (CheckpointId(0), {})  # frees the handles, which may be large
         if self._failover is not None:

@@ -24,8 +24,8 @@ log = logging.getLogger("flinkplus.coordinator")
 class CrashReports:
     """Passes last words to the machine ``Crashes``, and its verdicts to the machine of the job."""
 
-    def __init__(self, graph: JobGraph, parallelism: int, machines: JobMachines, deployment: Deployment) -> None:
-        self._graph, self._parallelism = graph, parallelism
+    def __init__(self, graph: JobGraph, machines: JobMachines, deployment: Deployment) -> None:
+        self._graph = graph
         self._machines, self._deployment = machines, deployment
         self._crashes = Crashes()
         self._ended: list[str] = []
@@ -55,7 +55,7 @@ class CrashReports:
 
     def _place_of(self, words: LastWords) -> Place | None:
         numbers = words.numbers
-        vertex, index = divmod(numbers[SUBTASK] - 1, self._parallelism)
+        vertex, index = divmod(numbers[SUBTASK] - 1, self._deployment.parallelism)
         node = numbers[OPERATOR] - 1
         if not (0 <= vertex < len(self._graph.vertices) and 0 <= node < len(self._graph.nodes)):
             return None

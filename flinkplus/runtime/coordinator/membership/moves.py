@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from chain_backup.failover.effects import MoveStatus, ReportMove
 from chain_backup.failover.events import HostDrainRequested, HostUndrainRequested, MoveRequested
 from flinkplus.errors import FlinkPlusError, InsufficientSlots, MoveCancelled, MoveRefused, RedundancyAtRisk
+from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
@@ -161,6 +162,7 @@ class Moves:
 
     ``scale``: starts or ends spare slots (see ``Spares.scale``); ``None``: the job cannot have any.
     ``take``: takes reports of requests that ``scale`` has made (see ``Spares.take``).
+    ``rescale``: continues at another parallelism (see ``Rescales.begin``); ``None``: that cannot change.
     """
 
     _calls: Calls
@@ -168,6 +170,7 @@ class Moves:
     requests: MoveRequests
     _scale: Callable[[int, int, bool], None] | None = None
     _take: Callable[[ReportMove], bool] = lambda _report: False
+    _rescale: Callable[[int, int], None] | None = None
 
     def migrate(self, subtask: SubtaskId, slot: int) -> PlannedMove:
         """Move ``subtask`` to ``slot``."""
@@ -194,6 +197,22 @@ class Moves:
                 self._scale(number, count, force)
 
         return self._request(f"scale to {count} spare slot{'s'[: count != 1]}", begin)
+
+    def rescale(self, parallelism: int) -> PlannedMove:
+        """Continue at ``parallelism``."""
+        move, is_open = self.requests.add(f"rescale to parallelism {parallelism}")
+
+        def begin() -> None:
+            state = self._machines.job.state
+            if self._rescale is not None and state is JobState.RUNNING:
+                self._rescale(move.number, parallelism)
+            else:
+                refusal = f"the job is {state.value}; try again when it runs"
+                self.requests.report(ReportMove(move.number, "refused", refusal))
+
+        if is_open:
+            self._calls.ask(begin)
+        return move
 
     def _request(self, description: str, begin: Callable[[int], None]) -> PlannedMove:
         move, is_open = self.requests.add(description)

@@ -82,7 +82,7 @@ class Presence:
             self._dispatch.rendezvous.send(connection, address)  # before it connects
         self._dispatch.rendezvous.send(connection, control.Welcome(process.incarnation))
         self._machines.step_job(events.SlotRegistered(process.slot, process.incarnation))
-        if self._machines.local_failover is not None:
+        if self._machines.local_failover is not None and not self._processes.is_apart(process.slot):
             self._step(reachability.SlotArrived(process.slot, process.host))
 
     def start_failed(self, connection: int, failed: control.StartFailed) -> None:
@@ -114,7 +114,7 @@ class Presence:
         self._recoveries.slot_lost(process.slot, [str(subtask) for subtask in self._deployment.on(process.slot)])
         self._step(lost)
         failover = self._machines.local_failover
-        if failover is None or self._processes.is_over(process.slot):
+        if failover is None or self._processes.is_apart(process.slot):
             self._machines.step_job(lost)
             return
         matters = not self._processes.is_spare(process.slot) or failover.is_alive(process.slot)
@@ -136,7 +136,7 @@ class Presence:
     def let_spares_join(self) -> None:
         """Let the registered spare slots join: the job was started without them."""
         for process in self._processes.all():
-            if self._processes.is_spare(process.slot) and not self._processes.is_over(process.slot):
+            if self._processes.is_spare(process.slot) and not self._processes.is_apart(process.slot):
                 self._step(reachability.SlotArrived(process.slot, process.host))
 
     def evict(self, process: SlotProcess, reason: str) -> None:
@@ -219,7 +219,7 @@ class Presence:
                 pulses is not None and pulses.is_doubtful(process.pulse),
             )
             for process in self._processes.all()
-            if not self._processes.is_over(process.slot)
+            if not self._processes.is_apart(process.slot)
         )
 
     def _step(self, event: reachability.ReachabilityEvent) -> None:

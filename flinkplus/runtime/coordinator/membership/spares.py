@@ -102,7 +102,6 @@ class Spares:
     _timeout_s: float
 
     def __post_init__(self) -> None:
-        self._next = self._dispatch.processes.slots
         self._spares: dict[int, Spare] = {}
         self._open: _Scale | None = None
         self._candidate: _Scale | None = None
@@ -132,7 +131,7 @@ class Spares:
         new = count - len(staying) - len(back)
         try:
             if new:
-                self._jobs.check(self._dispatch.processes.slots + len(staying) + len(leaving) + new)
+                self._jobs.check(len(self._dispatch.processes.own) + len(staying) + len(leaving) + new)
         except InsufficientSlots as error:
             self._requests.report(ScaleReported(request, "refused", str(error), no_room=True))
             return
@@ -256,9 +255,8 @@ class Spares:
     # --- one slot
 
     def _start(self) -> None:
-        slot, self._next = self._next, self._next + 1
+        slot = self._dispatch.processes.add()
         self._spares[slot] = Spare(SpareState.STARTING, self._dispatch.clock.monotonic() + self._timeout_s)
-        self._dispatch.processes.add(slot)
         self._machines.step_job(events.SpareAdded(slot))
         log.info("starting spare slot %d", slot)
         self._jobs.start(slot)

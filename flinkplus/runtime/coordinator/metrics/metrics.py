@@ -7,6 +7,7 @@ part of the subtasks' state: a rollback takes them back, and the final ones are 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -127,12 +128,21 @@ class Figures:
         self._subtasks = {**self._subtasks, **subtasks}
         self._late_rows.check(self.operators)
 
+    def keep(self, subtasks: Collection[str]) -> None:
+        """Forget the counters of all other subtasks: the job continues without them."""
+        self._subtasks = {name: counters for name, counters in self._subtasks.items() if name in subtasks}
+
     def triggered(self, checkpoint: int) -> None:
         """A checkpoint was triggered, perhaps not for the first time."""
         if checkpoint in self._checkpoints:
             return
         figures = CheckpointFigures(checkpoint, time.time(), self._mode)
         self._checkpoints = dict([*self._checkpoints.items(), (checkpoint, figures)][-KEPT_CHECKPOINTS:])
+
+    def triggered_s(self, checkpoint: int) -> float | None:
+        """When a checkpoint was triggered (Unix epoch); ``None`` if that is not known."""
+        figures = self._checkpoints.get(checkpoint)
+        return None if figures is None else figures.triggered_s
 
     def snapshot(self, checkpoint: int, subtask: str, handle: SnapshotHandle) -> None:
         """Add one subtask's snapshot to the metrics of its checkpoint."""

@@ -24,18 +24,19 @@ from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers, Handles
 class Promotions:
     """Builds the promotion orders of one job.
 
+    ``topology``: returns the present one.
     ``versions``: returns the versions that a subtask may still resume from.
     ``sharing_depth``: see the option of that name.
     """
 
     def __init__(
         self,
-        topology: Topology,
+        topology: Callable[[], Topology],
         versions: Callable[[SubtaskId], tuple[int, ...]],
         guarantee: Guarantee,
         sharing_depth: int | None = None,
     ) -> None:
-        self.answers = FenceAnswers(topology.lineage(sharing_depth))
+        self.answers = FenceAnswers(topology().lineage(sharing_depth))
         self.guarantee = guarantee
         self.complete = CheckpointId(0)
         self._topology = topology
@@ -81,14 +82,14 @@ class Promotions:
         """The order for the new head of ``subtask`` to resume from ``version``. ``mark``: see ``PromotionOrder``."""
         handle = self.handles.get(subtask, version)
         order = replace(
-            self.answers.order(subtask, self._topology, version, handle),
+            self.answers.order(subtask, self._topology(), version, handle),
             given_up=[checkpoint for checkpoint in self._given_up if checkpoint > version],
             overtaking=[checkpoint for checkpoint in self._overtaking if checkpoint > version],
             mark=mark,
         )
         if self.guarantee.repeats:
             return order
-        order = replace(order, inputs=following(handle, subtask, self._topology, self._start_of))
+        order = replace(order, inputs=following(handle, subtask, self._topology(), self._start_of))
         if self.guarantee.replays:
             return order
         read = handle.operator_state.steps
@@ -100,7 +101,7 @@ class Promotions:
         name = str(channel)
         kept, sent = self.answers.kept.get(name), self.answers.sent.get(name)
         if kept is None or sent is None:  # the producer is promoted as well
-            producer = self._topology.producer(channel)
+            producer = self._topology().producer(channel)
             return output_cursor(self.handles.get(producer, self._began_from[producer]), channel)
         return max(known, kept) if self.guarantee.replays else sent
 

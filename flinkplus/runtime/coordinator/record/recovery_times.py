@@ -8,18 +8,23 @@ rows emitted before the failure are those of the last heartbeat. ``caught_up_ms`
 restarted: the failed ones; in a partial recovery also their upstreams; in a rollback all.
 
 Rules: a recovery that another failure interrupts stays unfinished. A local failover that ends in a rollback is one
-recovery, by rollback, with the reason in ``fallback``. Handovers are listed separately.
+recovery, by rollback, with the reason in ``fallback``. Handovers are listed separately, and so are rescales, which go
+through the phases of a rollback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.protocol.vocabulary.phases import PHASES, Phase
+from flinkplus.runtime.control.names import parse_subtask
 
-HANDOVER = "handover"
+HANDOVER, RESCALE = "handover", "rescale"
+PLANNED = (HANDOVER, RESCALE)
 STANDBY, PARTIAL, ROLLBACK = "standby", "partial", "rollback"
 KEPT = 1000
 
@@ -81,6 +86,14 @@ class Recovery:
         }
 
 
+def _taken_over(rows: Mapping[str, int], parallelism: int) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for name, count in rows.items():
+        subtask = parse_subtask(name)
+        found[str(SubtaskId(subtask.vertex, subtask.index % parallelism))] += count
+    return dict(found)
+
+
 def _ms(begun: float | None, ended: float | None) -> float | None:
     return None if begun is None or ended is None else round(max(0.0, ended - begun) * 1000, 3)
 
@@ -114,6 +127,13 @@ class RecoveryLog:
         """``subtask`` reports that it failed at ``time_s`` (0: unknown)."""
         if time_s:
             self._begun[subtask] = time_s
+
+    def rescaled(self, subtasks: Sequence[str], parallelism: int) -> None:
+        """The job continues with other ``subtasks``: number *i* takes over the counts of all *j* of its vertex with
+        ``j % parallelism == i``, as its counters do."""
+        self.rows_out, self.marks = (_taken_over(rows, parallelism) for rows in (self.rows_out, self.marks))
+        self.marks = {name: self.marks.get(name, 0) for name in subtasks}
+        self._begun.clear()
 
     # --- its phases
 
@@ -221,11 +241,15 @@ class RecoveryLog:
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """The recoveries, oldest first."""
-        return [record.as_dict() for record in self._records if record.failure != HANDOVER]
+        return [record.as_dict() for record in self._records if record.failure not in PLANNED]
 
     def handovers(self) -> list[dict[str, Any]]:
         """The planned moves, oldest first."""
         return [record.as_dict() for record in self._records if record.failure == HANDOVER]
 
+    def rescales(self) -> list[dict[str, Any]]:
+        """The changes of parallelism, oldest first."""
+        return [record.as_dict() for record in self._records if record.failure == RESCALE]
+
     def __len__(self) -> int:
-        return sum(record.failure != HANDOVER for record in self._records)
+        return sum(record.failure not in PLANNED for record in self._records)

@@ -17,7 +17,7 @@ from flinkplus.runtime.slot.control.ports import GraphPort, S
 
 
 class SlotHost(ABC, Generic[S]):
-    """Slot ``index``, one of ``parallelism``.
+    """Slot ``index``. The job has ``parallelism`` subtasks of each vertex now.
 
     ``runs_ahead``: barriers may overtake, or the graph has loops.
     ``notes_rows``: a process was lost since the last complete checkpoint, as the last deployment or promotion said.

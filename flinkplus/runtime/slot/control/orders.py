@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from flinkplus.errors import CorruptState, described
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
@@ -235,7 +235,7 @@ class SlotOrders(SlotHost[S]):
             self._retire_all()
             self._peers.forget()
         self._generation = Generation(join.generation)
-        self.slots = {parse_subtask(name): slot for name, slot in join.assignment.items()}
+        self._assign(join.assignment)
         self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
 
     def _deploy(self, deploy: control.Deploy) -> None:
@@ -248,7 +248,7 @@ class SlotOrders(SlotHost[S]):
         self._peers_serial = None
         self._peers.forget()
         self._peers.connect(deploy.addresses)
-        self.slots = {parse_subtask(name): slot for name, slot in deploy.assignment.items()}
+        self._assign(deploy.assignment)
         self.generations = dict.fromkeys(self.slots, self._generation)
         for subtask_id in sorted(s for s, slot in self.slots.items() if slot == self.index):
             if not self._open(subtask_id, deploy):
@@ -256,6 +256,11 @@ class SlotOrders(SlotHost[S]):
         self._deploying = deploy
         self._restore_ms = (self.clock.monotonic() - begun) * 1e3
         self._finish_deployment()
+
+    def _assign(self, assignment: Mapping[str, int]) -> None:
+        """``assignment``: the slot of every subtask of the job, whose number may have changed."""
+        self.slots = {parse_subtask(name): slot for name, slot in assignment.items()}
+        self.parallelism = self.in_flight.slots = 1 + max((subtask.index for subtask in self.slots), default=0)
 
     def _snapshotted(self, name: SubtaskId, generation: Generation, handle: SnapshotHandle) -> None:
         if self._failover is not None:

@@ -374,6 +374,7 @@ class Slot(SlotOrders[Subtask]):
             subtask=name,
             generation=self.generations[name],
             options=self._options,
+            parallelism=self.parallelism,
             slots=self.slots,
             generations=self.generations,
             lineage=self.lineage,

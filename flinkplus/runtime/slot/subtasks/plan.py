@@ -26,6 +26,7 @@ from upstream_cache.retention import Retention
 class SubtaskPlan(SubtaskIdentity):
     """What a deployment, or a promotion, gives a subtask.
 
+    ``parallelism``: the present one; ``options`` has that of the start.
     ``handle``: the snapshot that it begins from.
     ``mark``: rows that its predecessor had put out, after a rollback.
     ``salt``: makes the random numbers those of this job.
@@ -35,6 +36,7 @@ class SubtaskPlan(SubtaskIdentity):
     graph: JobGraph
     vertex: Vertex
     options: Options
+    parallelism: int
     handle: SnapshotHandle
     mark: int | None
     salt: str

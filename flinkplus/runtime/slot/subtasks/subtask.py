@@ -59,7 +59,7 @@ class Subtask:
         self._name = str(plan.subtask)
         self._ports = ports
         self._note: Numbers = no_note() if ports.note is None else ports.note.numbers
-        self._number = 1 + plan.graph.vertices.index(plan.vertex) * plan.options.parallelism + plan.subtask.index
+        self._number = 1 + plan.graph.vertices.index(plan.vertex) * plan.parallelism + plan.subtask.index
         self.busy_s = 0.0
         self._closing = ExitStack()  # closes each part, the newest first, also when another one raises
         try:
@@ -110,7 +110,7 @@ class Subtask:
             snapshots=self._snapshots,
             reports=self,
         )
-        self.steps = SubtaskSteps(plan, saved, parts, list(plan.graph.inputs_of(self.id, options.parallelism)))
+        self.steps = SubtaskSteps(plan, saved, parts, list(plan.graph.inputs_of(self.id, plan.parallelism)))
         self._closing.callback(self.steps.checkpoints.channel_state.release)
 
     def _make_inputs(self, omitted: frozenset[str]) -> InputGate:
@@ -147,7 +147,7 @@ class Subtask:
         )
         for edge in plan.vertex.outputs:
             consumer = plan.graph.consumer_vertex(edge).name
-            peers = plan.peers(edge, [SubtaskId(consumer, index) for index in range(options.parallelism)])
+            peers = plan.peers(edge, [SubtaskId(consumer, index) for index in range(plan.parallelism)])
             exchange = plan.graph.exchanges[edge]
             groups = options.max_parallelism
             split = partitioner(exchange.route, exchange.columns, self.id.index, len(peers), groups)
@@ -160,7 +160,7 @@ class Subtask:
             plan.graph,
             plan.vertex,
             self.id.index,
-            plan.options.parallelism,
+            plan.parallelism,
             plan.generation,
             self.state,
             self.outputs,
@@ -180,7 +180,7 @@ class Subtask:
         rated = [index for index, member in members.items() if member.node.rate is not None]
         counted = rated[0] if rated else self.operators.root
         rate = members[counted].node.rate
-        self._rate = None if rate is None else rate / options.parallelism
+        self._rate = None if rate is None else rate / plan.parallelism
         stage, load = stage_of(plan.graph, plan.vertex), self._ports.load
         reads = Ticks(lambda: max(load.read_scale, MIN_READ_SCALE), options.flush_interval, stage)
         pacer = Pacer(self._rate, options.batch_rows, reads.at)

@@ -122,7 +122,9 @@ class Job:
         self.dispatch = Dispatch(self.wires, self.processes, self.inbox)  # type: ignore[arg-type]
         self.dispatch.registry = Inline()  # type: ignore[assignment]
         assignment = {subtask: subtask.index for subtask in TOPOLOGY.subtasks}
-        self.deployment = deployment = Deployment(G1, 0, False, assignment, dict.fromkeys(assignment, G1))
+        self.deployment = deployment = Deployment(
+            G1, 0, False, assignment, dict.fromkeys(assignment, G1), parallelism=3
+        )
         self.recoveries = RecoveryLog(lambda subtask: subtask.startswith("count"))
         self.protocol = FailoverProtocol(TOPOLOGY, 3, FailoverConfig(replicas=2))
         machine: Any = self.listening
@@ -131,7 +133,7 @@ class Job:
         self.joining = Joining(self.dispatch, deployment)
         self.calls = Calls()
         calls: Any = self.calls
-        crashes = CrashReports(graph_of(10, 1), 3, self.machines, deployment)
+        crashes = CrashReports(graph_of(10, 1), self.machines, deployment)
         options = Options(parallelism=3, recovery="standby" if standbys else "rollback")
         self.records = Records()
         self.presence = Presence(
@@ -145,7 +147,7 @@ class Job:
             options,
             self.records,
         )
-        self.promotions = Promotions(TOPOLOGY, self.protocol.versions, Guarantee.EXACTLY_ONCE)
+        self.promotions = Promotions(lambda: TOPOLOGY, self.protocol.versions, Guarantee.EXACTLY_ONCE)
         self.stamps = FailoverStamps(self.dispatch, self.recoveries)
         self.triggers = Triggers(self.dispatch, deployment, lambda: self.listening.pending)
         self.moves = Moves(calls, self.machines, MoveRequests())

@@ -52,7 +52,7 @@ class Shell:
         )
         self.commands = Commands()
         self.commands.add(InjectCommand, self.operations.inject)
-        self.job.deployment.first_started_s = self.job.dispatch.clock.monotonic()
+        self.job.deployment.started()
         self.replies: list[bytes] = []
         self.job.wires.sent.clear()
 

@@ -147,8 +147,8 @@ class Reported:
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.graph = graph_of(10, 1)
-        self.deployment = Deployment(Generation(1), 0, False)
-        self.reports = CrashReports(self.graph, 3, self, self.deployment)  # type: ignore[arg-type]
+        self.deployment = Deployment(Generation(1), 0, False, parallelism=3)
+        self.reports = CrashReports(self.graph, self, self.deployment)  # type: ignore[arg-type]
         self.vertex = next(at for at, vertex in enumerate(self.graph.vertices) if vertex.inputs)
 
     def step_job(self, event: events.JobEvent) -> None:

@@ -125,8 +125,8 @@ class Shell:
         self.commands = Commands()
         self.replies: list[bytes] = []
         graph: Any = None
-        options: Any = None
-        add_move_commands(self.commands, machine.moves, graph, options)
+        deployment: Any = None
+        add_move_commands(self.commands, machine.moves, graph, deployment, 128)
 
     def asks(self, request: Any) -> None:
         self.commands.obey(encode_request(request), self.replies.append)

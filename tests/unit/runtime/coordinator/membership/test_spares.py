@@ -156,7 +156,7 @@ def test_they_end_when_nothing_is_on_them_and_cost_no_failure() -> None:
     assert world.job.heard[-2:] == [core.SpareRemoved(3), core.SpareRemoved(4)]
     assert not any(isinstance(event, core.FailureTakenOn) for event in world.job.heard)
     assert world.job.processes.numbers == [0, 1, 2] and world.job.stamps.counts["handovers"] == 0
-    with pytest.raises(PeerProtocolError, match=r"slot 3 registered, but the job has slots 0 to 2$"):
+    with pytest.raises(PeerProtocolError, match=r"slot 3 registered, but the job has only slots 0, 1, 2$"):
         world.job.register(3)
     assert world.scale(1).status == "under_way" and world.cluster.started == [3, 4, 5]
 

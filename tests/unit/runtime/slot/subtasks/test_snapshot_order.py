@@ -44,6 +44,7 @@ def test_a_small_snapshot_does_not_pass_a_large_one_that_is_still_being_packed()
     in_pool: list[tuple[CheckpointId, Work]] = []
     told: list[control.ControlMessage] = []
     plan = SubtaskPlan(
+        parallelism=1,
         graph=graph,
         vertex=vertex,
         subtask=name,

@@ -1,0 +1,273 @@
+"""Another parallelism while the job runs: slots are started, the job is switched over at a checkpoint, slots end.
+
+The life of a request::
+
+    STARTING -- all new slots have registered --> CHECKPOINT -- one is complete --> SWITCHING --> ENDING --> done
+        |                                             ^------ a failure came first -----'
+        '-- timeout: cancelled
+
+Rules: only the coordinator's thread calls this. New slots are reserved until the switch: they take no part in the job,
+and their loss costs only time. The machine of the job switches over, and so decides which subtasks a failure meanwhile
+restarts. A new request replaces one that has not got as far as the switch, and uses the slots that it has started.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from chain_backup.failover.placement import PlacementError
+from flinkplus.config import MOST_SPARES, Options
+from flinkplus.errors import FlinkPlusError, InsufficientSlots
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.vocabulary import effects, events
+from flinkplus.protocol.vocabulary.effects import JobState
+from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Dispatch
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
+from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
+from flinkplus.runtime.coordinator.membership.spares import ENDING_S, SpareJobs
+
+log = logging.getLogger("flinkplus.coordinator")
+
+
+class RescalePhase(Enum):
+    """How far a request is; see the module."""
+
+    STARTING = "starting"
+    CHECKPOINT = "checkpoint"
+    SWITCHING = "switching"
+    ENDING = "ending"
+
+
+@dataclass(slots=True)
+class _Rescale:
+    """A request. ``slots``: the needed ones afterwards. ``seen``: the newest complete checkpoint before the phase.
+    ``until_s``: deadline of STARTING (monotonic clock). ``before``: the needed slots so far."""
+
+    request: int
+    parallelism: int
+    slots: tuple[int, ...]
+    before: tuple[int, ...]
+    until_s: float
+    phase: RescalePhase = RescalePhase.STARTING
+    seen: CheckpointId | None = None
+
+
+@dataclass(eq=False, repr=False)
+class Rescales:
+    """The requests of one job for another parallelism, one at a time.
+
+    ``handles``: returns the snapshots of a complete checkpoint.
+    ``vertices``: names of the job's vertices.
+    ``timeout_s``: timeout for new slots to start.
+    """
+
+    _dispatch: Dispatch
+    _machines: JobMachines
+    _calls: Calls
+    _requests: MoveRequests
+    _jobs: SpareJobs
+    _handles: Callable[[CheckpointId], Mapping[str, SnapshotHandle]]
+    _vertices: Sequence[str]
+    _options: Options
+    _timeout_s: float
+
+    def __post_init__(self) -> None:
+        self._open: _Rescale | None = None
+        self._reserved: list[int] = []
+        self._ending: set[int] = set()
+        self._reported: ScaleReported | None = None
+
+    @property
+    def under_way(self) -> tuple[int, str] | None:
+        """The wanted parallelism, and the phase; ``None`` when no request is under way."""
+        return None if self._open is None else (self._open.parallelism, self._open.phase.value)
+
+    @property
+    def states(self) -> dict[int, str]:
+        """Slots that are not needed yet, or no longer."""
+        return {**dict.fromkeys(self._reserved, "starting"), **dict.fromkeys(self._ending, "ending")}
+
+    def next_deadline_ms(self) -> int | None:
+        """When the time for new slots to start has passed (the machines' clock)."""
+        rescale = self._open
+        return int(rescale.until_s * 1000) + 1 if rescale and rescale.phase is RescalePhase.STARTING else None
+
+    # --- requests
+
+    def begin(self, request: int, parallelism: int) -> None:
+        """Continue at ``parallelism``. A request for the present one cancels a request that is under way."""
+        refusal = self._refusal(parallelism)
+        if refusal is not None:
+            self._requests.report(ScaleReported(request, "refused", refusal))
+            return
+        own = self._dispatch.processes.own
+        missing = max(0, parallelism - len(own) - len(self._reserved))
+        try:
+            if missing:
+                spare = len(self._dispatch.processes.numbers) - len(own) - len(self._reserved)
+                self._jobs.check(max(parallelism, len(own)) + spare)
+        except InsufficientSlots as error:
+            self._requests.report(ScaleReported(request, "refused", str(error), no_room=True))
+            return
+        self._replace_open(f"replaced by a request for parallelism {parallelism}")
+        for _ in range(missing):
+            self._start()
+        surplus = len(self._reserved) - max(0, parallelism - len(own))
+        for slot in self._reserved[len(self._reserved) - surplus :]:
+            self._end(slot)
+        if parallelism == len(own):
+            self._requests.report(ScaleReported(request, "done"))
+            return
+        slots = (*own, *self._reserved)[:parallelism]
+        self._open = _Rescale(request, parallelism, slots, own, self._dispatch.clock.monotonic() + self._timeout_s)
+        log.info("the job is to continue at parallelism %d instead of %d", parallelism, len(own))
+        self.look()
+
+    def _refusal(self, parallelism: int) -> str | None:
+        """Why the job cannot continue at ``parallelism``."""
+        options, own, failover = self._options, self._dispatch.processes.own, self._machines.failover
+        rescale = self._open
+        if rescale is not None and rescale.phase in (RescalePhase.SWITCHING, RescalePhase.ENDING):
+            return f"the job is just being switched over to parallelism {rescale.parallelism}; try again when it is"
+        if options.recovery == "standby" and options.replicas > 1 and options.checkpoint_interval and failover is None:
+            return "the job was started with a single slot, and so without standbys: cancel it, and resume it with more"
+        most = options.parallelism + MOST_SPARES
+        if parallelism > most:
+            return f"a job that was started at parallelism {options.parallelism} can have up to {most} slots"
+        if failover is not None:
+            new = [max(self._dispatch.processes.incarnations) + 1 + n for n in range(parallelism)]
+            try:
+                failover.check_slots(parallelism, (*own, *new)[:parallelism])
+            except PlacementError as error:
+                return str(error)
+        return None
+
+    def _replace_open(self, reason: str) -> None:
+        before, self._open = self._open, None
+        if before is not None:
+            self._requests.report(ScaleReported(before.request, "cancelled", reason))
+
+    # --- progress
+
+    def look(self) -> None:
+        """Continue the request: slots may have registered or ended, a checkpoint may be complete, a timeout passed."""
+        rescale = self._open
+        if rescale is None:
+            return
+        if rescale.phase is RescalePhase.STARTING:
+            self._await_slots(rescale)
+        if rescale.phase is RescalePhase.CHECKPOINT:
+            self._await_checkpoint(rescale)
+        if self._open is rescale:
+            self._report_progress(rescale)
+
+    def _missing(self) -> list[int]:
+        return [slot for slot in self._reserved if self._dispatch.processes.get(slot) is None]
+
+    def _await_slots(self, rescale: _Rescale) -> None:
+        missing = self._missing()
+        if not missing:
+            rescale.phase = RescalePhase.CHECKPOINT
+            rescale.seen = self._machines.job.restore_from
+        elif self._dispatch.clock.monotonic() >= rescale.until_s:
+            names = ", ".join(f"slot-{slot}" for slot in missing)
+            why = f"Spark, which may have no room for more, had not started {names} after {self._timeout_s:g} s"
+            self._cancel(rescale, why, no_room=True)
+
+    def _await_checkpoint(self, rescale: _Rescale) -> None:
+        """Switch over right after a checkpoint has become complete, so that little is repeated."""
+        machines, newest = self._machines, self._machines.job.restore_from
+        failover = machines.failover
+        if machines.job.state is not JobState.RUNNING or (failover is not None and failover.active):
+            return
+        if newest is not None and newest != rescale.seen:
+            rescale.seen = newest
+            if not self._missing() and self._is_aligned(newest):
+                rescale.phase = RescalePhase.SWITCHING
+                numbers = range(rescale.parallelism)
+                subtasks = tuple(sorted(SubtaskId(vertex, number) for vertex in self._vertices for number in numbers))
+                machines.step_job(events.RescaleRequested(subtasks, rescale.slots))
+                return
+        if not machines.checkpoints.pending:
+            machines.step_checkpoints(events.CheckpointRequested())
+
+    def _is_aligned(self, checkpoint: CheckpointId) -> bool:
+        """Whether the checkpoint has no messages in flight that barriers have overtaken."""
+        try:
+            return not any(handle.overtaken for handle in self._handles(checkpoint).values())
+        except FlinkPlusError as error:
+            log.warning("checkpoint %d cannot be divided: %s", checkpoint, error)
+            return False
+
+    def _report_progress(self, rescale: _Rescale) -> None:
+        left = {
+            RescalePhase.STARTING: [f"slot-{slot}" for slot in self._missing()],
+            RescalePhase.CHECKPOINT: ["checkpoint"],
+            RescalePhase.SWITCHING: ["checkpoint"],
+            RescalePhase.ENDING: [f"slot-{slot}" for slot in sorted(self._ending)],
+        }[rescale.phase]
+        report = ScaleReported(rescale.request, "under_way", left=tuple(left))
+        if rescale.phase is RescalePhase.ENDING and not self._ending:
+            self._open = None
+            report = replace(report, status="done", left=())
+        if report != self._reported:
+            self._reported = report
+            self._requests.report(report)
+
+    def take(self, report: effects.ReportRescale) -> None:
+        """Take the answer of the machine of the job."""
+        rescale = self._open
+        if rescale is None or rescale.phase is not RescalePhase.SWITCHING:
+            return
+        if report.status == "refused":  # a failure came first
+            rescale.phase = RescalePhase.CHECKPOINT
+        elif report.status == "cancelled":
+            self._cancel(rescale, report.reason)
+        else:
+            rescale.phase = RescalePhase.ENDING
+            self._reserved = []
+            for slot in rescale.before:
+                if slot not in rescale.slots:
+                    self._end(slot)
+            self._dispatch.soon(self.look)
+
+    def _cancel(self, rescale: _Rescale, reason: str, no_room: bool = False) -> None:
+        log.warning("the job stays at parallelism %d: %s", len(self._dispatch.processes.own), reason)
+        for slot in tuple(self._reserved):
+            self._end(slot)
+        self._open = None
+        self._requests.report(ScaleReported(rescale.request, "cancelled", reason, no_room=no_room))
+
+    # --- one slot
+
+    def _start(self) -> None:
+        slot = self._dispatch.processes.add(reserved=True)
+        self._reserved.append(slot)
+        self._machines.step_job(events.SpareAdded(slot))
+        log.info("starting slot %d", slot)
+        self._jobs.start(slot)
+
+    def _end(self, slot: int) -> None:
+        """End ``slot``, which is not needed."""
+        processes = self._dispatch.processes
+        if slot in self._reserved:
+            self._reserved.remove(slot)
+        self._ending.add(slot)
+        log.info("ending slot %d", slot)
+        processes.end(slot)
+        self._dispatch.send(slot, control.Stop())
+        graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
+        self._jobs.end(slot, graceful_s, lambda: self._calls.ask(lambda: self._gone(slot)))
+
+    def _gone(self, slot: int) -> None:
+        process = self._dispatch.processes.remove(slot)
+        if process is not None:
+            self._dispatch.drop(process)
+        self._machines.step_job(events.SpareRemoved(slot))
+        self._ending.discard(slot)
+        self.look()
