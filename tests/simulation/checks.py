@@ -13,14 +13,18 @@
    snapshot, slot and job in every complete checkpoint; nothing of it is kept for longer.
 9. *moves*: no standby leaves a chain but for others that have its state; a drained host gets nothing new; what is said
    to be done is so; every request, handover and failover that begins also ends (see ``endings``).
-10. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
+10. *plans*: every complete checkpoint, and every deployment, is of all subtasks of the one parallelism that is in
+   force; a divided checkpoint has all of the one before, each part once, where it belongs.
+11. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
    running job that do not reach each other, one is given up before long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
@@ -37,7 +41,7 @@ from flinkplus.runtime.control.names import parse_subtask
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
 from tests.simulation.network import GARBLED
-from tests.simulation.subtask import event_time_ms, fold, packed_bytes, work_of
+from tests.simulation.subtask import blocks_of, event_time_ms, fold, packed_bytes, unpacked, work_of
 
 if TYPE_CHECKING:
     from flinkplus.protocol.channels.inputs import InputChannel
@@ -61,6 +65,17 @@ HEALTHY_VERSIONS = 4
 """Complete checkpoints that output logs may go back to when nothing ever failed."""
 
 
+@dataclass(frozen=True)
+class Parallelism:
+    """What a user asks for who wants so many ``subtasks`` of each vertex."""
+
+    subtasks: int
+
+
+Moved: TypeAlias = SubtaskId | str | int | Parallelism
+"""What a request is about: a subtask, a host, a number of spare slots, a parallelism."""
+
+
 class Violation(AssertionError):
     """An invariant does not hold. ``invariant``: which one, by the names above."""
 
@@ -79,6 +94,8 @@ class Checks:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._parallelism = world.parameters.parallelism
+        self._since = 0
         self._malformed: dict[tuple[int, int], tuple[int, int]] = {}  # since when, and the last time
         self.exact = world.options.promises.repeats
         self._expected = world.graph.expected()
@@ -127,6 +144,7 @@ class Checks:
                 "watermarks",
                 "known_ids",
                 "old_ids",
+                "divided",
             ),
             0,
         )
@@ -199,7 +217,8 @@ class Checks:
     def began(self, subtask: SimSubtask) -> None:
         """A subtask begins to be; what its predecessor had accepted beyond its version counts no more."""
         before = self._at_work.get(subtask.id)
-        if before is not None and before.generation >= subtask.generation:
+        if subtask.generation < self._since or (before is not None and before.generation >= subtask.generation):
+            self.causes.seen.setdefault(subtask.id, {})
             return  # of a zombie's
         self._at_work[subtask.id] = subtask
         if not self.exact:
@@ -457,11 +476,12 @@ class Checks:
 
     def completed(self, checkpoint: int, handles: dict[SubtaskId, SnapshotHandle]) -> None:
         """The manifest of a checkpoint is stored."""
+        self._check_plan(f"checkpoint {checkpoint}", set(handles))
+        if self._cuts and checkpoint <= self._cuts[-1][0]:
+            self._wrong("checkpoints", f"checkpoint {checkpoint} is complete after {self._cuts[-1][0]}")
         self.counts["cuts"] += 1
         world, cut = self._world, {}
-        for subtask in world.graph.subtasks:
-            if subtask not in handles:
-                self._wrong("checkpoints", f"checkpoint {checkpoint} has nothing of {subtask}")
+        for subtask in handles:
             names = tuple(file.name for file in handles[subtask].files)
             for name in names:
                 if name not in world.durable.state:
@@ -472,7 +492,7 @@ class Checks:
             for logged in handles[subtask].operator_state.in_flight.values():
                 self.counts["in_flight"] += sum(message[0] == MessageKind.RECORDS for message in logged)
         self._check_budget(checkpoint, handles)
-        for channel, producer, consumer in world.channels:
+        for channel, producer, consumer in world.graph.channels(self._parallelism):
             sent = handles[producer].operator_state.outputs.get(str(channel), 0)
             received = handles[consumer].operator_state.inputs.get(str(channel), 0)
             cut[channel] = received
@@ -487,6 +507,92 @@ class Checks:
         self._world.note("checkpoint %s is complete", checkpoint)
         self._check_that_logs_are_trimmed()
         self._check_leaks()
+
+    # --- another parallelism
+
+    def begins(self, parallelism: int) -> None:
+        """The job begins at the start of its input, with so many subtasks of each vertex."""
+        self._parallelism = parallelism
+
+    def _check_plan(self, what: str, subtasks: set[SubtaskId]) -> None:
+        """``what`` is of all subtasks of the parallelism that is in force, and of no others."""
+        wanted = set(self._world.graph.subtasks(self._parallelism))
+        if subtasks != wanted:
+            wrong = sorted(map(str, subtasks ^ wanted))
+            self._wrong("plans", f"{what} is not of parallelism {self._parallelism}, which is in force: {wrong}")
+
+    def divided(
+        self, checkpoint: int, before: Mapping[SubtaskId, SnapshotHandle], handles: Mapping[SubtaskId, SnapshotHandle]
+    ) -> None:
+        """``checkpoint`` is stored, which was made of the snapshots ``before``. From now on its subtasks are those of
+        the job, whatever the others still do."""
+        graph = self._world.graph
+        self._check_plan(f"what became checkpoint {checkpoint}", set(before))
+        self._parallelism = 1 + max(subtask.index for subtask in handles)
+        self._since = self._world.next_generation
+        self._at_work.clear()
+        self.counts["divided"] += 1
+        for at, vertex in enumerate(graph.vertices):
+            old = [before[subtask] for subtask in sorted(before) if subtask.vertex == vertex.name]
+            new = [handles[subtask] for subtask in sorted(handles) if subtask.vertex == vertex.name]
+            self._check_division(f"v{at} in checkpoint {checkpoint}", at, old, new)
+        self.completed(checkpoint, dict(handles))
+
+    def _check_division(self, where: str, at: int, old: list[SnapshotHandle], new: list[SnapshotHandle]) -> None:
+        """All of one vertex is there once, and where it belongs; its event time neither goes back nor ahead."""
+        graph, is_source = self._world.graph, self._world.graph.vertices[at].is_source
+        works = [[work_of(handle.operator_state) for handle in handles] for handles in (old, new)]
+        left, dealt = (
+            sorted(block for work in some for run in work["left"] for block in blocks_of(run, graph.blocks))
+            for some in works
+        )
+        if is_source and left != dealt:
+            self._wrong("plans", f"{where}: the records {left} were left, and {dealt} are dealt")
+        counts: dict[int, int] = {}
+        for handle in old:
+            counts.update(fold(self._world.files, [file.name for file in handle.files]))
+        for key, count in counts.items():
+            found = [fold(self._world.files, [file.name for file in handle.files]).get(key) for handle in new]
+            wanted = [count if index == graph.owner(key, len(new)) else None for index in range(len(new))]
+            if found != wanted:
+                self._wrong("plans", f"{where}: key {key} was counted {count} times, and its counts are {found}")
+        rows = Counter(row for work in works[0] for row in work["held"])
+        if rows != Counter(row for work in works[1] for row in work["held"]):
+            self._wrong("plans", f"{where}: rows that were held back are lost, or there twice")
+        times = [[work["advanced_ms"] for work in some] for some in works]
+        if not all(min(times[0]) <= time_ms <= max(times[0]) for time_ms in times[1]):
+            self._wrong("plans", f"{where}: the event time was {times[0]}, and is {times[1]}")
+        moving = [
+            Counter(
+                row
+                for handle in handles
+                for messages in handle.operator_state.in_flight.values()
+                for message in map(unpacked, messages)
+                for row in message.records or ()
+            )
+            for handles in (old, new)
+        ]
+        if moving[0] != moving[1]:
+            self._wrong("plans", f"{where}: rows that were in flight are lost, or there twice")
+        for edge in graph.vertices[at].inputs:
+            self._check_promises(where, edge, [[h.operator_state for h in handles] for handles in (old, new)])
+
+    def _check_promises(self, where: str, edge: int, states: list[list[OperatorState]]) -> None:
+        """No new channel promises more than the least of those before that had not ended, nor less."""
+        promises: list[list[int | None]] = []
+        for side in states:
+            channels = [
+                (state, str(ChannelId(edge, producer, consumer)))
+                for consumer, state in enumerate(side)
+                for producer in range(len(side))
+            ]
+            still = [(state, name) for state, name in channels if name not in state.ended_channels] or channels
+            promises.append([state.watermarks.get(name) for state, name in still])
+        known = [time_ms for time_ms in promises[0] if time_ms is not None]
+        least = min(known) if len(known) == len(promises[0]) else None
+        ended = not any(str(ChannelId(edge, 0, 0)) not in state.ended_channels for state in states[0])
+        if any(time_ms != least for time_ms in promises[1]) and not ended:
+            self._wrong("plans", f"{where}: of edge {edge} {promises[0]} were promised, and now {promises[1]}")
 
     # --- durable storage
 
@@ -530,7 +636,7 @@ class Checks:
     def _check_budget(self, checkpoint: int, handles: dict[SubtaskId, SnapshotHandle]) -> None:
         """What was in flight in a checkpoint is little enough to be restored, wherever that is."""
         slot_bytes = self._world.parameters.in_flight_bytes
-        if slot_bytes is None:
+        if slot_bytes is None or any(work_of(handle.operator_state).get("next") == {} for handle in handles.values()):
             return
         held: dict[int, int] = {}
         for subtask, handle in handles.items():
@@ -687,7 +793,16 @@ class Checks:
         """Slots are about to be told where all begin."""
         failover = self._world.failover
         barred = () if failover is None else failover._planned.barred
-        if len(barred) == self._world.parameters.parallelism:
+        coordinator = self._world.coordinator
+        assert coordinator is not None
+        self._check_plan("a deployment", set(map(parse_subtask, assignment)))
+        own, job = self._world.own, coordinator.parts.machines.job
+        if len(own) != self._parallelism or not set(assignment.values()).issubset(own):
+            self._wrong("plans", f"the slots are {own}, and {assignment} is deployed")
+        for known in job._available:
+            found = self._world.commits.manifests[known]["handles"]
+            self._check_plan(f"checkpoint {known}, which the job may go back to,", set(found))
+        if len(barred) == len(own):
             return
         for name, slot in assignment.items():
             if slot in barred:
@@ -709,7 +824,8 @@ class Checks:
         coordinator = self._world.coordinator
         assert coordinator is not None and self._world.failover is not None
         slots = coordinator._processes.numbers
-        spares = slots[self._world.parameters.parallelism :]
+        apart = set() if coordinator.parts.rescales is None else set(coordinator.parts.rescales.states)
+        spares = [slot for slot in slots if slot not in self._world.own and slot not in apart]
         running = [
             process.index
             for process in self._world.processes.values()
@@ -721,8 +837,34 @@ class Checks:
         if not used.issubset(slots):
             self._wrong("moves", f"chains are on {sorted(used)}, and the slots are {slots}")
 
-    def moved(self, what: SubtaskId | str | int, slot: int) -> None:
+    def rescaled(self, parallelism: int) -> None:
+        """The job is said to run with so many subtasks of each vertex, on as many slots."""
+        world, coordinator = self._world, self._world.coordinator
+        assert coordinator is not None
+        own, slots = world.own, coordinator._processes.numbers
+        if not len(own) == world.parallelism == self._parallelism == parallelism:
+            self._wrong("plans", f"parallelism {parallelism} is said to be reached: {own}, {world.parallelism}")
+        self._check_plan("what runs", set(coordinator.parts.deployment.assignment))
+        running = [
+            process.index
+            for process in world.processes.values()
+            if process.incarnation > 0 and process.index not in slots
+        ]
+        if running:
+            self._wrong("plans", f"parallelism {parallelism} is said to be reached, and {running} still run")
+
+    def joins(self, process: SimSlot) -> None:
+        """A slot is about to be told to take part in the job."""
+        coordinator = self._world.coordinator
+        rescales = None if coordinator is None else coordinator.parts.rescales
+        if rescales is not None and rescales.states.get(process.index) == "starting":
+            self._wrong("plans", f"{process} takes part in the job, and is reserved for a rescale")
+
+    def moved(self, what: Moved, slot: int) -> None:
         """A request is said to be fulfilled."""
+        if isinstance(what, Parallelism):
+            self.rescaled(what.subtasks)
+            return
         coordinator = self._world.coordinator
         assert coordinator is not None and self._world.failover is not None
         if isinstance(what, int):

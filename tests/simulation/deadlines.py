@@ -33,6 +33,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "slots": LOST,
     "stop": HUNG,
     "quiesce": ("hang_storage",),
+    "division": ("hang_storage",),
     "retraction": ("hang_storage",),
     "checkpoint": (*LOST, *DISKS, *STREAMS, "throw", "outage", "zookeeper_away", "zookeeper_unsure"),
     "turn": ("hang_storage",),
@@ -129,10 +130,11 @@ class Deadlines:
             quiesce_until_ms = machine._quiesce_until_ms
             ended = check(now_ms)
             if ended is not None:
-                name = "slots" if ended.failure == "slots" else "retraction" if quiesce_until_ms is None else "quiesce"
+                name = {"slots": "slots", "rescale": "division"}.get(ended.failure, "")
+                name = name or ("retraction" if quiesce_until_ms is None else "quiesce")
                 reported_ms = quiesce_until_ms if name == "quiesce" else reported_ms
-                waited_ms = config.restart_slot_timeout_ms if name == "slots" else config.quiesce_timeout_ms
-                self._fired(name, waited_ms, ended.reason)
+                waits_ms = {"slots": config.restart_slot_timeout_ms, "division": config.deploy_timeout_ms}
+                self._fired(name, waits_ms.get(name, config.quiesce_timeout_ms), ended.reason)
             return ended
 
         def deployed(now_ms: int) -> Any:

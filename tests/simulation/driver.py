@@ -31,7 +31,9 @@ class Unavailable(OSError):
 class Durable:
     """What outlives drivers: manifests with the epochs that they were written in, cuts, state files, output."""
 
-    def __init__(self) -> None:
+    def __init__(self, parallelism: int) -> None:
+        self.parallelism = parallelism
+        """That of the job's plan, which a resume uses."""
         self.manifests: dict[tuple[int, int], dict[str, Any]] = {}  # by checkpoint and epoch
         self.cuts = Cuts()
         self.state: dict[str, tuple[int, int]] = {}  # file -> generation and checkpoint in its name
@@ -100,10 +102,16 @@ class SimCommits:
             raise Unavailable("another driver has taken over the job")
 
     def store(
-        self, checkpoint: CheckpointId, generation: Generation, handles: Sequence[tuple[SubtaskId, Any]], final: bool
+        self,
+        checkpoint: CheckpointId,
+        generation: Generation,
+        handles: Sequence[tuple[SubtaskId, Any]],
+        final: bool,
+        divided: dict[SubtaskId, SnapshotHandle] | None = None,
     ) -> None:
+        """``divided``: the snapshots of the checkpoint that was divided for this one, if it was made so."""
         world = self._world
-        manifest = {"generation": generation, "final": final, "handles": dict(handles)}
+        manifest = {"generation": generation, "final": final, "handles": dict(handles), "divided": divided}
         key = int(checkpoint), self._epoch
         if world.commits is not self:  # a hung write ends after the job was resumed
             if world.rng_late.random() < 0.5:
@@ -122,7 +130,8 @@ class SimCommits:
             raise Unavailable("nobody knows whether the manifest is stored")
         self._unsure = False
         self.durable.newest = checkpoint
-        world.checks.completed(checkpoint, dict(handles))
+        if divided is None:
+            world.checks.completed(checkpoint, dict(handles))
 
     def _appear(self, key: tuple[int, int], manifest: dict[str, Any]) -> None:
         """On an object store, a write that was given up happens all the same."""
@@ -218,7 +227,11 @@ class SimCommits:
             return None, False
         if newest > durable.newest:  # its store was reported as failed, or the driver died before the report
             durable.newest = newest
-            self._world.checks.completed(newest, manifests[newest]["handles"])
+            handles, divided = manifests[newest]["handles"], manifests[newest]["divided"]
+            if divided is None:
+                self._world.checks.completed(newest, handles)
+            else:
+                self._world.checks.divided(newest, divided, handles)
         for checkpoint in sorted(manifests):
             self.commit(CheckpointId(checkpoint))
         return newest, bool(manifests[newest]["final"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flinkplus.protocol.vocabulary.ids import Seq
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.slot.control.routing import NO_EPOCH
-from tests.simulation.parameters import Fault, pair
+from tests.simulation.parameters import MOST_SUBTASKS, Fault, pair
 
 if TYPE_CHECKING:
     from tests.simulation.slot import SimSlot
@@ -66,14 +66,17 @@ class Faults:
         self._world.at(self._world.now_ms + fault.duration_ms, getattr(self, end), *arguments)
 
     def _slot(self, fault: Fault) -> int:
-        return fault.target % self._world.parameters.parallelism
+        slots = self._world.own
+        return slots[fault.target % len(slots)]
 
     def _process(self, fault: Fault) -> SimSlot | None:
         found = [process for process in self._world.on_slot(self._slot(fault)) if not process.paused]
         return found[-1] if found else None
 
     def _pair(self, fault: Fault) -> tuple[int, int]:
-        return pair(fault.target, self._world.parameters.parallelism)
+        slots = self._world.own
+        start, end = pair(fault.target, len(slots))
+        return slots[start], slots[end]
 
     # --- slots
 
@@ -177,7 +180,7 @@ class Faults:
     def _refuse(self, fault: Fault) -> None:
         """A slot takes no connections, and those that others had to it break."""
         end = self._slot(fault)
-        starts = [slot for slot in range(self._world.parameters.parallelism) if slot != end]
+        starts = [slot for slot in self._world.own if slot != end]
         for start in starts:
             self._world.cut(start, end, 1)
         self._until(fault, "_take_connections", starts, end)
@@ -223,7 +226,7 @@ class Faults:
 
     def _silence_around(self, fault: Fault) -> None:
         start, _ = self._pair(fault)
-        others = [slot for slot in range(self._world.parameters.parallelism) if slot != start]
+        others = [slot for slot in self._world.own if slot != start]
         self._silent_for(fault, [way for other in others for way in ((start, other), (other, start))])
 
     def _silent_for(self, fault: Fault, ways: list[tuple[int, int]]) -> None:
@@ -312,7 +315,7 @@ class Faults:
     # --- commands, and where slots come back
 
     def _migrate(self, fault: Fault) -> None:
-        subtasks = self._world.graph.subtasks
+        subtasks = self._world.graph.subtasks(self._world.parallelism)
         self._world.migrate(subtasks[fault.target // 8 % len(subtasks)], self._slot(fault))
 
     def _drain(self, fault: Fault) -> None:
@@ -327,10 +330,21 @@ class Faults:
     def _scale(self, fault: Fault) -> None:
         self._world.scale(fault.target % 4, force=fault.target >= 48)
 
+    def _rescale(self, fault: Fault) -> None:
+        self._world.rescale(1 + fault.target % MOST_SUBTASKS)
+
+    def _rescale_back(self, fault: Fault) -> None:
+        """A user wants the parallelism that the job has."""
+        self._world.rescale(self._world.parallelism)
+
+    def _at_rescale(self, fault: Fault) -> None:
+        """Something happens when a rescale comes to one of its phases; see ``phases.phase_and_kind``."""
+        self._world.rescale_faults.append(fault)
+
     def _spare(self, fault: Fault) -> SimSlot | None:
-        """A process of one of the spare slots."""
-        first = self._world.parameters.parallelism
-        found = [one for one in self._world.processes.values() if one.index >= first and not one.paused]
+        """A process of one of the spare slots, also of those that a rescale has started or ends."""
+        own = self._world.own
+        found = [one for one in self._world.processes.values() if one.index not in own and not one.paused]
         return found[fault.target % len(found)] if found else None
 
     def _crash_spare(self, fault: Fault) -> None:
@@ -344,7 +358,7 @@ class Faults:
             self._pause_process(fault, process)
 
     def _migrate_to_spare(self, fault: Fault) -> None:
-        subtasks, process = self._world.graph.subtasks, self._spare(fault)
+        subtasks, process = self._world.graph.subtasks(self._world.parallelism), self._spare(fault)
         if process is not None:
             self._world.migrate(subtasks[fault.target // 8 % len(subtasks)], process.index)
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flinkplus.graph import Vertex
+from flinkplus.protocol.vocabulary import key_groups
 from flinkplus.protocol.loops.cycles import Cycles
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 
@@ -24,6 +25,8 @@ Passage = tuple[int, int, int]
 """Vertex, key, and the number of this record among those of the key."""
 Row = tuple[RecordId, tuple[Passage, ...]]
 """A record, and the vertices that it has passed."""
+Channels = list[tuple[ChannelId, SubtaskId, SubtaskId]]
+"""Each with its producer and its consumer."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class Exchange:
 class SimGraph:
     """Stands for ``flinkplus.graph.JobGraph``. ``edges``: (producer, consumer) by position; a vertex without inputs is
     a source, one without outputs has a sink. ``loops``: edges that lead back, from the end of a loop to its head; the
-    end sends every row out as well as round, so that all that was counted shows."""
+    end sends every row out as well as round, so that all that was counted shows. ``parallelism``: at the start; a
+    source has so many streams of ``records`` each, whatever it becomes. ``groups``: of keys, of which each subtask owns
+    a range (0: keys are dealt by number)."""
 
     stages: int
     edges: tuple[tuple[int, int], ...]
@@ -47,6 +52,7 @@ class SimGraph:
     records: int
     keys: int
     loops: tuple[tuple[int, int], ...] = ()
+    groups: int = 0
     nodes: tuple[Any, ...] = ()
     vertices: list[Vertex] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
@@ -59,7 +65,8 @@ class SimGraph:
             self.vertices.append(Vertex(f"v{at}", (at,), inputs, outputs, not inputs))
         self.nodes = tuple(SimpleNamespace(name=vertex.name, body=None) for vertex in self.vertices)
         self._consumers: dict[ChannelId, SubtaskId] = {}
-        self._inputs: dict[SubtaskId, list[tuple[ChannelId, SubtaskId]]] = {}
+        self._inputs: dict[tuple[SubtaskId, int], list[tuple[ChannelId, SubtaskId]]] = {}
+        self._channels: dict[int, Channels] = {}
         self._by_name = {vertex.name: vertex for vertex in self.vertices}
         heads = [f"v{head}" for _, head in self.loops]
         edges = [(x.edge, f"v{x.producer}", f"v{x.consumer}") for x in self.exchanges]
@@ -92,9 +99,9 @@ class SimGraph:
         return not vertex.outputs
 
     def inputs_of(self, subtask: SubtaskId, parallelism: int) -> list[tuple[ChannelId, SubtaskId]]:
-        found = self._inputs.get(subtask)
+        found = self._inputs.get((subtask, parallelism))
         if found is None:
-            found = self._inputs[subtask] = [
+            found = self._inputs[subtask, parallelism] = [
                 (ChannelId(edge, index, subtask.index), SubtaskId(self.producer_vertex(edge).name, index))
                 for edge in self.vertex_of(subtask.vertex).inputs
                 for index in range(parallelism)
@@ -108,9 +115,37 @@ class SimGraph:
             self._consumers[channel] = found
         return found
 
+    def subtasks(self, parallelism: int) -> list[SubtaskId]:
+        return [SubtaskId(vertex.name, index) for vertex in self.vertices for index in range(parallelism)]
+
+    def channels(self, parallelism: int) -> Channels:
+        """All channels of the job."""
+        found = self._channels.get(parallelism)
+        if found is None:
+            found = self._channels[parallelism] = [
+                (channel, producer, subtask)
+                for subtask in self.subtasks(parallelism)
+                for channel, producer in self.inputs_of(subtask, parallelism)
+            ]
+        return found
+
     @property
-    def subtasks(self) -> list[SubtaskId]:
-        return [SubtaskId(vertex.name, index) for vertex in self.vertices for index in range(self.parallelism)]
+    def blocks(self) -> int:
+        """Records of a source: they are dealt by number, that of a stream after that of the one before."""
+        return self.records * self.parallelism
+
+    def record(self, source: int, block: int) -> RecordId:
+        return source, block % self.parallelism, block // self.parallelism
+
+    def group(self, key: int) -> int:
+        """The group of a key; the keys of a job are spread over all groups."""
+        return key * 3 % self.groups
+
+    def owner(self, key: int, parallelism: int) -> int:
+        """The index of the subtask that a key belongs to."""
+        if not self.groups:
+            return key % parallelism
+        return key_groups.owner_of(self.group(key), parallelism, self.groups)
 
     def key(self, record: RecordId, vertex: int) -> int:
         """The key that a vertex counts a record by."""

@@ -59,6 +59,22 @@ SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to
 """What a user asks for about spare slots, and what happens to them and to others meanwhile."""
 SCALED = 0.06
 """Share of the jobs whose spare slots come and go, of those that recover beside the stream."""
+RESCALED = 0.03
+"""Share of the jobs whose parallelism changes while they run."""
+RESCALINGS = (
+    *("rescale",) * 3,
+    *("at_rescale",) * 5,
+    "rescale_back",
+    "crash_spare",
+    "pause_spare",
+    "crash",
+    "scale",
+    "drain",
+    "migrate",
+)
+"""What a user asks for in such a job, and what happens to it meanwhile."""
+MOST_SUBTASKS, KEY_GROUPS = 5, 8
+"""What jobs are rescaled to at most, of each vertex; and the key groups of such jobs."""
 MOVES = 0.1
 """Share of the jobs that are given commands, of those that recover beside the stream."""
 LOCAL_FAULTS = ("refuse_promotion", "expire")
@@ -144,7 +160,8 @@ class Parameters:
     filters. ``whims``: subtasks are not deterministic. ``frame_bytes``: messages travel as frames, joined up to this
     size (``None``: as they are). ``fence_values``: determinants and digests in one message of an answer to a fence
     (``None``: as many as in the product). ``without``: parts of the protocol that the job lacks
-    (``flinkplus.runtime.slot.subtasks.ablation``). ``max_restarts``: the option."""
+    (``flinkplus.runtime.slot.subtasks.ablation``). ``max_restarts``: the option. ``groups``: of keys, where the
+    parallelism may change (0: it does not)."""
 
     seed: int = 0
     stages: int = 2
@@ -188,6 +205,7 @@ class Parameters:
     fence_values: int | None = None
     max_restarts: int = UNLIMITED
     loops: tuple[tuple[int, int], ...] = ()
+    groups: int = 0
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -231,11 +249,17 @@ def child(seed: int, name: str) -> Rng:
 
 
 def draw(
-    seed: int, looped: bool = False, overtaking: bool = False, scaled: bool = False, joined: bool = False
+    seed: int,
+    looped: bool = False,
+    overtaking: bool = False,
+    scaled: bool = False,
+    joined: bool = False,
+    rescaled: bool = False,
 ) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
-    steps may be repeated together, and are small, so that there are often several to repeat."""
+    steps may be repeated together, and are small, so that there are often several to repeat. ``rescaled``: the
+    parallelism changes while the job runs."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -309,7 +333,28 @@ def draw(
     parameters = with_scaling(
         with_moves(parameters, child(seed, "moves")), child(seed, "scaling"), 1 if scaled else SCALED
     )
-    return with_joins(parameters, child(seed, "joins")) if joined else parameters
+    parameters = with_joins(parameters, child(seed, "joins")) if joined else parameters
+    return with_rescales(parameters, child(seed, "rescales"), 1 if rescaled else RESCALED)
+
+
+def with_rescales(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job whose parallelism changes, a ``share`` of all; long enough for it."""
+    if rng.random() >= share or parameters.whims or not parameters.records:
+        return parameters
+    at_ms = rng.randrange(15, 60)
+    happens = [Fault(at_ms, "rescale", rng.randrange(64), 0)]
+    for _ in range(rng.choice((0, 1, 2, 3, 5))):
+        at_ms += rng.choice((-3, 0, 1, 5, 20, 50, 100, 200))
+        kind = rng.choice(RESCALINGS)
+        happens.append(Fault(max(1, at_ms), kind, rng.randrange(6 * 64), rng.choice(DURATIONS_MS)))
+    if rng.random() < 0.1:
+        happens.append(Fault(happens[0].at_ms - 1, "crowd", 0, rng.choice((300, 700, 2_500))))
+    records = max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records
+    faults = sorted((*parameters.faults, *happens), key=lambda fault: fault.at_ms)
+    parallelism = min(parameters.parallelism, MOST_SUBTASKS)
+    return replace(
+        parameters, records=records, faults=tuple(faults), groups=KEY_GROUPS, parallelism=parallelism
+    )
 
 
 def with_joins(parameters: Parameters, rng: random.Random) -> Parameters:

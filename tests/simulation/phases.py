@@ -10,7 +10,8 @@ from flinkplus.protocol.barriers.machine import BarrierMachine
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 
 if TYPE_CHECKING:
-    from tests.simulation.parameters import Parameters
+    from flinkplus.runtime.coordinator.coordinator import Coordinator
+    from tests.simulation.parameters import Fault, Parameters
     from tests.simulation.slot import SimSlot
     from tests.simulation.world import World
 
@@ -25,6 +26,25 @@ PHASES = (
     "put back",
     "end of input",
 )
+RESCALE_PHASES = ("starting", "checkpoint", "switching", "dividing", "divided", "ending")
+"""Of a rescale: ``dividing`` and ``divided`` are parts of what the product calls switching."""
+RESCALE_FAULTS = (
+    "crash",
+    "crash_spare",
+    "crash_driver",
+    "crash_host",
+    "no_manifest",
+    "no_upload",
+    "no_commit",
+    "zookeeper_away",
+    "pause",
+    "pause_spare",
+    "hang_storage",
+    "rescale",
+    "cut_control",
+    "throw",
+)
+"""What happens when a rescale comes to one of its phases (``at_rescale``)."""
 MODES = ("aligned", "aligned, loops", "unaligned", "with time-out", "synchronous")
 RECOVERIES = ("standby", "partial", "rollback")
 SEPARATOR = " | "
@@ -88,3 +108,20 @@ def table(counts: Counter[str]) -> str:
             if any(found):
                 lines.append(f"| {recovery} | {mode} | {' | '.join(map(str, found))} |")
     return "\n".join(lines)
+
+
+def rescale_phase(coordinator: Coordinator) -> str:
+    """How far the rescale under way is, one of ``RESCALE_PHASES``; empty: none is under way."""
+    rescales, machine = coordinator.parts.rescales, coordinator.parts.machines.job
+    under_way = None if rescales is None else rescales.under_way
+    phase = "" if under_way is None else under_way[1]
+    switch = getattr(machine, "_machine", machine)._rescale  # perhaps a recorded one
+    if switch is None or phase != "switching":
+        return phase
+    return "divided" if switch.divided else phase if switch.until_ms is None else "dividing"
+
+
+def phase_and_kind(fault: Fault) -> tuple[str, str]:
+    """Of a fault ``at_rescale``: when it strikes, and what it is."""
+    phases, kinds = len(RESCALE_PHASES), len(RESCALE_FAULTS)
+    return RESCALE_PHASES[fault.target % phases], RESCALE_FAULTS[fault.target // phases % kinds]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-from tests.simulation.faults import Faults
 from tests.simulation.parameters import Fault, Parameters
 from tests.simulation.world import World
 
@@ -81,7 +80,7 @@ def play(scenario: Scenario) -> list[str]:
     """The trace of a scenario, with a last line that counts. Raises whatever is wrong."""
     trace: list[str] = []
     world = World(scenario.parameters, trace)
-    faults = Faults(world)
+    faults = world.faults
     left = list(scenario.point_faults)
 
     def on_point(point: str, slot: SimSlot, name: SubtaskId) -> None:

@@ -44,7 +44,7 @@ class SimSlot(SlotOrders[SimSubtask]):
     def __init__(self, world: World, index: int, process: int) -> None:
         super().__init__(
             index,
-            world.parameters.parallelism,
+            world.options.parallelism,
             world.graph,
             world.clock,
             world.options.depth,
@@ -245,6 +245,7 @@ class SimSlot(SlotOrders[SimSubtask]):
                 unaligned=self.world.options.checkpoint_mode == "unaligned",
                 in_flight=self.in_flight,
                 vertex=self.graph.vertex_of(name.vertex),
+                parallelism=self.parallelism,
                 handle=handle,
             ),
         )

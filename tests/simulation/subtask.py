@@ -30,6 +30,7 @@ from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import BUNDLES, CURSOR
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
+from flinkplus.sources.dealing import BlockRun
 from tests.simulation.graph import Row
 from upstream_cache.log import OutputLog
 
@@ -133,6 +134,7 @@ class SimPlan(SubtaskIdentity):
     """What ``SubtaskPlan`` is to the runtime."""
 
     vertex: Vertex
+    parallelism: int
     handle: SnapshotHandle
 
 
@@ -250,7 +252,8 @@ class SimSubtask:
         )
         self.outputs.slot = slot
         own = work_of(saved)
-        self._read_to: int = own.get("position", 0)
+        self._parallelism = plan.parallelism
+        self._left: tuple[BlockRun, ...] = own.get("left", (BlockRun(self.id.index, plan.parallelism),))
         self.depends: dict[SubtaskId, int] = dict(own.get("depends", {}))
         self._staged: list[tuple[str, int, tuple[Row, ...]]] = []
         if plan.promotion is not None:
@@ -262,7 +265,7 @@ class SimSubtask:
         self._restore_state()
         for edge in vertex.outputs:
             consumer = graph.consumer_vertex(edge).name
-            peers = plan.peers(edge, [SubtaskId(consumer, index) for index in range(graph.parallelism)])
+            peers = plan.peers(edge, [SubtaskId(consumer, index) for index in range(plan.parallelism)])
             is_back = edge in plan.cycles.back_edges
             self.outputs.add_channels(edge, self.id.index, peers, saved.outputs, is_back)
         parts = SubtaskParts(
@@ -278,7 +281,7 @@ class SimSubtask:
             snapshots=self,
             reports=self,
         )
-        self.steps = WatchedSteps(self, plan, saved, parts, list(graph.inputs_of(self.id, graph.parallelism)))
+        self.steps = WatchedSteps(self, plan, saved, parts, list(graph.inputs_of(self.id, plan.parallelism)))
         waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
         again = sum(len(message.records) for message in waiting if message.kind is MessageKind.RECORDS)
         if again:
@@ -357,7 +360,7 @@ class SimSubtask:
 
     def read_together(self, steps: list[int], max_bytes: int) -> tuple[list[Iterator[None]], bool]:
         self._world.checks.counts["joined_reads"] += len(steps)
-        left = self.slot.graph.records - self._read_to
+        left = self._rows_left
         before = [0, *accumulate(steps)]
         found: list[Iterator[None]] = [
             self.read_rows(rows) for rows, first in zip(steps, before, strict=False) if first < left
@@ -415,7 +418,7 @@ class SimSubtask:
             for row in rows:
                 if not graph.goes_on(row, edge):
                     continue
-                parts.setdefault(graph.key(row[0], consumer) % graph.parallelism, []).append(row)
+                parts.setdefault(graph.owner(graph.key(row[0], consumer), self._parallelism), []).append(row)
             ends = self.outputs._edges[edge]
             for target in sorted(parts):
                 part = tuple(parts[target])
@@ -435,24 +438,48 @@ class SimSubtask:
 
     def ready_at(self, now: float) -> float:
         world = self._world
-        if world.endings.holds_sources and self._read_to + world.parameters.rows >= self.slot.graph.records:
+        if world.endings.holds_sources and self._rows_left <= world.parameters.rows:
             return now + HELD_S
         return max(now, self._next_read_s)
 
     def read_rows(self, rows: int) -> Generator[None, None, bool]:
         self._world.checks.works(self)
-        end = self.slot.graph.records
-        if self._read_to >= end:
+        if not self._rows_left:
             return False
-        first = self._read_to
         self._throw_if_poisoned()
-        self._read_to = min(end, first + rows)
-        self.steps.history.has_read(self._read_to - first)
-        yield from self._emit([((self._at, self.id.index, number), ()) for number in range(first, self._read_to)])
-        if self._world.parameters.watermarks:
-            yield from self._send_watermark(self._read_to * MS_A_RECORD)
+        graph, before_ms = self.slot.graph, self._promise_ms
+        blocks = self._read(rows)
+        self.steps.history.has_read(len(blocks))
+        yield from self._emit([(graph.record(self._at, block), ()) for block in blocks])
+        if self._world.parameters.watermarks and self._promise_ms > before_ms:
+            yield from self._send_watermark(self._promise_ms)
         self._next_read_s = (self._world.now_ms + self._rng.randint(0, self._world.parameters.read_ms)) / 1000
         return True
+
+    @property
+    def _rows_left(self) -> int:
+        """How many records a source has still to read."""
+        return sum(len(blocks_of(run, self.slot.graph.blocks)) for run in self._left)
+
+    @property
+    def _promise_ms(self) -> int:
+        """No record that a source has still to read happened before."""
+        graph = self.slot.graph
+        return min([graph.blocks, *(run.first for run in self._left)]) // graph.parallelism * MS_A_RECORD
+
+    def _read(self, rows: int) -> list[int]:
+        """The next blocks, in ascending order; each is one record."""
+        end = self.slot.graph.blocks
+        found: list[int] = []
+        while len(found) < rows and self._left:
+            run = min(self._left, key=lambda one: one.first)
+            if run.first >= end:
+                break
+            found.append(run.first)
+            rest = run.after(1, 1)
+            others = [other for other in self._left if other is not run]
+            self._left = tuple(others if rest is None else [*others, rest])
+        return found
 
     def flush(self) -> Iterator[None]:
         held, self._held, self._told_ms = self._held, [], 0
@@ -484,7 +511,7 @@ class SimSubtask:
             self._staged.append((name, checkpoint, tuple(self._open)))
             self._open = []
         work = {
-            "position": self._read_to,
+            "left": self._left,
             "staged": tuple(self._staged),
             "depends": dict(self.depends),
             "held": tuple(self._held),
@@ -522,6 +549,7 @@ class SimSubtask:
             checkpoint=checkpoint,
             files=tuple(map(self._world.state_files.card, self._files)),
             operator_state=saved,
+            overtaken=self.plan.unaligned and any(saved.in_flight.values()),
         )
 
     def uploaded(self, checkpoint: CheckpointId, reason: str) -> None:
@@ -574,6 +602,11 @@ class SimSubtask:
 def work_of(saved: OperatorState) -> dict[str, Any]:
     """What the work itself has saved."""
     return saved.operators[WORK].state if saved.operators else {}
+
+
+def blocks_of(run: BlockRun, end: int) -> range:
+    """The blocks of a run that there are: those before ``end``."""
+    return range(run.first, end if run.end is None else min(end, run.end), run.step)
 
 
 def pack(message: Message, payload: Any) -> Any:

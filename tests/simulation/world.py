@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore
 from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN
 from flinkplus.runtime.transport.wire.ports import ControlArrived, ControlLost
-from tests.simulation.checks import Checks, Violation
+from tests.simulation.checks import Checks, Moved, Parallelism, Violation
 from tests.simulation.deadlines import DIED, Deadlines
 from tests.simulation.disk import damaged
 from tests.simulation.driver import (
@@ -50,8 +51,10 @@ from tests.simulation.driver import (
 )
 from tests.simulation.endings import Endings
 from tests.simulation.graph import RecordId, SimGraph
-from tests.simulation.parameters import Parameters, child
-from tests.simulation.phases import names_of
+from tests.simulation.faults import Faults
+from tests.simulation.parameters import MOST_SUBTASKS, Fault, Parameters, child
+from tests.simulation.phases import names_of, phase_and_kind, rescale_phase
+from tests.simulation.rescaling import NotAligned, divide, parallelism_of
 from tests.simulation.slot import SimSlot
 from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief
@@ -67,8 +70,14 @@ MAX_ENDED_BY_INPUT = 4
 """Processes that an input may end in one subtask, for each driver: two at the same place, one where messages are cut in
 another way, and one whose last words are still on their way. A row may come to several subtasks at once."""
 SPARES_TIMEOUT_S = 0.5
-ALLOWED_ENDS = ("output not committed", "no last checkpoint became complete")
+ALLOWED_ENDS = (
+    "output not committed",
+    "no last checkpoint became complete",
+    "the checkpoint was not divided within",
+)
 """Reasons with which a job may fail, and is resumed then: the storage refused for too long, or hung with a manifest."""
+KINDS = {SubtaskId: "migration", int: "scaling", str: "drain", Parallelism: "rescale"}
+"""What a user has asked for."""
 NEVER_AN_END = "commit was not answered"
 """A commit that is slow only holds back what is visible."""
 
@@ -103,6 +112,7 @@ class World:
         self.rng_frames = child(seed, "pieces")
         self.rng_copies, self.rng_late = child(seed, "copies"), child(seed, "late")
         self.rng_left = child(seed, "left files")
+        self.rng_divided = child(seed, "divided")
         self.clock = SimClock(self)
         self.graph = SimGraph(
             parameters.stages,
@@ -111,12 +121,8 @@ class World:
             parameters.records,
             parameters.keys,
             parameters.loops,
+            parameters.groups,
         )
-        self.channels = [
-            (channel, producer, subtask)
-            for subtask in self.graph.subtasks
-            for channel, producer in self.graph.inputs_of(subtask, parameters.parallelism)
-        ]
         self.options = options_of(parameters)
         if record is not None:
             self.options = replace(self.options, record_machines=str(record))
@@ -155,9 +161,12 @@ class World:
         self.deadly: RecordId | None = None
         self._ended_in: Counter[SubtaskId] = Counter()
         self._resumes = 0
-        self.moves: list[tuple[PlannedMove, SubtaskId | str | int, int]] = []
+        self.moves: list[tuple[PlannedMove, Moved, int]] = []
+        self.faults = Faults(self)
+        self.rescale_faults: list[Fault] = []
+        self._rescale_phase = ""
         self.checks = Checks(self)
-        self.durable = Durable()
+        self.durable = Durable(parameters.parallelism)
         self.commits = SimCommits(self, self.durable, 0)
         self.deadlines = Deadlines(self)
         self.endings = Endings(self)
@@ -193,9 +202,7 @@ class World:
 
     def run(self) -> None:
         """The whole history. Raises ``Violation``, or whatever the product raises that it must not."""
-        from tests.simulation.faults import Faults
-
-        faults = Faults(self)
+        faults = self.faults
         for fault in self.parameters.faults:
             self.at(fault.at_ms, faults.strike, fault)
         last_ms = max((fault.at_ms + fault.duration_ms for fault in self.parameters.faults), default=0)
@@ -231,10 +238,13 @@ class World:
         if final:
             self._end("finished")
             return
-        if checkpoint is not None:
-            restore.checkpoint = checkpoint
-            restore.available = tuple(CheckpointId(known) for known in sorted(self.commits.manifests))
-            restore.next_checkpoint = CheckpointId(max(self.commits.manifests) + 1)
+        try:
+            parallelism = self._find_restore(restore, checkpoint)
+        except Unavailable as error:
+            self.note("driver does not start: %s", error)
+            self.at(self.now_ms + 50, self.start_driver)
+            return
+        self.options = replace(self.options, parallelism=parallelism)
         self.registry.records.clear()
         inbox = SimInbox()
         storage = SimWorker(self, "storage", self.storage_ms, lambda: not self.storage_hangs, MAX_HEALED_MS)
@@ -242,7 +252,7 @@ class World:
         self._workers = [storage, registry]
         dispatch = Dispatch(
             SimRendezvous(self),  # type: ignore[arg-type]
-            SlotProcesses(self.parameters.parallelism),
+            SlotProcesses(parallelism),
             inbox,  # type: ignore[arg-type]
             self.clock,
             storage,
@@ -257,15 +267,17 @@ class World:
             Calls(inbox, JobResult(self.clock)),  # type: ignore[arg-type]
             self.registry,
             SimSpareJobs(self, self._runs),
+            partial(divide, self, self.commits),
         )
         self.coordinator = coordinator = Coordinator(parts)
         coordinator._preference._possible = False  # of a real thread
         made = [*vars(coordinator).values(), *vars(coordinator.parts).values()]
         ours = {id(part): part for part in made if type(part).__module__.startswith("flinkplus.run")}
         self.cyclic += [coordinator, *ours.values()]
-        if coordinator.parts.spares is not None:
-            self._over = set()
-            coordinator.parts.spares._timeout_s = SPARES_TIMEOUT_S
+        self._over = set()
+        for starting in (coordinator.parts.spares, coordinator.parts.rescales):
+            if starting is not None:
+                starting._timeout_s = SPARES_TIMEOUT_S
         if self.failover is not None and self.parameters.pending_versions:
             attempts = self.failover._attempts
             attempts._config = replace(attempts._config, pending_versions=True)
@@ -276,10 +288,54 @@ class World:
         self.deadlines.watch(self.coordinator)
         self.endings.watch(self.coordinator)
         self.note("driver starts, from checkpoint %s", checkpoint)
-        for slot in range(self.parameters.parallelism):
+        for slot in range(parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
         self._due_ms = self.coordinator.next_deadline_ms()
         self.coordinator_turns()
+
+    def _find_restore(self, restore: Restore, checkpoint: CheckpointId | None) -> int:
+        """Fill ``restore``, and divide the checkpoint if the job is resumed at another parallelism: in most cases it is
+        that of the plan. Returns the parallelism. Raises ``Unavailable``."""
+        parallelism = self.durable.parallelism
+        if self._runs > 1 and self.parameters.groups and self.rng_divided.random() < 0.3:
+            parallelism = self.rng_divided.randint(1, MOST_SUBTASKS)
+        if checkpoint is None:
+            self.durable.parallelism = parallelism
+            self.checks.begins(parallelism)
+            return parallelism
+        manifests = self.commits.manifests
+        restore.checkpoint, restore.next_checkpoint = checkpoint, CheckpointId(max(manifests) + 1)
+        if parallelism_of(manifests[checkpoint]["handles"]) != parallelism:
+            new = restore.next_checkpoint
+            try:
+                divide(self, self.commits, checkpoint, new, restore.generation, parallelism)
+                restore.checkpoint, restore.next_checkpoint = new, CheckpointId(new + 1)
+                restore.older, restore.available = tuple(map(CheckpointId, sorted(manifests))), (new,)
+                return parallelism
+            except NotAligned:
+                parallelism = parallelism_of(manifests[checkpoint]["handles"])
+        known = {number: parallelism_of(manifest["handles"]) for number, manifest in sorted(manifests.items())}
+        restore.available = tuple(CheckpointId(number) for number, count in known.items() if count == parallelism)
+        restore.older = tuple(CheckpointId(number) for number, count in known.items() if count != parallelism)
+        self.durable.parallelism = parallelism
+        return parallelism
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The slots that a deployment uses."""
+        return tuple(range(self.options.parallelism)) if self.coordinator is None else self.coordinator._processes.own
+
+    @property
+    def parallelism(self) -> int:
+        """The number of subtasks of each vertex that the coordinator deploys."""
+        return self.options.parallelism if self.coordinator is None else self.coordinator.parts.deployment.parallelism
+
+    @property
+    def next_generation(self) -> int:
+        """The subtasks of later deployments have no lower generation."""
+        if self.coordinator is None:
+            return self.generations_of(self._runs - 1)  # no process of an earlier run lives
+        return self.coordinator.parts.machines.job._newest_used + 1
 
     @staticmethod
     def _limit_in_flight(machine: CheckpointCoordinator, size_bytes: int) -> None:
@@ -329,6 +385,8 @@ class World:
             coordinator.turn(taken, due_ms)
             if self.moves:
                 self._look_at_moves()
+            if self.rescale_faults:
+                self._look_at_rescale(coordinator)
             self._due_ms = due_ms = coordinator.next_deadline_ms()
             if coordinator.result.state is not None:
                 self._job_ended(coordinator)
@@ -336,6 +394,17 @@ class World:
         if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
             self._timer_ms = due_ms
             self.at(max(self.now_ms, due_ms), self._timer, coordinator, due_ms)
+
+    def _look_at_rescale(self, coordinator: Coordinator) -> None:
+        """Faults that wait for a phase of a rescale strike when it begins."""
+        before, self._rescale_phase = self._rescale_phase, rescale_phase(coordinator)
+        if self._rescale_phase == before:
+            return
+        for fault in [one for one in self.rescale_faults if phase_and_kind(one)[0] == self._rescale_phase]:
+            self.rescale_faults.remove(fault)
+            late_ms = self.rng_divided.choice((0, 0, 1, 3, 8, 20))
+            struck = Fault(self.now_ms + late_ms, phase_and_kind(fault)[1], fault.target, fault.duration_ms)
+            self.at(struck.at_ms, self.faults.strike, struck)
 
     def _timer(self, coordinator: Coordinator, due_ms: int) -> None:
         if coordinator is self.coordinator:
@@ -433,7 +502,7 @@ class World:
             raise Violation("progress", f"{self.deadly} has ended {self._ended_in[subtask]} processes in {subtask}")
         numbers = [0] * FIELDS
         vertex = [vertex.name for vertex in self.graph.vertices].index(subtask.vertex)
-        numbers[SUBTASK], numbers[OPERATOR] = 1 + vertex * self.parameters.parallelism + subtask.index, 1 + vertex
+        numbers[SUBTASK], numbers[OPERATOR] = 1 + vertex * process.parallelism + subtask.index, 1 + vertex
         numbers[EDGE], numbers[PRODUCER], numbers[SEQ] = 1 + message.channel.edge, message.channel.producer, message.seq
         text = str(self.deadly) if process.notes_rows else ""
         words = LastWords(f"process {process.process}", tuple(numbers), text, "")
@@ -525,7 +594,12 @@ class World:
             self._request(self.coordinator.moves.scale(count, force), count, 0)
             self.coordinator_turns()
 
-    def _request(self, move: PlannedMove, what: SubtaskId | str | int, slot: int) -> None:
+    def rescale(self, parallelism: int) -> None:
+        if self.coordinator is not None:
+            self._request(self.coordinator.moves.rescale(parallelism), Parallelism(parallelism), 0)
+            self.coordinator_turns()
+
+    def _request(self, move: PlannedMove, what: Moved, slot: int) -> None:
         self.moves.append((move, what, slot))
         self.endings.requested(move)
 
@@ -563,7 +637,7 @@ class World:
         for move in [move for move in self.moves if move[0].status not in (None, "under_way")]:
             self.moves.remove(move)
             planned, what, slot = move
-            kind = "migration" if isinstance(what, SubtaskId) else "scaling" if isinstance(what, int) else "drain"
+            kind = KINDS[type(what)]
             self.note("%s: %s", planned, planned.reason)
             self.counts[f"{kind}_{planned.status}"] += 1
             if planned.status == "done":
@@ -592,6 +666,8 @@ class World:
             self.checks.trims(message.version)
         elif isinstance(message, control.Chains):
             self.checks.plans(message.chains)
+        elif isinstance(message, control.Join):
+            self.checks.joins(slot)
         elif isinstance(message, control.Deploy):
             self.checks.plans({})  # all begin anew
             self.checks.deployed(message.assignment)

@@ -1,0 +1,187 @@
+"""What a simulated checkpoint becomes at another parallelism: the product's part of each snapshot, and that of the work.
+
+Stands for ``flinkplus.runtime.job.rescaling`` and for the part of ``flinkplus.runtime.job.restoring`` that uses it.
+Streams of records are dealt by ``flinkplus.sources.dealing``, keys by ``flinkplus.protocol.vocabulary.key_groups``, and
+the protocol's part is ``flinkplus.protocol.subtask.rescaling``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from flinkplus.graph import Vertex
+from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
+from flinkplus.protocol.subtask import rescaling
+from flinkplus.protocol.vocabulary import key_groups
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.vocabulary.messages import Message, MessageKind
+from flinkplus.runtime.control.names import parse_channel
+from flinkplus.sources import dealing
+from tests.simulation.driver import SimCommits, Unavailable
+from tests.simulation.graph import Row, SimGraph
+from tests.simulation.subtask import RECORD_BYTES, WORK, fold, pack, packed_bytes, unpacked, work_of
+
+if TYPE_CHECKING:
+    from flinkplus.sources.dealing import BlockRun
+    from tests.simulation.world import World
+
+Handles = Mapping[SubtaskId, SnapshotHandle]
+
+
+class NotAligned(Exception):
+    """A checkpoint with messages that barriers have overtaken cannot be divided."""
+
+
+def parallelism_of(handles: Handles) -> int:
+    """The number of subtasks of each vertex."""
+    return 1 + max(subtask.index for subtask in handles)
+
+
+def states_of(handles: Handles, vertex: Vertex) -> list[OperatorState]:
+    """Of all subtasks of a vertex, in their order."""
+    return [handles[SubtaskId(vertex.name, index)].operator_state for index in range(parallelism_of(handles))]
+
+
+def inherited_rows(rows: Sequence[Row], owns: Callable[[Row], bool]) -> tuple[Row, ...]:
+    """Of the rows that all subtasks of a vertex held back, those of one of the new ones."""
+    return tuple(sorted(row for row in rows if owns(row)))
+
+
+@dataclass
+class InFlight:
+    """Rows that were in flight in the loops of a job, in messages to the subtasks of another parallelism."""
+
+    graph: SimGraph
+    parallelism: int
+    packed: dict[ChannelId, list[Any]] = field(default_factory=dict)
+
+    def add(self, states: Sequence[OperatorState]) -> None:
+        """Those of all subtasks of one vertex."""
+        for state in states:
+            for name, messages in sorted(state.in_flight.items()):
+                for message in map(unpacked, messages):
+                    if message.kind is MessageKind.RECORDS:
+                        self._send(parse_channel(name), message)
+
+    def _send(self, channel: ChannelId, message: Message) -> None:
+        consumer = self.graph.exchanges[channel.edge].consumer
+        parts: dict[int, list[Row]] = {}
+        for row in message.records:
+            parts.setdefault(self.graph.owner(self.graph.key(row[0], consumer), self.parallelism), []).append(row)
+        for index, rows in sorted(parts.items()):
+            to = ChannelId(channel.edge, channel.producer % self.parallelism, index)
+            packed = self.packed.setdefault(to, [])
+            size, seq = RECORD_BYTES * len(rows), Seq(len(packed))
+            sent = MessageKind.RECORDS, to, message.generation, seq, message.epoch, tuple(rows), size
+            packed.append(pack(Message(*sent, rows=len(rows)), None))
+
+    @property
+    def counts(self) -> dict[ChannelId, int]:
+        return {channel: len(messages) for channel, messages in self.packed.items()}
+
+    def of(self, vertex: Vertex, index: int) -> dict[str, list[Any]]:
+        """The messages to one subtask."""
+        found = self.packed.items()
+        return {str(c): messages for c, messages in found if c.consumer == index and c.edge in vertex.inputs}
+
+
+@dataclass(frozen=True)
+class Division:
+    """A checkpoint at the parallelism ``before``, made into ``checkpoint`` at the parallelism ``after``."""
+
+    world: World
+    handles: Handles
+    checkpoint: CheckpointId
+    generation: Generation
+    after: int
+
+    def divided(self) -> dict[SubtaskId, SnapshotHandle]:
+        """The new snapshots, with their files in storage. Raises ``NotAligned`` or ``Unavailable``."""
+        graph = self.world.graph
+        if any(handle.overtaken for handle in self.handles.values()):
+            raise NotAligned
+        in_flight = InFlight(graph, self.after)
+        for vertex in graph.vertices:
+            in_flight.add(states_of(self.handles, vertex))
+        found: dict[SubtaskId, SnapshotHandle] = {}
+        for at, vertex in enumerate(graph.vertices):
+            for index in range(self.after):
+                found[SubtaskId(vertex.name, index)] = self._divided(at, vertex, index, in_flight)
+        return found
+
+    def _divided(self, at: int, vertex: Vertex, index: int, in_flight: InFlight) -> SnapshotHandle:
+        before, name = states_of(self.handles, vertex), SubtaskId(vertex.name, index)
+        protocol_part = rescaling.rescaled(
+            before, index, self.after, vertex.inputs, vertex.outputs, in_flight.counts
+        )
+        messages = in_flight.of(vertex, index)
+        saved = replace(
+            protocol_part,
+            operators={WORK: self._work(at, vertex, index, before)},
+            in_flight=messages,
+            in_flight_bytes=sum(packed_bytes(one) for several in messages.values() for one in several),
+        )
+        files = () if vertex.is_source else self._files(vertex, name)
+        return SnapshotHandle(
+            subtask=str(name),
+            generation=self.generation,
+            checkpoint=self.checkpoint,
+            files=tuple(map(self.world.state_files.card, files)),
+            operator_state=saved,
+        )
+
+    def _work(self, at: int, vertex: Vertex, index: int, before: Sequence[OperatorState]) -> OperatorPart:
+        graph, works = self.world.graph, [work_of(state) for state in before]
+        known = [None if work["advanced_ms"] < 0 else work["advanced_ms"] for work in works]
+        parts = [OperatorPart(rows_in=0, rows_out=0, watermark_ms=advanced_ms) for advanced_ms in known]
+        part = rescaling.rescaled_part(parts, [state.ended for state in before], index, self.after)
+        held = [row for work in works for row in work["held"]]
+        state = {
+            "left": self._dealt(works)[index] if vertex.is_source else works[0]["left"],
+            "staged": tuple(file for work in works[index :: self.after] for file in work["staged"]),
+            "depends": {},  # what all began from is complete
+            "held": inherited_rows(held, lambda row: graph.owner(graph.key(row[0], at), self.after) == index),
+            "advanced_ms": -1 if part.watermark_ms is None else part.watermark_ms,
+            "next": {},
+        }
+        return replace(part, state=state)
+
+    def _dealt(self, works: Sequence[dict[str, Any]]) -> list[tuple[BlockRun, ...]]:
+        return [tuple(runs) for runs in dealing.deal_blocks([work["left"] for work in works], self.after)]
+
+    def _files(self, vertex: Vertex, name: SubtaskId) -> tuple[str, ...]:
+        """One file with all counts of the key groups that a subtask owns."""
+        world, graph = self.world, self.world.graph
+        groups = key_groups.groups_of(name.index, self.after, graph.groups)
+        counts: dict[int, int] = {}
+        for index in range(parallelism_of(self.handles)):
+            files = [file.name for file in self.handles[SubtaskId(vertex.name, index)].files]
+            found = fold(world.files, files).items()
+            counts.update({key: count for key, count in found if graph.group(key) in groups})
+        if world.uploads_fail and world.rng_divided.random() < 0.5:
+            raise Unavailable("upload refused")
+        file = f"{name}/{self.generation}-{self.checkpoint}-0.sst"
+        world.files[file] = tuple(counts.items())
+        world.durable.put(file)
+        return (file,)
+
+
+def divide(
+    world: World,
+    commits: SimCommits,
+    checkpoint: CheckpointId,
+    new: CheckpointId,
+    generation: Generation,
+    parallelism: int,
+) -> None:
+    """Store the checkpoint ``new``: ``checkpoint`` for another parallelism. Then the plan is replaced."""
+    before: Handles = commits.manifests[checkpoint]["handles"]
+    world.note("checkpoint %s is divided among %s subtasks of each vertex, as %s", checkpoint, parallelism, new)
+    handles = Division(world, before, new, generation, parallelism).divided()
+    commits.store(new, generation, list(handles.items()), False, divided=dict(before))
+    if world.storage_fails and world.rng_divided.random() < 0.3:
+        raise Unavailable("plan refused")
+    world.durable.parallelism = parallelism
+    world.checks.divided(new, before, handles)
