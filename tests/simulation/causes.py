@@ -38,6 +38,10 @@ class Causes:
         self._of_messages: dict[tuple[ChannelId, int], Steps] = {}
         self._of_steps: dict[tuple[SubtaskId, int], Steps] = {}
 
+    def divided(self, messages: Sequence[tuple[ChannelId, int]]) -> None:
+        """All begins anew from what is complete: what is in flight there depends on nothing else."""
+        self._of_messages.update(dict.fromkeys(messages, {}))
+
     def began(self, subtask: SimSubtask) -> None:
         seen = self.seen[subtask.id] = dict(subtask.depends)
         if subtask.steps.history.steps is not None:

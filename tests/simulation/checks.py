@@ -531,6 +531,15 @@ class Checks:
         self._parallelism = 1 + max(subtask.index for subtask in handles)
         self._since = self._world.next_generation
         self._at_work.clear()
+        self._accepted.clear()
+        self.causes.divided(
+            [
+                (message.channel, message.seq)
+                for handle in handles.values()
+                for messages in handle.operator_state.in_flight.values()
+                for message in map(unpacked, messages)
+            ]
+        )
         self.counts["divided"] += 1
         for at, vertex in enumerate(graph.vertices):
             old = [before[subtask] for subtask in sorted(before) if subtask.vertex == vertex.name]
@@ -845,10 +854,11 @@ class Checks:
         if not len(own) == world.parallelism == self._parallelism == parallelism:
             self._wrong("plans", f"parallelism {parallelism} is said to be reached: {own}, {world.parallelism}")
         self._check_plan("what runs", set(coordinator.parts.deployment.assignment))
+        states = {} if coordinator.parts.rescales is None else coordinator.parts.rescales.states
         running = [
             process.index
             for process in world.processes.values()
-            if process.incarnation > 0 and process.index not in slots
+            if process.incarnation > 0 and process.index not in (*slots, *states)
         ]
         if running:
             self._wrong("plans", f"parallelism {parallelism} is said to be reached, and {running} still run")
