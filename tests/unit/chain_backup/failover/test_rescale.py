@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chain_backup.failover.config import FailoverConfig
-from chain_backup.failover.events import HostDrainRequested, JobInterrupted, JobStarted, SlotJoined, SubtasksReplaced
+from chain_backup.failover.events import HostDrainRequested, JobInterrupted, JobStarted, SlotJoined, SubtasksChanged
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.placement import PlacementError
 from chain_backup.failover.recovery_line import VersionCursors
@@ -20,7 +20,7 @@ EMPTY = VersionCursors({}, {})
 
 
 def replaced(history: History, parallelism: int, *slots: int) -> None:
-    assert history.at(history.now_ms, JobInterrupted(), SubtasksReplaced(parallelism, slots)) == []
+    assert history.at(history.now_ms, JobInterrupted(), SubtasksChanged(parallelism, slots)) == []
 
 
 def deploy(history: History, generation: int, *slots: int) -> None:
@@ -71,7 +71,7 @@ def test_spare_slots_join_again_and_those_that_went_do_not() -> None:
 def test_a_running_job_keeps_its_subtasks() -> None:
     history = History().started()
     with pytest.raises(InvariantViolation, match="while the job is interrupted"):
-        history.at(0, SubtasksReplaced(2, (0, 1)))
+        history.at(0, SubtasksChanged(2, (0, 1)))
 
 
 def test_a_strategy_that_finds_no_chain_says_so_before_anything_changes() -> None:

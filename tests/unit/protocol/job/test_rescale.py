@@ -8,11 +8,11 @@ import pytest
 
 from flinkplus.errors import InvariantViolation
 from flinkplus.protocol.vocabulary.effects import (
+    ChangeSubtasks,
     DeploySubtasks,
     EndJob,
     HaltSubtasks,
     JobState,
-    ReplaceSubtasks,
     ReportRescale,
     RescaleCheckpoint,
     StartSubtasks,
@@ -70,7 +70,7 @@ def dividing(**options: Any) -> History:
 def rescaled() -> History:
     history = dividing()
     found = without_phases(history.at(50, CheckpointRescaled(TWO)))
-    assert found == [ReplaceSubtasks(AFTER, (0, 1, 7)), DeploySubtasks(G2, TWO, PLACES)]
+    assert found == [ChangeSubtasks(AFTER, (0, 1, 7)), DeploySubtasks(G2, TWO, PLACES)]
     assert without_phases(history.at(60, *DEPLOYED)) == [StartSubtasks(G2), ReportRescale("done")]
     return history
 
@@ -143,7 +143,7 @@ def test_a_failure_before_the_division_is_waited_out_with_it() -> None:
     history.at(40, GROW)
     assert without_phases(history.at(41, SlotLost(1, 1, "died"))) == []
     assert without_phases(history.at(42, CommitsQuiesced())) == [RescaleCheckpoint(ONE, AFTER)]
-    assert without_phases(history.at(50, CheckpointRescaled(TWO))) == [ReplaceSubtasks(AFTER, (0, 1, 7))]
+    assert without_phases(history.at(50, CheckpointRescaled(TWO))) == [ChangeSubtasks(AFTER, (0, 1, 7))]
     assert without_phases(history.at(60, SlotRegistered(1, 2))) == [DeploySubtasks(G2, TWO, PLACES)]
 
 
