@@ -39,7 +39,7 @@ class JobStarted(Frozen):
     """(subtask, slot where it runs); a missing subtask is on the slot of its number."""
 
 
-class SubtasksReplaced(Frozen):
+class SubtasksChanged(Frozen):
     """From the next ``JobStarted`` on, each vertex has ``parallelism`` subtasks, and the job needs ``slots``."""
 
     parallelism: int
@@ -169,7 +169,7 @@ class StandbyPromotionFailed(Frozen):
 FailoverEvent: TypeAlias = (
     JobStarted
     | JobInterrupted
-    | SubtasksReplaced
+    | SubtasksChanged
     | SlotLost
     | SlotJoined
     | SubtaskFailed

@@ -166,7 +166,7 @@ class FailoverProtocol:
         self._check(event, self.newest_generation, self._running)
         if isinstance(event, events.JobStarted):
             return self._on_started(event)
-        if isinstance(event, events.SubtasksReplaced):
+        if isinstance(event, events.SubtasksChanged):
             self._replace(event)
             return []
         if not self._running:
@@ -187,7 +187,7 @@ class FailoverProtocol:
 
     def _handle(self, now_ms: int, event: events.FailoverEvent) -> list[FailoverEffect]:
         match event:
-            case events.TimeAdvanced() | events.JobStarted() | events.SubtasksReplaced():
+            case events.TimeAdvanced() | events.JobStarted() | events.SubtasksChanged():
                 return []
             case events.JobInterrupted():
                 return self._stop("the job was interrupted")
@@ -245,7 +245,7 @@ class FailoverProtocol:
         self._table.form(self._planned.of, self._planned.own, event.generation, event.version, cursors, heads)
         return self._table.publish()
 
-    def _replace(self, event: events.SubtasksReplaced) -> None:
+    def _replace(self, event: events.SubtasksChanged) -> None:
         """Nothing is left of the deployments before, except for what ``_stop`` keeps."""
         invariant(not self._running, "subtasks are replaced while the job is interrupted", slots=event.slots)
         topology, attempts = replace(self._topology, parallelism=event.parallelism), self._attempts

@@ -1,4 +1,5 @@
-"""``flinkplus migrate``, ``drain``, ``undrain`` and ``scale``: planned moves and spare slots of a running job.
+"""``flinkplus migrate``, ``drain``, ``undrain``, ``scale`` and ``rescale``: planned moves, spare slots and another
+parallelism of a running job.
 
 Each ``run_...`` returns the exit code, and raises as ``job_of`` and ``call``.
 """
@@ -46,6 +47,11 @@ def add_moves(commands: Any) -> None:
     _add_common(scale)
     scale.set_defaults(run=run_scale)
 
+    rescale = commands.add_parser("rescale", help="change the parallelism of a running job")
+    rescale.add_argument("parallelism", type=int, metavar="N", help="number of subtasks of each operator, and of slots")
+    _add_common(rescale)
+    rescale.set_defaults(run=run_rescale)
+
 
 def _add_common(command: argparse.ArgumentParser) -> None:
     add_job_arguments(command)
@@ -84,6 +90,11 @@ def run_scale(arguments: argparse.Namespace) -> int:
     count = moves.check_count(arguments.spares)
     done = f"there {'is 1 spare slot' if count == 1 else f'are {count} spare slots'}"
     return _see_through(arguments, moves.ScaleSparesCommand(count, arguments.force), done)
+
+
+def run_rescale(arguments: argparse.Namespace) -> int:
+    count = arguments.parallelism
+    return _see_through(arguments, moves.RescaleCommand(count), f"the job runs at parallelism {count}")
 
 
 def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:

@@ -83,13 +83,18 @@ def tables(status: Status) -> Group:
     job, metrics = status.job, status.metrics
     heading = (
         f"{job.name} ({job.job_id}): {metrics['state']}, for {metrics['running_s']:,.1f} s; driver: process "
-        f"{job.pid} on {job.host}; {job.recovery}, {job.guarantee}, {job.replicas} copies"
+        f"{job.pid} on {job.host}; parallelism {job.parallelism}, {job.recovery}, {job.guarantee}, {job.replicas} "
+        "copies"
     )
-    parts: list[Any] = [text(heading), slot_table(status.slots), subtask_table(status.subtasks)]
+    parts: list[Any] = [text(heading)]
+    if status.rescaling is not None:
+        after, phase, left = status.rescaling.parallelism, status.rescaling.phase, ", ".join(status.rescaling.left)
+        parts.append(text(f"on the way to parallelism {after}: {phase}; left: {left or 'nothing'}"))
+    parts += [slot_table(status.slots), subtask_table(status.subtasks)]
     if status.chains:
         parts.append(chain_table(status.chains))
     parts.append(checkpoint_table(status.checkpoints, metrics))
-    moves = [*status.recoveries, *status.handovers]
+    moves = [*status.recoveries, *status.handovers, *status.rescales]
     if moves:
         parts.append(failover_table(sorted(moves, key=lambda move: move["begin_s"] or 0.0)[-SHOWN:]))
     counts = ("failovers", "handovers", "fallbacks", "slot_restarts", "refused_connections", "malformed_frames")
@@ -153,7 +158,7 @@ def checkpoint_table(checkpoints: list[dict[str, Any]], metrics: dict[str, Any])
 
 
 def failover_table(moves: list[dict[str, Any]]) -> Table:
-    """Failovers, rollbacks and handovers, in milliseconds, and why."""
+    """Failovers, rollbacks, handovers and rescales, in milliseconds, and why."""
     table = Table("Failovers (ms)", ("at", "mode"), ("failure",), RECOVERY_PHASES, "subtasks, reason")
     for move in moves:
         begun_s = move["begin_s"]

@@ -129,7 +129,8 @@ def resumed(spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path) ->
 def test_every_kind_at_one_parallelism_after_another(
     spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path
 ) -> None:
-    """2, then 3 with a kill and standbys, then 1, then, fast and to the end, 2 with a kill and rollback."""
+    """2, then 3 with a kill and standbys, and live 4 and 2, killed once more; then 1 and live 3, then, fast and to the
+    end, 2 with a kill and rollback."""
     run = resumed(spark, tmp_path, corpus, numbers)
     with run(SLOW, parallelism=2) as job:
         wait_for_checkpoint(job, 2)
@@ -139,7 +140,19 @@ def test_every_kind_at_one_parallelism_after_another(
         assert job.kill("window:1")
         wait_until(lambda: bool(job.recoveries()), "a recovery")
         wait_for_checkpoint(job, 3)
+        job.rescale(4).await_done(PATIENCE_S)
+        assert len(job.slot_pids()) == 4 and set(job.placement()) >= {"window+windows[3]", "window+windows[0]"}
+        job.rescale(2).await_done(PATIENCE_S)
+        assert len(job.slot_pids()) == 2 and not {name for name in job.placement() if name.endswith("[2]")}
+        wait_until(lambda: job.missing_standbys() == 0, "standbys")
+        assert job.kill("window:1")
+        wait_until(lambda: len(job.recoveries()) == 2, "a recovery after the rescales")
+        assert [recovery["mode"] for recovery in job.recoveries()] == ["standby", "standby"]
+        assert [rescale["reason"] for rescale in job.rescales()] == ["parallelism 4", "parallelism 2"]
+        wait_for_checkpoint(job, 3)
     with run(SLOW, parallelism=1, recovery="rollback") as job:
+        wait_for_checkpoint(job, 1)
+        job.rescale(3).await_done(PATIENCE_S)
         wait_for_checkpoint(job, 1)
         assert job.metrics()["operators"]["rows"]["rows_out"] < ROWS
     with run(FAST, parallelism=2, recovery="rollback", faults=("snapshot:count[1]#1",)) as job:

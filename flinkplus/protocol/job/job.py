@@ -47,6 +47,7 @@ from dataclasses import dataclass
 from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.job.rescale import Rescale
 from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.job.slots import SlotTable
 from flinkplus.protocol.vocabulary import effects, events
@@ -74,17 +75,6 @@ class _Retraction:
     checkpoint: CheckpointId | None
     reason: str
     until_ms: int | None = None
-
-
-@dataclass(slots=True)
-class _Rescale:
-    """A requested rescale. ``until_ms``: the deadline of its division; ``None`` until that is ordered. ``divided``:
-    the new subtasks are those of the job."""
-
-    subtasks: tuple[SubtaskId, ...]
-    slots: tuple[int, ...]
-    until_ms: int | None = None
-    divided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +139,7 @@ class JobProtocol:
         self._deploy_until_ms: int | None = None
         self._stop_until_ms: int | None = None
         self._retraction: _Retraction | None = None
-        self._rescale: _Rescale | None = None
+        self._rescale = Rescale()
         if (restore_from or 0) < self._newest_complete:
             self._retraction = _Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
 
@@ -180,7 +170,7 @@ class JobProtocol:
                 self._backoff_until_ms,
                 self._quiesce_until_ms,
                 retract_until_ms,
-                self._divide_until_ms,
+                self._rescale.until_ms,
             )
         if self._state is JobState.DEPLOYING:
             return self._deploy_until_ms
@@ -412,52 +402,33 @@ class JobProtocol:
         self._retraction = None
         return []
 
-    # ------------------------------------------------------------------------------------- another parallelism
-
     def _on_rescale_requested(self, now_ms: int, event: events.RescaleRequested) -> list[JobEffect]:
-        invariant(bool(event.subtasks), "a job has subtasks", requested=event.subtasks)
-        self._slots.check_needed(event.slots)
-        if self._state is not JobState.RUNNING or self._rescale is not None:
-            state = self._state.value if self._rescale is None else "being rescaled"
+        if self._state is not JobState.RUNNING:
+            state = "being rescaled" if self._rescale.active else self._state.value
             return [effects.ReportRescale("refused", f"the job is {state}; try again when it runs")]
         if self.restore_from is None:
             return [effects.ReportRescale("refused", "no checkpoint is complete yet")]
-        self._rescale = _Rescale(event.subtasks, event.slots)
-        vertices = len({subtask.vertex for subtask in event.subtasks})
-        found = self._interrupt(now_ms, _Failure("rescale", (), f"parallelism {len(event.subtasks) // vertices}"))
+        reason = self._rescale.begin(event, self._slots)
+        found = self._interrupt(now_ms, _Failure("rescale", (), reason))
         self._backoff_until_ms = None
         return found
 
-    @property
-    def _divide_until_ms(self) -> int | None:
-        return None if self._rescale is None or self._rescale.divided else self._rescale.until_ms
-
-    def _advance_rescale(self, now_ms: int) -> list[JobEffect] | None:
-        """Order the division; ``None`` when the deployment may begin."""
-        rescale, checkpoint = self._rescale, self.restore_from
-        if rescale is None or rescale.divided:
-            return None
-        if rescale.until_ms is not None:
-            return []
-        assert checkpoint is not None, "a running job that has a complete checkpoint keeps one"
-        rescale.until_ms = now_ms + self._config.deploy_timeout_ms
-        return [effects.RescaleCheckpoint(checkpoint, rescale.subtasks)]
-
     def _on_divided(self, now_ms: int, event: events.CheckpointRescaled | events.RescalingFailed) -> list[JobEffect]:
-        rescale = self._rescale
-        if rescale is None or rescale.until_ms is None or rescale.divided or self._state is not JobState.INTERRUPTED:
+        if self._state is not JobState.INTERRUPTED:
             return []
         if isinstance(event, events.RescalingFailed):
             if not event.certain:
                 return self._stop(now_ms, EndJob(JobState.FAILED, None, f"{event.reason}; resume the job", "rescale"))
-            self._rescale = None
-            return [effects.ReportRescale("cancelled", event.reason)]
-        invariant(event.checkpoint > self._newest_complete, "a divided checkpoint is new", checkpoint=event.checkpoint)
-        rescale.divided = True
-        self._slots.need(rescale.slots)
-        self._assignment = self._assigned(rescale.subtasks)
-        self._available, self._newest_complete = [event.checkpoint], event.checkpoint
-        return [effects.ReplaceSubtasks(rescale.subtasks, rescale.slots)]
+            return self._rescale.failed(event.reason)
+        if self._rescale.until_ms is None:
+            return []
+        new = event.checkpoint
+        invariant(new > self._newest_complete, "a divided checkpoint is new", checkpoint=new)
+        wanted = self._rescale.divided()
+        self._slots.need(wanted.slots)
+        self._assignment = self._assigned(wanted.subtasks)
+        self._available, self._newest_complete = [new], new
+        return [effects.ChangeSubtasks(wanted.subtasks, wanted.slots)]
 
     def _on_commit_abandoned(self, now_ms: int, reason: str) -> list[JobEffect]:
         found: list[JobEffect] = []
@@ -517,10 +488,7 @@ class JobProtocol:
     def _advance_deploying(self, now_ms: int) -> list[JobEffect]:
         late = [slot for slot in self._slots.needed if slot not in self._deployed]
         if not late:
-            found = [effects.StartSubtasks(self._generation), *self._phase("replay")]
-            if self._rescale is not None:
-                self._rescale = None
-                found.append(effects.ReportRescale("done"))
+            found = [effects.StartSubtasks(self._generation), *self._phase("replay"), *self._rescale.started()]
             self._state = JobState.RUNNING
             self._budget.runs_again()
             self._quiesced = False
@@ -552,7 +520,7 @@ class JobProtocol:
             return [effects.RetractOutputAfter(retraction.checkpoint, retraction.reason)]
         if not self._quiesced or self._backoff_until_ms is not None:
             return []
-        dividing = self._advance_rescale(now_ms)
+        dividing = self._rescale.advance(self.restore_from, now_ms + self._config.deploy_timeout_ms)
         if dividing is not None:
             return dividing
         return [] if self._slots.missing else self._deploy(now_ms)
@@ -574,7 +542,7 @@ class JobProtocol:
             return EndJob(JobState.FAILED, failure.error, f"{why}; {failure.reason}", "slots")
         if self._quiesce_until_ms is not None and now_ms >= self._quiesce_until_ms:
             return EndJob(JobState.FAILED, None, f"output not committed: {self._quiesce_timed_out}", "commit")
-        if self._divide_until_ms is not None and now_ms >= self._divide_until_ms:
+        if self._rescale.until_ms is not None and now_ms >= self._rescale.until_ms:
             why = f"the checkpoint was not divided within {self._config.deploy_timeout_ms} ms; resume the job"
             return EndJob(JobState.FAILED, None, why, "rescale")
         retract_until_ms = None if self._retraction is None else self._retraction.until_ms

@@ -283,7 +283,7 @@ class RescaleCheckpoint(Frozen):
     subtasks: tuple[SubtaskId, ...]
 
 
-class ReplaceSubtasks(Frozen):
+class ChangeSubtasks(Frozen):
     """From the next deployment on, the job has these subtasks, and needs ``slots``. Notify all other machines."""
 
     subtasks: tuple[SubtaskId, ...]
@@ -355,7 +355,7 @@ JobEffect: TypeAlias = (
     | HaltSubtasks
     | RetractOutputAfter
     | RescaleCheckpoint
-    | ReplaceSubtasks
+    | ChangeSubtasks
     | ReportRescale
     | DeploySubtasks
     | StartSubtasks

@@ -14,10 +14,19 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.presence import Presence
+from flinkplus.runtime.coordinator.membership.rescales import Rescales
 from flinkplus.runtime.coordinator.membership.spares import Spares, SpareState
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_times import STANDBY
-from flinkplus.runtime.coordinator.record.status import ChainStatus, MemberStatus, SlotStatus, SubtaskStatus
+from flinkplus.runtime.coordinator.record.status import (
+    ChainStatus,
+    MemberStatus,
+    RescaleStatus,
+    SlotStatus,
+    SubtaskStatus,
+)
+
+JOINED = SpareState.JOINED.value
 
 
 @dataclass(eq=False, repr=False)
@@ -33,6 +42,7 @@ class JobView:
     _stamps: FailoverStamps
     _triggers: Triggers
     _spares: Spares | None
+    _rescales: Rescales | None
 
     @property
     def state(self) -> str:
@@ -71,15 +81,17 @@ class JobView:
 
     def slots(self) -> tuple[SlotStatus, ...]:
         """Every slot; spare ones last."""
-        table, spares = self._dispatch.processes, {} if self._spares is None else self._spares.states
+        table = self._dispatch.processes
+        spares = {} if self._spares is None else {slot: one.value for slot, one in self._spares.states.items()}
+        apart = {} if self._rescales is None else self._rescales.states
         copies = [slot for *_, members in self._holdings() for slot, _, _ in members[1:]]
         incarnations, now_s = table.incarnations, self._dispatch.clock.monotonic()
         found = []
-        for slot in (*table.own, *sorted(spares)):
+        for slot in (*table.own, *sorted({**spares, **apart})):
             process, subtasks, standbys = table.get(slot), len(self._deployment.on(slot)), copies.count(slot)
             state = "working" if subtasks else "standby" if standbys else "idle"
-            if spares.get(slot, SpareState.JOINED) is not SpareState.JOINED:
-                state = spares[slot].value
+            if slot in apart or spares.get(slot, JOINED) != JOINED:
+                state = apart.get(slot) or spares[slot]
             elif process is None:
                 state = "away"
             found.append(
@@ -124,6 +136,10 @@ class JobView:
                 )
             )
         return tuple(found)
+
+    def rescaling(self) -> RescaleStatus | None:
+        """The change of parallelism that is under way."""
+        return None if self._rescales is None else self._rescales.status
 
     def chain_states(self) -> tuple[ChainStatus, ...]:
         found = []

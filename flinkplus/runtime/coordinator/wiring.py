@@ -108,7 +108,7 @@ class Parts:
         machines.obeyed_by(self._make_job_driver().apply, checkpoints.apply, obey_failover)
         self.reports = Reports(dispatch, machines, deployment, recoveries, figures, presence, failover)
         self.view = JobView(
-            dispatch, machines, deployment, calls, figures, presence, self.stamps, triggers, self.spares
+            dispatch, machines, deployment, calls, figures, presence, self.stamps, triggers, self.spares, self.rescales
         )
 
     def _machine(self, name: str, make: Callable[..., M], *arguments: Any, **settings: Any) -> M:

@@ -213,6 +213,8 @@ class RunningJob:
             checkpoints=self.coordinator.figures.checkpoints()[-SHOWN:],
             recoveries=recoveries.as_dicts()[-SHOWN:],
             handovers=recoveries.handovers()[-SHOWN:],
+            rescaling=view.rescaling(),
+            rescales=recoveries.rescales()[-SHOWN:],
         )
 
     def metrics(self) -> dict[str, Any]:

@@ -118,6 +118,8 @@ STATUS: dict[str, Any] = {
     "checkpoints": [{**CHECKPOINT, "id": 6, "status": "complete", "duration_ms": 45.0}, CHECKPOINT],
     "recoveries": [RECOVERY, ROLLBACK],
     "handovers": [],
+    "rescaling": {"parallelism": 4, "phase": "starting", "left": ["slot-3"]},
+    "rescales": [],
 }
 
 
@@ -192,7 +194,9 @@ def test_the_tables_say_all_of_it() -> None:
         console.print(tables(Status.from_json(STATUS)))
     text = captured.get()
     for words in (
-        "watched (abc): running, for 12.0 s; driver: process 17 on driver-1; standby, exactly-once, 3 copies",
+        "watched (abc): running, for 12.0 s; driver: process 17 on driver-1; parallelism 2, standby, exactly-once, ",
+        "3 copies",
+        "on the way to parallelism 4: starting; left: slot-3",
         "4711",
         "12,345",
         "321",

@@ -104,11 +104,11 @@ class JobMachines:
             interrupted = events.JobInterrupted()
             self._dispatch.soon(lambda: self._obey_failover(failover.step(self._dispatch.now_ms(), interrupted)))
 
-    def replace_subtasks(self, parallelism: int, slots: tuple[int, ...]) -> None:
+    def change_subtasks(self, parallelism: int, slots: tuple[int, ...]) -> None:
         """The interrupted job continues with other subtasks: notify the machine of local failover."""
         failover = self.failover
         if failover is not None:
-            replaced = failover_events.SubtasksReplaced(parallelism, slots)
+            replaced = failover_events.SubtasksChanged(parallelism, slots)
             self._dispatch.soon(lambda: self._obey_failover(failover.step(self._dispatch.now_ms(), replaced)))
 
     def advance_time(self) -> None:

@@ -63,7 +63,7 @@ class JobDriver:
                 send_all(control.Halt(generation))
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
-            case effects.RescaleCheckpoint() | effects.ReplaceSubtasks() | effects.ReportRescale():
+            case effects.RescaleCheckpoint() | effects.ChangeSubtasks() | effects.ReportRescale():
                 assert self._rescale is not None
                 self._rescale.apply(effect)
             case effects.DeploySubtasks(generation, restore, assignment):

@@ -43,11 +43,11 @@ class RescaleDriver:
     _report: Callable[[effects.ReportRescale], None]
     _checkpoint: CheckpointId = field(default=CheckpointId(0), init=False)
 
-    def apply(self, effect: effects.RescaleCheckpoint | effects.ReplaceSubtasks | effects.ReportRescale) -> None:
+    def apply(self, effect: effects.RescaleCheckpoint | effects.ChangeSubtasks | effects.ReportRescale) -> None:
         match effect:
             case effects.RescaleCheckpoint():
                 self._rescale(effect)
-            case effects.ReplaceSubtasks():
+            case effects.ChangeSubtasks():
                 self._replace(effect)
             case effects.ReportRescale():
                 self._report(effect)
@@ -84,14 +84,14 @@ class RescaleDriver:
         triggered_s = self._figures.triggered_s(self._checkpoint)
         return 0.0 if triggered_s is None else max(0.0, self._dispatch.clock.time() - triggered_s)
 
-    def _replace(self, effect: effects.ReplaceSubtasks) -> None:
+    def _replace(self, effect: effects.ChangeSubtasks) -> None:
         before, after = self._deployment.parallelism, parallelism_of(effect.subtasks)
         log.info("the job continues at parallelism %d instead of %d", after, before)
         self._dispatch.processes.need(effect.slots)
         self._deployment.rescaled(after, self._age_s())
         self._figures.keep({str(subtask) for subtask in effect.subtasks})
         self._recoveries.rescaled([str(subtask) for subtask in effect.subtasks], after)
-        self._machines.replace_subtasks(after, effect.slots)
+        self._machines.change_subtasks(after, effect.slots)
 
 
 def parallelism_of(subtasks: tuple[SubtaskId, ...]) -> int:

@@ -30,6 +30,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
 from flinkplus.runtime.coordinator.membership.spares import ENDING_S, SpareJobs
+from flinkplus.runtime.coordinator.record.status import RescaleStatus
 
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -83,9 +84,12 @@ class Rescales:
         self._reported: ScaleReported | None = None
 
     @property
-    def under_way(self) -> tuple[int, str] | None:
-        """The wanted parallelism, and the phase; ``None`` when no request is under way."""
-        return None if self._open is None else (self._open.parallelism, self._open.phase.value)
+    def status(self) -> RescaleStatus | None:
+        """The request that is under way."""
+        rescale = self._open
+        if rescale is None:
+            return None
+        return RescaleStatus(parallelism=rescale.parallelism, phase=rescale.phase.value, left=self._left(rescale))
 
     @property
     def states(self) -> dict[int, str]:
@@ -204,14 +208,17 @@ class Rescales:
             log.warning("checkpoint %d cannot be divided: %s", checkpoint, error)
             return False
 
+    def _left(self, rescale: _Rescale) -> list[str]:
+        match rescale.phase:
+            case RescalePhase.STARTING:
+                return [f"slot-{slot}" for slot in self._missing()]
+            case RescalePhase.ENDING:
+                return [f"slot-{slot}" for slot in sorted(self._ending)]
+            case _:
+                return ["checkpoint"]
+
     def _report_progress(self, rescale: _Rescale) -> None:
-        left = {
-            RescalePhase.STARTING: [f"slot-{slot}" for slot in self._missing()],
-            RescalePhase.CHECKPOINT: ["checkpoint"],
-            RescalePhase.SWITCHING: ["checkpoint"],
-            RescalePhase.ENDING: [f"slot-{slot}" for slot in sorted(self._ending)],
-        }[rescale.phase]
-        report = ScaleReported(rescale.request, "under_way", left=tuple(left))
+        report = ScaleReported(rescale.request, "under_way", left=tuple(self._left(rescale)))
         if rescale.phase is RescalePhase.ENDING and not self._ending:
             self._open = None
             report = replace(report, status="done", left=())

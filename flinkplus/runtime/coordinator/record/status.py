@@ -30,6 +30,15 @@ class JobSummary(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RescaleStatus(Document):
+    """A change of parallelism that is under way."""
+
+    parallelism: int
+    phase: str
+    left: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlotStatus(Document):
     """One slot; ``None`` in fields of its process when none is registered."""
 
@@ -100,3 +109,5 @@ class Status(Document):
     checkpoints: list[dict[str, Any]]
     recoveries: list[dict[str, Any]]
     handovers: list[dict[str, Any]]
+    rescaling: RescaleStatus | None
+    rescales: list[dict[str, Any]]

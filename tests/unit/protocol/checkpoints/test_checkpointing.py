@@ -24,6 +24,7 @@ from flinkplus.protocol.vocabulary.effects import (
 )
 from flinkplus.protocol.vocabulary.events import (
     CheckpointAcknowledged,
+    CheckpointAdopted,
     CheckpointDeclined,
     CheckpointingEvent,
     CheckpointRequested,
@@ -36,6 +37,7 @@ from flinkplus.protocol.vocabulary.events import (
     JobInterrupted,
     ManifestFailed,
     ManifestStored,
+    NumberTaken,
     OutputCommitted,
     QuiesceRequested,
     SourceExhausted,
@@ -799,3 +801,34 @@ def test_after_too_much_was_in_flight_the_next_checkpoint_is_aligned_and_the_one
     assert kinds(history.time(4_000)) == ["OvertakeCheckpoint", "TriggerCheckpoint"], (
         "only where too much was in flight"
     )
+
+
+# ----------------------------------------------------------------------------------------------- another parallelism
+
+
+def test_a_divided_checkpoint_is_the_newest_and_its_number_is_used_once() -> None:
+    history = started(complete=(C1,), retained=1)
+    history.at(10, JobInterrupted(), QuiesceRequested())
+    assert history.machine.next_number == C2
+    assert history.at(20, NumberTaken(C2)) == []
+    assert history.at(30, CheckpointAdopted(C2)) == [DropCheckpoint(C1)]
+    assert history.machine.complete == (C2,)
+    assert history.at(40, SubtasksStarted((S0,), (S0,), G2)) == []
+    assert history.at(50, CheckpointRequested()) == [TriggerCheckpoint(C3, (S0,), False, G2)]
+
+
+def test_a_number_that_was_taken_for_nothing_is_not_used_again() -> None:
+    history = started(complete=(C1,))
+    history.at(10, JobInterrupted(), QuiesceRequested(), NumberTaken(C2), SubtasksStarted((S0,), (S0,), G2))
+    assert history.at(50, CheckpointRequested()) == [TriggerCheckpoint(C3, (S0,), False, G2)]
+
+
+def test_a_checkpoint_is_divided_only_when_all_is_quiet() -> None:
+    history = started(complete=(C1,))
+    for event in (NumberTaken(C2), CheckpointAdopted(C2)):
+        with pytest.raises(InvariantViolation):
+            history.at(10, event)
+    history.at(10, JobInterrupted(), QuiesceRequested())
+    for event in (NumberTaken(C3), CheckpointAdopted(C1), CheckpointAdopted(C2)):
+        with pytest.raises(InvariantViolation):
+            history.at(20, event)

@@ -218,7 +218,7 @@ def view(job: Reported, counters: dict[str, Any] | None = None) -> JobView:
     unused: Any = None
     job.dispatch.clock = At()  # type: ignore[assignment]
     return JobView(
-        job.dispatch, job.machines, job.deployment, unused, figures, job.presence, job.stamps, job.triggers, None
+        job.dispatch, job.machines, job.deployment, unused, figures, job.presence, job.stamps, job.triggers, None, None
     )
 
 

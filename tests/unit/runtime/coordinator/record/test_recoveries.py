@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from flinkplus.protocol.vocabulary.phases import DURATIONS, PHASES, Phase
 from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
@@ -205,3 +207,23 @@ def test_a_failure_in_the_middle_of_a_handover_is_a_recovery() -> None:
     assert figures(log, "detect", "registry", "fence", "promote") == [100, None, 200, 100]
     assert log.as_dicts()[0]["failure"] == "slot"
     assert log.handovers() == []
+
+
+def test_a_rescale_is_listed_apart_and_its_subtasks_take_over_what_was_put_out() -> None:
+    """Subtask *i* of *n* continues the counts of all *j* with ``j % n == i``."""
+    log = recovery_log()
+    log.rows_out = {f"count[{index}]": 10**index for index in range(4)} | {"lines[0]": 7}
+    for phase, now_s in zip(PHASES, (1.0, 1.0, 1.1, 1.2), strict=False):
+        log.entered("rollback", 1, phase, "rescale", [], "parallelism 3", now_s)
+        if phase == "promote":
+            after = [f"{vertex}[{index}]" for vertex in ("count", "lines") for index in range(3)]
+            log.rescaled(after, 3)
+    assert log.marks == {
+        "count[0]": 1001, "count[1]": 10, "count[2]": 100, "lines[0]": 7, "lines[1]": 0, "lines[2]": 0
+    }  # fmt: skip
+    log.entered("rollback", 1, "replay", "rescale", [], "parallelism 3", 1.25)
+    for number, name in enumerate(log.marks):
+        log.progressed(name, 1.3 + number / 10)
+    (rescale,) = log.rescales()
+    assert rescale["caught_up_ms"] == pytest.approx(800) and rescale["reason"] == "parallelism 3"
+    assert log.as_dicts() == log.handovers() == [] and len(log) == 0

@@ -1,0 +1,217 @@
+"""Another parallelism in the driver: slots that start and end around the switch; Spark is a list of orders, the
+machine of the job is played by the tests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flinkplus.config import Options
+from flinkplus.errors import CorruptCheckpoint, InsufficientSlots, MoveCancelled, MoveRefused
+from flinkplus.protocol.vocabulary import events as core
+from flinkplus.protocol.vocabulary.effects import JobState, ReportRescale
+from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.commands.moves import check_parallelism
+from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
+from flinkplus.runtime.coordinator.membership.rescales import Rescales
+from flinkplus.runtime.coordinator.membership.spares import ENDING_S
+from tests.unit.runtime.coordinator.failover_job import Job
+from tests.unit.runtime.coordinator.membership.test_spares import Clock, Cluster
+
+
+class World:
+    """A job of three slots."""
+
+    def __init__(self, standbys: bool = True, **options: Any) -> None:
+        self.job = job = Job(standbys)
+        self.clock = job.dispatch.clock = Clock()
+        self.cluster = Cluster()
+        self.overtaken: set[int] = set()
+        requests, calls = MoveRequests(), job.calls
+        recovery = "standby" if standbys else "rollback"
+        given = Options(**{"parallelism": 3, "recovery": recovery, **options})
+        self.rescales = Rescales(
+            job.dispatch,
+            job.machines,
+            calls,  # type: ignore[arg-type]
+            requests,
+            self.cluster,
+            self.handles,
+            ("lines", "count"),
+            given,
+            30.0,
+        )
+        self.moves = Moves(calls, job.machines, requests, _rescale=self.rescales.begin)  # type: ignore[arg-type]
+        job.listening.pending = set()
+
+    def handles(self, checkpoint: CheckpointId) -> Any:
+        if checkpoint == 99:
+            raise CorruptCheckpoint("damaged")
+        return {"count[0]": SimpleNamespace(overtaken=checkpoint in self.overtaken)}
+
+    def comes(self, *slots: int) -> None:
+        for slot in slots:
+            self.job.register(slot)
+        self.rescales.look()
+
+    def complete(self, checkpoint: int) -> None:
+        self.job.listening.restore_from = CheckpointId(checkpoint)
+        self.rescales.look()
+
+    def switch(self) -> None:
+        """The machine of the job has switched over."""
+        (request,) = self.requested
+        self.job.processes.need(request.slots)
+        self.job.heard.clear()
+        self.rescales.take(ReportRescale("done"))
+
+    @property
+    def requested(self) -> list[core.RescaleRequested]:
+        return [event for event in self.job.heard if isinstance(event, core.RescaleRequested)]
+
+    @property
+    def phase(self) -> str | None:
+        return None if self.rescales.status is None else self.rescales.status.phase
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("standbys", [True, False])
+def test_slots_are_started_before_the_switch_and_it_follows_a_checkpoint(standbys: bool) -> None:
+    world = World(standbys)
+    move = world.moves.rescale(5)
+    assert world.cluster.started == [3, 4] and world.phase == "starting"
+    assert (move.status, move.left) == ("under_way", ["slot-3", "slot-4"])
+    world.comes(3)
+    assert move.left == ["slot-4"] and world.rescales.states == {3: "starting", 4: "starting"}
+    world.comes(4)
+    assert (world.phase, move.left) == ("checkpoint", ["checkpoint"])
+    assert core.CheckpointRequested() in world.job.heard and world.requested == []
+    world.complete(7)
+    (request,) = world.requested
+    assert request.slots == (0, 1, 2, 3, 4) and len(request.subtasks) == 10 and world.phase == "switching"
+    world.switch()
+    move.await_done(0)
+    assert world.rescales.status is None and not world.rescales.states and not world.cluster.ended
+
+
+def test_slots_that_are_not_needed_any_more_end_after_the_switch(world: World) -> None:
+    move = world.moves.rescale(1)
+    assert world.cluster.started == [] and move.left == ["checkpoint"]
+    world.complete(7)
+    assert world.requested[0].slots == (0,) and world.cluster.ended == {}
+    world.switch()
+    assert world.cluster.ended == {1: ENDING_S, 2: ENDING_S} and move.left == ["slot-1", "slot-2"]
+    assert [c for c, message in world.job.wires.sent if message == control.Stop()] == [20, 30]
+    world.cluster.over(1, 2)
+    move.await_done(0)
+    assert world.job.heard[-2:] == [core.SpareRemoved(1), core.SpareRemoved(2)]
+    assert world.job.processes.numbers == [0]
+    world.moves.rescale(2)
+    assert world.cluster.started == [3], "no number is used twice"
+
+
+def test_reserved_slots_take_no_part_in_the_job(world: World) -> None:
+    world.moves.rescale(4)
+    assert world.job.processes.is_apart(3)
+    world.job.presence.register(99, control.Register(3, 0, 1003, "here", "here:3"))
+    assert not any(isinstance(message, control.Join | control.Connect) for _, message in world.job.wires.sent)
+    process = world.job.processes.get(3)
+    assert process is not None
+    world.rescales.look()
+    world.job.presence.lose(process, "died")
+    assert not any(isinstance(event, core.FailureTakenOn) for event in world.job.heard)
+    assert core.SlotLost(3, 1, "died") in world.job.heard
+    world.rescales.look()
+    assert world.phase == "checkpoint"
+    world.complete(7)
+    assert world.requested == [], "it is waited for"
+    world.job.register(3)
+    world.complete(8)
+    assert len(world.requested) == 1
+
+
+def test_without_room_the_job_stays_as_it_is(world: World) -> None:
+    world.cluster.room = 5
+    with pytest.raises(InsufficientSlots):
+        world.moves.rescale(6).await_done(0)
+    assert world.cluster.started == []
+    move = world.moves.rescale(5)
+    world.comes(3)
+    deadline_ms = world.rescales.next_deadline_ms()
+    assert deadline_ms == 130_001
+    world.clock.now_s += 30.01
+    world.rescales.look()
+    with pytest.raises(InsufficientSlots, match="had not started slot-4 after 30 s"):
+        move.await_done(0)
+    assert world.cluster.ended == {3: ENDING_S, 4: 0.0} and world.phase is None
+    assert world.rescales.next_deadline_ms() is None
+
+
+def test_a_new_request_uses_what_the_one_before_has_started(world: World) -> None:
+    first, second = world.moves.rescale(6), world.moves.rescale(4)
+    assert world.cluster.started == [3, 4, 5] and world.cluster.ended == {4: 0.0, 5: 0.0}
+    with pytest.raises(MoveCancelled, match="replaced by a request for parallelism 4"):
+        first.await_done(0)
+    third = world.moves.rescale(3)
+    third.await_done(0)
+    assert world.phase is None and world.cluster.ended.keys() == {3, 4, 5}
+    assert isinstance(second, PlannedMove) and second.status == "cancelled"
+
+
+def test_what_is_refused(world: World) -> None:
+    world.moves.rescale(2)
+    world.complete(7)
+    with pytest.raises(MoveRefused, match="just being switched over to parallelism 2"):
+        world.moves.rescale(5).await_done(0)
+    world.job.state = JobState.INTERRUPTED
+    with pytest.raises(MoveRefused, match="the job is interrupted; try again when it runs"):
+        world.moves.rescale(5).await_done(0)
+    single = World(False, parallelism=1, recovery="standby")
+    with pytest.raises(MoveRefused, match="started with a single slot, and so without standbys"):
+        single.moves.rescale(2).await_done(0)
+    with pytest.raises(MoveRefused, match="started at parallelism 3 can have up to 103 slots"):
+        World().moves.rescale(104).await_done(0)
+    for wrong in (0, 129, True, "3", 2.0):
+        with pytest.raises(Exception, match="from 1 to 128"):
+            check_parallelism(wrong, 128)  # type: ignore[arg-type]
+
+
+def test_it_waits_for_a_checkpoint_that_can_be_divided(world: World) -> None:
+    """One that holds messages which barriers have overtaken cannot, nor can a damaged one."""
+    world.overtaken = {7}
+    world.moves.rescale(2)
+    for unusable in (7, 99):
+        world.complete(unusable)
+        assert world.requested == [] and world.phase == "checkpoint"
+    world.complete(100)
+    assert len(world.requested) == 1
+
+
+def test_a_failure_that_comes_first_is_waited_out(world: World) -> None:
+    move = world.moves.rescale(2)
+    world.complete(7)
+    world.rescales.take(ReportRescale("refused", "the job is interrupted"))
+    assert (move.status, world.phase) == ("under_way", "checkpoint")
+    world.job.state = JobState.INTERRUPTED
+    world.complete(8)
+    assert len(world.requested) == 1
+    world.job.state = JobState.RUNNING
+    world.complete(9)
+    assert len(world.requested) == 2
+
+
+def test_what_cannot_be_divided_is_said(world: World) -> None:
+    move = world.moves.rescale(4)
+    world.comes(3)
+    world.complete(7)
+    world.rescales.take(ReportRescale("cancelled", "operator 'odd' cannot be divided"))
+    with pytest.raises(MoveCancelled, match="operator 'odd' cannot be divided"):
+        move.await_done(0)
+    assert world.cluster.ended == {3: ENDING_S} and world.job.processes.own == (0, 1, 2)
