@@ -113,12 +113,12 @@ def table(counts: Counter[str]) -> str:
 def rescale_phase(coordinator: Coordinator) -> str:
     """How far the rescale under way is, one of ``RESCALE_PHASES``; empty: none is under way."""
     rescales, machine = coordinator.parts.rescales, coordinator.parts.machines.job
-    under_way = None if rescales is None else rescales.under_way
-    phase = "" if under_way is None else under_way[1]
+    status = None if rescales is None else rescales.status
+    phase = "" if status is None else status.phase
     switch = getattr(machine, "_machine", machine)._rescale  # perhaps a recorded one
-    if switch is None or phase != "switching":
+    if phase != "switching" or not switch.active:
         return phase
-    return "divided" if switch.divided else phase if switch.until_ms is None else "dividing"
+    return "divided" if switch._divided else phase if switch.until_ms is None else "dividing"
 
 
 def phase_and_kind(fault: Fault) -> tuple[str, str]:

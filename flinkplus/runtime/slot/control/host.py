@@ -22,6 +22,7 @@ class SlotHost(ABC, Generic[S]):
     ``runs_ahead``: barriers may overtake, or the graph has loops.
     ``notes_rows``: a process was lost since the last complete checkpoint, as the last deployment or promotion said.
     ``slots``, ``generations``: of all subtasks of the job.
+    ``deployed``: the generation of the deployment that the slot takes part in.
     """
 
     index: int
@@ -33,6 +34,7 @@ class SlotHost(ABC, Generic[S]):
     active: ActiveSubtasks[S]
     slots: dict[SubtaskId, int]
     generations: dict[SubtaskId, Generation]
+    deployed: Generation
 
     @abstractmethod
     def report(self, message: control.ControlMessage) -> None:

@@ -62,7 +62,7 @@ class SlotOrders(SlotHost[S]):
         self.active: ActiveSubtasks[S] = ActiveSubtasks(graph)
         self.slots: dict[SubtaskId, int] = {}
         self.generations: dict[SubtaskId, Generation] = {}
-        self._generation = Generation(0)
+        self.deployed = Generation(0)
         self._failover: SlotFailover[S] | None = None
         self._peers_serial: int | None = None
         self._deploying: control.Deploy | None = None
@@ -154,18 +154,18 @@ class SlotOrders(SlotHost[S]):
             case control.Deploy():
                 self._deploy(message)
             case control.Start(generation, run, run_age_s):
-                if generation == self._generation:
+                if generation == self.deployed:
                     for subtask in self.active:
                         self.guard(subtask, subtask.begin, run, run_age_s)
             case control.Halt(generation):
-                if generation >= self._generation:
+                if generation >= self.deployed:
                     self._retire_all()
             case control.Drain(generation):
-                if generation == self._generation:
+                if generation == self.deployed:
                     for subtask in self.active:
                         subtask.steps.drain()
             case control.Trigger(generation, checkpoint, subtasks):
-                if generation == self._generation:
+                if generation == self.deployed:
                     for subtask in [s for s in self.active if str(s.id) in subtasks]:
                         subtask.steps.trigger(CheckpointId(checkpoint))
             case control.Overtake(generation, checkpoint):
@@ -203,7 +203,7 @@ class SlotOrders(SlotHost[S]):
         failover_order: Callable[[SlotFailover[S]], Callable[[CheckpointId], None]],
     ) -> None:
         """Give an order about a checkpoint to all active subtasks, and to those that are being promoted."""
-        if generation != self._generation:
+        if generation != self.deployed:
             return
         for subtask in self.active:
             self.guard(subtask, order(subtask.steps), checkpoint)
@@ -231,25 +231,25 @@ class SlotOrders(SlotHost[S]):
 
     def _join(self, join: control.Join) -> None:
         """This slot comes late: the job runs. What it did before a rollback, if anything, is over."""
-        if join.generation > self._generation:
+        if join.generation > self.deployed:
             self._retire_all()
             self._peers.forget()
-        self._generation = Generation(join.generation)
+        self.deployed = Generation(join.generation)
         self._assign(join.assignment)
         self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
 
     def _deploy(self, deploy: control.Deploy) -> None:
         self.notes_rows = deploy.notes_rows
-        if deploy.generation <= self._generation:
+        if deploy.generation <= self.deployed:
             return
         begun = self.clock.monotonic()
         self._retire_all()
-        self._generation = Generation(deploy.generation)
+        self.deployed = Generation(deploy.generation)
         self._peers_serial = None
         self._peers.forget()
         self._peers.connect(deploy.addresses)
         self._assign(deploy.assignment)
-        self.generations = dict.fromkeys(self.slots, self._generation)
+        self.generations = dict.fromkeys(self.slots, self.deployed)
         for subtask_id in sorted(s for s, slot in self.slots.items() if slot == self.index):
             if not self._open(subtask_id, deploy):
                 return
@@ -272,18 +272,18 @@ class SlotOrders(SlotHost[S]):
         try:
             subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
         except CorruptState as error:
-            refusal = control.RestoreFailed(self._generation, deploy.checkpoint or 0, str(name), str(error))
+            refusal = control.RestoreFailed(self.deployed, deploy.checkpoint or 0, str(name), str(error))
             self.report(refusal)
             return False
         except Exception as error:
             log.info("deploying %s failed", name, exc_info=True)
             reason = described(error)
             kind, now_s = type(error).__name__, self.clock.time()
-            self.report(control.Failed(self._generation, str(name), kind, reason, time_s=now_s))
+            self.report(control.Failed(self.deployed, str(name), kind, reason, time_s=now_s))
             return False
         self.active.add(subtask)
         if handle.checkpoint:
-            self._snapshotted(name, self._generation, handle)
+            self._snapshotted(name, self.deployed, handle)
         return True
 
     def _finish_deployment(self) -> None:

@@ -2,7 +2,8 @@
 
 Rules: one thread. A message or credit for a subtask that is not here goes nowhere, but credit is kept for one that may
 come. Another slot is believed about its own subtasks only: what it sends on a channel whose end is elsewhere has no
-effect, and counts as a malformed frame.
+effect, and counts as a malformed frame. A message of an earlier deployment, which may have had other channels, has no
+effect, and is nobody's fault.
 """
 
 from __future__ import annotations
@@ -39,30 +40,35 @@ class Routing(Generic[S]):
     def take(self, peer: int, message: Message, payload: Any) -> None:
         """A message of slot ``peer``. Raises ``ForeignMessage``, and has no effect, when it is not that slot's."""
         channel = message.channel
-        if message.kind is MessageKind.CREDIT:
-            self._check_consumer(peer, message)
-            self._take_credit(channel, (message.generation, message.seq, peer))
-        elif message.kind is MessageKind.REPLICA:
+        if message.kind is MessageKind.REPLICA:
             self._host.take_replica(peer, bytes(payload))
+        elif message.kind is MessageKind.CREDIT:
+            if self._may_take(peer, message):
+                self._take_credit(channel, (message.generation, message.seq, peer))
         else:
             consumer = self._host.active.consumer(channel)
             if consumer is not None:
                 end = consumer.inputs.channels.get(channel)
+                if end is None and message.generation < self._host.deployed:
+                    return
                 if end is None or not end.is_from(peer, message.generation):
                     raise _foreign(peer, message, None if end is None else end.peer)
                 self._host.guard(consumer, consumer.steps.receive, message, payload)
 
-    def _check_consumer(self, peer: int, credit: Message) -> None:
-        """Raises ``ForeignMessage`` when the channel's consumer is not on slot ``peer``. Credit of older generations,
-        which may have been anywhere, has no effect."""
+    def _may_take(self, peer: int, credit: Message) -> bool:
+        """Whether the channel exists. Raises ``ForeignMessage`` when its consumer is not on slot ``peer``. Credit of
+        older generations, which may have been anywhere, has no effect."""
         channel = credit.channel
         vertex = self._consumer_vertices.get(channel.edge)
-        if vertex is None or channel.producer >= self._host.parallelism:
-            raise _foreign(peer, credit, None)
-        consumer = SubtaskId(vertex, channel.consumer)
+        consumer = SubtaskId(vertex or "", channel.consumer)
         slot = self._host.slots.get(consumer)
+        if slot is None or channel.producer >= self._host.parallelism:
+            if credit.generation < self._host.deployed:
+                return False
+            raise _foreign(peer, credit, None)
         if slot != peer and credit.generation >= self._host.generations.get(consumer, Generation(0)):
             raise _foreign(peer, credit, slot)
+        return True
 
     def _take_credit(self, channel: ChannelId, credit: Credit) -> None:
         producer = self._host.active.producer(channel)

@@ -270,7 +270,7 @@ class Slot(SlotOrders[Subtask]):
             malformed += figures.frames_malformed
             fenced += figures.offers_fenced
             copied = figures.copied_bytes
-        self._link.heartbeat = control.Heartbeat(self._generation, progress, refused, malformed, fenced, copied)
+        self._link.heartbeat = control.Heartbeat(self.deployed, progress, refused, malformed, fenced, copied)
 
     # --- events
 
