@@ -16,8 +16,9 @@ Rules:
 - When every source and every loop head of the running generation is exhausted, a last checkpoint (``final``) is
   triggered at once, in addition to any pending one, and after failures again, up to a limit. No other checkpoint is
   triggered after it.
-- Where checkpoints may be unaligned, all but the last one are, from ``aligned_timeout_ms`` after the trigger. The next
-  one after an abort because of too much channel state is aligned, so that not all of them are aborted.
+- Where checkpoints may be unaligned, all are, from ``aligned_timeout_ms`` after the trigger, but the last one and those
+  that are requested aligned. The next one after an abort because of too much channel state is aligned, so that not all
+  of them are aborted.
 - Channel state is limited, in the snapshots of one subtask index, which a deployment puts on one slot, and in all. A
   checkpoint above a limit is aborted; it might be too large to be restored.
 - A failover aborts the pending checkpoints for which a replaced subtask would take its snapshot again, unless all
@@ -91,7 +92,7 @@ class CheckpointCoordinator:
         self._unswept = 0
         self._periodic_at_ms: int | None = None
         self._pause_until_ms = 0
-        self._requested = False
+        self._requested = self._aligned_requested = False
         self._too_much_in_flight = False
         """Whether a checkpoint was aborted for that since the last trigger."""
         self._final_at_ms: int | None = None
@@ -148,8 +149,9 @@ class CheckpointCoordinator:
                 invariant(not self._running, "commits are quiesced while the job runs", generation=self._generation)
                 self._quiescing = True
                 return []
-            case events.CheckpointRequested():
+            case events.CheckpointRequested(aligned):
                 self._requested = True
+                self._aligned_requested |= aligned
                 return []
             case events.CheckpointsAbandoned(after):
                 return self._on_abandoned(after)
@@ -517,8 +519,9 @@ class CheckpointCoordinator:
     def _trigger(self, now_ms: int, final: bool) -> list[CheckpointingEffect]:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
-        self._pending[checkpoint] = _Pending(checkpoint, final, now_ms, may_overtake=not self._too_much_in_flight)
-        self._too_much_in_flight = False
+        may_overtake = not self._too_much_in_flight and not self._aligned_requested
+        self._pending[checkpoint] = _Pending(checkpoint, final, now_ms, may_overtake=may_overtake)
+        self._too_much_in_flight = self._aligned_requested = False
         return [
             *self._let_overtake(now_ms),
             effects.TriggerCheckpoint(checkpoint, self._sources, final, self._generation),

@@ -414,14 +414,12 @@ class JobProtocol:
         return found
 
     def _on_divided(self, now_ms: int, event: events.CheckpointRescaled | events.RescalingFailed) -> list[JobEffect]:
-        if self._state is not JobState.INTERRUPTED:
+        if self._state is not JobState.INTERRUPTED or self._rescale.until_ms is None:
             return []
         if isinstance(event, events.RescalingFailed):
             if not event.certain:
                 return self._stop(now_ms, EndJob(JobState.FAILED, None, f"{event.reason}; resume the job", "rescale"))
             return self._rescale.failed(event.reason)
-        if self._rescale.until_ms is None:
-            return []
         new = event.checkpoint
         invariant(new > self._newest_complete, "a divided checkpoint is new", checkpoint=new)
         wanted = self._rescale.divided()

@@ -49,8 +49,6 @@ class Rescale:
 
     def failed(self, reason: str) -> list[JobEffect]:
         """The checkpoint was not divided: the job has the subtasks of before."""
-        if self._wanted is None or self._until_ms is None:
-            return []
         self._wanted = self._until_ms = None
         return [effects.ReportRescale("cancelled", reason)]
 

@@ -100,7 +100,9 @@ class QuiesceRequested(Frozen):
 
 
 class CheckpointRequested(Frozen):
-    """A user requests a checkpoint now."""
+    """A checkpoint is requested now. ``aligned``: whose barriers overtake nothing, also where they may."""
+
+    aligned: bool = False
 
 
 class CheckpointsAbandoned(Frozen):

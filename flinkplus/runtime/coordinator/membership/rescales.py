@@ -46,7 +46,8 @@ class RescalePhase(Enum):
 
 @dataclass(slots=True)
 class _Rescale:
-    """A request. ``slots``: the needed ones afterwards. ``seen``: the newest complete checkpoint before the phase.
+    """A request. ``slots``: the needed ones afterwards. ``seen``: the newest complete checkpoint that is too old, or
+    cannot be divided. ``asked``: an aligned checkpoint was requested.
     ``until_s``: deadline of STARTING (monotonic clock). ``before``: the needed slots so far."""
 
     request: int
@@ -56,6 +57,7 @@ class _Rescale:
     until_s: float
     phase: RescalePhase = RescalePhase.STARTING
     seen: CheckpointId | None = None
+    asked: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -189,16 +191,16 @@ class Rescales:
         failover = machines.failover
         if machines.job.state is not JobState.RUNNING or (failover is not None and failover.active):
             return
-        if newest is not None and newest != rescale.seen:
-            rescale.seen = newest
-            if not self._missing() and self._is_aligned(newest):
-                rescale.phase = RescalePhase.SWITCHING
-                numbers = range(rescale.parallelism)
-                subtasks = tuple(sorted(SubtaskId(vertex, number) for vertex in self._vertices for number in numbers))
-                machines.step_job(events.RescaleRequested(subtasks, rescale.slots))
-                return
-        if not machines.checkpoints.pending:
-            machines.step_checkpoints(events.CheckpointRequested())
+        if newest is not None and newest != rescale.seen and not self._missing() and self._is_aligned(newest):
+            rescale.phase = RescalePhase.SWITCHING
+            numbers = range(rescale.parallelism)
+            subtasks = tuple(sorted(SubtaskId(vertex, number) for vertex in self._vertices for number in numbers))
+            machines.step_job(events.RescaleRequested(subtasks, rescale.slots))
+            return
+        if newest != rescale.seen or not machines.checkpoints.pending or not rescale.asked:
+            rescale.asked = True
+            machines.step_checkpoints(events.CheckpointRequested(aligned=True))
+        rescale.seen = newest
 
     def _is_aligned(self, checkpoint: CheckpointId) -> bool:
         """Whether the checkpoint has no messages in flight that barriers have overtaken."""

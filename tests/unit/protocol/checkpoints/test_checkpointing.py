@@ -832,3 +832,11 @@ def test_a_checkpoint_is_divided_only_when_all_is_quiet() -> None:
     for event in (NumberTaken(C3), CheckpointAdopted(C1), CheckpointAdopted(C2)):
         with pytest.raises(InvariantViolation):
             history.at(20, event)
+
+
+def test_one_checkpoint_that_is_requested_aligned_overtakes_nothing() -> None:
+    history = started(aligned_timeout_ms=0, interval_ms=None)
+    assert OvertakeCheckpoint(C1, G1) in history.at(10, CheckpointRequested(), *acks(C1), ManifestStored(C1))
+    found = history.at(20, CheckpointRequested(aligned=True), *acks(C2), ManifestStored(C2))
+    assert not any(isinstance(effect, OvertakeCheckpoint) for effect in found) and history.machine.complete == (C1, C2)
+    assert OvertakeCheckpoint(C3, G1) in history.at(30, CheckpointRequested())

@@ -92,7 +92,7 @@ def test_slots_are_started_before_the_switch_and_it_follows_a_checkpoint(standby
     assert move.left == ["slot-4"] and world.rescales.states == {3: "starting", 4: "starting"}
     world.comes(4)
     assert (world.phase, move.left) == ("checkpoint", ["checkpoint"])
-    assert core.CheckpointRequested() in world.job.heard and world.requested == []
+    assert core.CheckpointRequested(aligned=True) in world.job.heard and world.requested == []
     world.complete(7)
     (request,) = world.requested
     assert request.slots == (0, 1, 2, 3, 4) and len(request.subtasks) == 10 and world.phase == "switching"
