@@ -105,11 +105,11 @@ class JobMachines:
             self._dispatch.soon(lambda: self._obey_failover(failover.step(self._dispatch.now_ms(), interrupted)))
 
     def change_subtasks(self, parallelism: int, slots: tuple[int, ...]) -> None:
-        """The interrupted job continues with other subtasks: notify the machine of local failover."""
-        failover = self.failover
-        if failover is not None:
-            replaced = failover_events.SubtasksChanged(parallelism, slots)
-            self._dispatch.soon(lambda: self._obey_failover(failover.step(self._dispatch.now_ms(), replaced)))
+        """The interrupted job continues with other subtasks: notify the machine of local failover, at once, since the
+        deployment that follows asks it for slots."""
+        if self.failover is not None:
+            changed = failover_events.SubtasksChanged(parallelism, slots)
+            self._obey_failover(self.failover.step(self._dispatch.now_ms(), changed))
 
     def advance_time(self) -> None:
         """Step each machine: a timeout may have passed."""
