@@ -98,6 +98,21 @@ def test_what_comes_late_of_an_older_generation_is_ignored_and_held_against_nobo
     check(cluster.finish())
 
 
+@pytest.mark.parametrize("kind", [MessageKind.END_OF_INPUT, MessageKind.CREDIT])
+def test_what_comes_late_on_a_channel_of_another_parallelism_is_held_against_nobody(
+    cluster: Cluster, kind: MessageKind
+) -> None:
+    slot, gone = cluster.slots[VICTIM], 7
+    kept: ChannelId = inputs(cluster, OTHER)[0]
+    consumer = gone if kind is MessageKind.CREDIT else kept.consumer
+    channels = [ChannelId(kept.edge, gone, kept.consumer), ChannelId(kept.edge, kept.producer, consumer)]
+    for channel in channels[: 2 if kind is MessageKind.CREDIT else 1]:
+        slot._handle(FrameArrived(LIAR, of(kind, channel, 0, 0)))
+        assert slot.malformed_frames == 0 and channel not in slot.active._early
+    slot._handle(FrameArrived(LIAR, of(kind, channels[0], int(slot.deployed), 0)))
+    assert slot.malformed_frames == 1
+
+
 def test_a_slot_that_keeps_lying_is_to_blame(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     slot, now_s = cluster.slots[VICTIM], 0.0
 

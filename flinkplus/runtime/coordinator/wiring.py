@@ -160,7 +160,7 @@ class Parts:
         if jobs is None or self._divide is None:
             return None
         vertices = tuple(vertex.name for vertex in self.graph.vertices)
-        parts = self.dispatch, self.machines, self.calls, requests, jobs, self.commits.handles
+        parts = self.dispatch, self.machines, self.joining, self.calls, requests, jobs, self.commits.handles
         return Rescales(*parts, vertices, self.options, self.options.slot_timeout)
 
     def _make_moves(self, requests: MoveRequests) -> Moves:

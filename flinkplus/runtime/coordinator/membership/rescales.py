@@ -28,6 +28,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
+from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
 from flinkplus.runtime.coordinator.membership.spares import ENDING_S, SpareJobs
 from flinkplus.runtime.coordinator.record.status import RescaleStatus
@@ -71,6 +72,7 @@ class Rescales:
 
     _dispatch: Dispatch
     _machines: JobMachines
+    _joining: Joining
     _calls: Calls
     _requests: MoveRequests
     _jobs: SpareJobs
@@ -263,12 +265,14 @@ class Rescales:
 
     def _end(self, slot: int) -> None:
         """End ``slot``, which is not needed."""
-        processes = self._dispatch.processes
-        if slot in self._reserved:
+        processes, reserved = self._dispatch.processes, slot in self._reserved
+        if reserved:
             self._reserved.remove(slot)
         self._ending.add(slot)
         log.info("ending slot %d", slot)
         processes.end(slot)
+        if not reserved and self._machines.local_failover is not None:
+            self._joining.lost(slot, over=True)  # slots that are joining do not wait for it
         self._dispatch.send(slot, control.Stop())
         graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
         self._jobs.end(slot, graceful_s, lambda: self._calls.ask(lambda: self._gone(slot)))

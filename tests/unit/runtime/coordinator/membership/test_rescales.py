@@ -36,6 +36,7 @@ class World:
         self.rescales = Rescales(
             job.dispatch,
             job.machines,
+            job.joining,
             calls,  # type: ignore[arg-type]
             requests,
             self.cluster,
@@ -115,6 +116,29 @@ def test_slots_that_are_not_needed_any_more_end_after_the_switch(world: World) -
     assert world.job.processes.numbers == [0]
     world.moves.rescale(2)
     assert world.cluster.started == [3], "no number is used twice"
+
+
+def test_slots_that_are_joining_do_not_wait_for_those_that_end(world: World) -> None:
+    """After the deployment they count as spare slots at first, and all slots are to connect to them."""
+    world.moves.rescale(1)
+    world.complete(7)
+    world.job.wires.sent.clear()
+    world.switch()
+    orders = [message for _, message in world.job.wires.sent if isinstance(message, control.Connect)]
+    assert list(orders[-1].addresses) == ["0"]
+
+
+def test_the_deployment_that_follows_asks_for_slots_of_the_new_subtasks(world: World) -> None:
+    """All that the machine of the job orders in one step is carried out in one: the change, and the deployment."""
+    job, found = world.job, []
+
+    def orders() -> None:
+        job.machines.change_subtasks(1, (0,))
+        found.extend(job.protocol.deployment_slots({0: "here"}))
+
+    job.machines.interrupt_failover()
+    job.dispatch.soon(orders)
+    assert sorted(map(str, found)) == ["count[0]", "lines[0]"]
 
 
 def test_reserved_slots_take_no_part_in_the_job(world: World) -> None:
