@@ -150,8 +150,9 @@ class Checks:
         )
 
     def _wrong(self, invariant: str, why: str) -> NoReturn:
-        self._world.violated = Violation(invariant, why)  # whoever catches what is raised here must not hide it
-        raise self._world.violated
+        violated = self._world.violated or Violation(invariant, why)
+        self._world.violated = violated  # whoever catches what is raised here must not hide it
+        raise violated
 
     # --- slots
 
@@ -521,6 +522,10 @@ class Checks:
             wrong = sorted(map(str, subtasks ^ wanted))
             self._wrong("plans", f"{what} is not of parallelism {self._parallelism}, which is in force: {wrong}")
 
+    def not_divided(self, checkpoint: int, error: Exception) -> None:
+        """``checkpoint`` could not be divided, and neither was it refused nor did the storage fail."""
+        self._wrong("plans", f"checkpoint {checkpoint} was not divided: {type(error).__name__}: {error}")
+
     def divided(
         self, checkpoint: int, before: Mapping[SubtaskId, SnapshotHandle], handles: Mapping[SubtaskId, SnapshotHandle]
     ) -> None:
@@ -588,20 +593,18 @@ class Checks:
 
     def _check_promises(self, where: str, edge: int, states: list[list[OperatorState]]) -> None:
         """No new channel promises more than the least of those before that had not ended, nor less."""
-        promises: list[list[int | None]] = []
-        for side in states:
-            channels = [
-                (state, str(ChannelId(edge, producer, consumer)))
-                for consumer, state in enumerate(side)
-                for producer in range(len(side))
-            ]
-            still = [(state, name) for state, name in channels if name not in state.ended_channels] or channels
-            promises.append([state.watermarks.get(name) for state, name in still])
-        known = [time_ms for time_ms in promises[0] if time_ms is not None]
-        least = min(known) if len(known) == len(promises[0]) else None
-        ended = not any(str(ChannelId(edge, 0, 0)) not in state.ended_channels for state in states[0])
-        if any(time_ms != least for time_ms in promises[1]) and not ended:
-            self._wrong("plans", f"{where}: of edge {edge} {promises[0]} were promised, and now {promises[1]}")
+        known: list[int | None] = []
+        for consumer, state in enumerate(states[0]):
+            names = [str(ChannelId(edge, producer, consumer)) for producer in range(len(states[0]))]
+            known += [state.watermarks.get(name) for name in names if name not in state.ended_channels]
+        if not known:
+            return
+        least = None if None in known else min(time_ms for time_ms in known if time_ms is not None)
+        for consumer, state in enumerate(states[1]):
+            for producer in range(len(states[1])):
+                now = state.watermarks.get(str(ChannelId(edge, producer, consumer)))
+                if now != least:
+                    self._wrong("plans", f"{where}: of edge {edge} {known} were promised, and now {now}")
 
     # --- durable storage
 
@@ -838,7 +841,7 @@ class Checks:
         running = [
             process.index
             for process in self._world.processes.values()
-            if process.incarnation > 0 and process.index not in slots
+            if process.incarnation > 0 and process.index not in slots and process.index not in apart
         ]
         if len(spares) != count or running:
             self._wrong("moves", f"there are said to be {count} spare slots, and there are {spares}; over: {running}")

@@ -6,8 +6,8 @@ is called off, or with a rollback or the end of the job.
 Rules:
 
 - Whatever is under way for ``PATIENCE_MS`` without any fault does not end. A fault that lasts, or a process that dies,
-  begins the time anew. A request may wait while all slots are on drained hosts, and for a subtask that cannot be moved
-  without doubt (``sharing_depth``).
+  begins the time anew. A request may wait while all slots are on drained hosts, for a subtask that cannot be moved
+  without doubt (``sharing_depth``), and while a rollback delays the next deployment.
 - A failover that the machine does not have any more was reported as ended, and no other begins before.
 - A source keeps its last rows while a request is under way, for ``HOLD_MS`` at most: most jobs would end sooner.
 """
@@ -116,7 +116,11 @@ class Endings:
             world.checks.endless(f"{name} is under way for {PATIENCE_MS} ms without a fault")
 
     def _has_to_wait(self) -> bool:
-        """Whether there is no slot to move anything to, or a subtask that cannot be moved."""
+        """Whether there is no slot to move anything to, or a subtask that cannot be moved; or a rollback delays the
+        next deployment."""
+        coordinator = self._world.coordinator
+        if coordinator is not None and coordinator.parts.machines.job._backoff_until_ms is not None:
+            return True
         machine = self._world.failover
         if machine is None or self._failover is not None:
             return False

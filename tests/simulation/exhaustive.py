@@ -9,7 +9,8 @@ are followed once. For each history either slot, or the driver, fails behind eac
 
 Two further scopes have a second stage of counts, and small bundles wait for more messages. So steps take several
 messages of one or both producers, of records in one scope and also of watermarks in the other, and successors repeat
-such steps.
+such steps. In two more a user asks for another parallelism: each process, those that are started for it as well, and
+the driver, fail at every point of it.
 
 ``python -m tests.simulation.exhaustive --minutes 5`` prints for each scope which numbers of delays are complete. The
 scopes share the time equally.
@@ -32,7 +33,7 @@ from tests.simulation.checks import Violation
 from tests.simulation.driver import SimWorker
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.network import Stream
-from tests.simulation.parameters import Parameters
+from tests.simulation.parameters import KEY_GROUPS, Fault, Parameters
 from tests.simulation.slot import SimSlot
 from tests.simulation.world import World
 
@@ -57,7 +58,18 @@ WATERMARKS = BUNDLES.with_changes(records=3, interval_ms=12, work_ms=4, watermar
 """As ``BUNDLES``, and several watermarks are one bundle as well."""
 JOINED = BUNDLES.with_changes(joins=True, window=8)
 """As ``BUNDLES``, and several steps are repeated together."""
-SCOPES = {"single messages": SCOPE, "bundles": BUNDLES, "bundles and watermarks": WATERMARKS, "joined steps": JOINED}
+GROWS = SCOPE.with_changes(seed=3, groups=KEY_GROUPS, faults=(Fault(12, "rescale", 2, 0),))
+"""As ``SCOPE``, and two subtasks of each vertex become three."""
+SHRINKS = SCOPE.with_changes(seed=4, groups=KEY_GROUPS, records=4, faults=(Fault(18, "rescale", 0, 0),))
+"""And become one."""
+SCOPES = {
+    "single messages": SCOPE,
+    "bundles": BUNDLES,
+    "bundles and watermarks": WATERMARKS,
+    "joined steps": JOINED,
+    "two become three": GROWS,
+    "two become one": SHRINKS,
+}
 HOLDS_MS = (4, 40)
 """How long something is held back: past its neighbours, or past whole exchanges."""
 MAX_STEPS = 4_000
@@ -120,6 +132,8 @@ class Controlled(World):
                 self.processes[process].end("it is killed")
 
     def run_case(self) -> None:
+        for fault in self.parameters.faults:
+            self.at(fault.at_ms, self.faults.strike, fault)
         while self.step():
             if self.steps > MAX_STEPS:
                 raise Violation("progress", f"the job has not ended after {self.steps} steps")

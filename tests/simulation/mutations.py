@@ -26,6 +26,7 @@ from chain_backup.replication.replica import Replica, StagedVersion, _Copy
 from chain_backup.replication.sender import Sender
 from chain_backup.replication.transfers import Partial
 from dedup.filter import MessageFilter
+from flinkplus.errors import ForeignMessage
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
 from flinkplus.protocol.barriers.machine import BarrierMachine
@@ -48,14 +49,18 @@ from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.joined import JoinedSteps
 from flinkplus.protocol.subtask.replay import Replay, StepTime
+from flinkplus.protocol.subtask import rescaling as protocol_rescaling
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
-from flinkplus.protocol.vocabulary import effects
+from flinkplus.protocol.vocabulary import effects, events, key_groups
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget, SnapshotLogs
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.protocol.vocabulary.messages import MessageKind
 from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
+from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
+from flinkplus.runtime.coordinator.membership.rescales import RescalePhase, Rescales
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
@@ -67,7 +72,9 @@ from flinkplus.runtime.transport.auth import handshake
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
 from flinkplus.runtime.transport.wire.frames import FrameQueue, framed
 from flinkplus.state.durable.history import Cuts, UnusedFiles
+from flinkplus.sources import dealing
 from tests.security import model
+from tests.simulation import rescaling
 from tests.simulation.parameters import Parameters, draw
 from upstream_cache.log import OutputLog
 
@@ -80,7 +87,8 @@ ENDLESS = 1 << 40
 class Mutation:
     """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong.
     ``scenario``: the number of the one that finds it out, where seeds seldom do. ``finds``: what finds it out where the
-    simulator does not reach; gives what is wrong. ``joined``: only where steps are repeated together does it matter."""
+    simulator does not reach; gives what is wrong. ``joined``: only where steps are repeated together does it matter.
+    ``rescaled``: only where the parallelism changes."""
 
     where: Any
     name: str
@@ -89,22 +97,29 @@ class Mutation:
     scenario: str = ""
     finds: Callable[[], str] | None = None
     joined: bool = False
+    rescaled: bool = False
 
     def parameters(self, seed: int) -> Parameters:
         """The job of a seed in which the fault is looked for."""
-        return draw(seed, joined=self.joined)
+        return draw(seed, joined=self.joined, rescaled=self.rescaled)
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
 def mutation(
-    where: Any, name: str, scenario: str = "", finds: Callable[[], str] | None = None, joined: bool = False
+    where: Any,
+    name: str,
+    scenario: str = "",
+    finds: Callable[[], str] | None = None,
+    joined: bool = False,
+    rescaled: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        MUTATIONS[make.__name__] = Mutation(where, name, make, (make.__doc__ or "").strip(), scenario, finds, joined)
+        tells = (make.__doc__ or "").strip()
+        MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, joined, rescaled)
         return make
 
     return enlist
@@ -1604,6 +1619,195 @@ def retired_with_something_on_it(original: Any) -> Any:
 def spare_slots_are_deployed_on(original: Any) -> Any:
     """A rollback counts on the spare slots that are there."""
     return lambda self: self.all()
+
+
+# --- another parallelism
+
+
+@mutation(SlotOrders, "_assign", rescaled=True)
+def slots_keep_the_parallelism_that_they_began_with(original: Any) -> Any:
+    """A slot learns where all subtasks are, and not how many there are now."""
+
+    def assign(self: Any, assignment: Any) -> None:
+        before = self.parallelism
+        original(self, assignment)
+        self.parallelism = before
+
+    return assign
+
+
+@mutation(JobProtocol, "_on_divided", rescaled=True)
+def deployments_use_the_assignment_of_before(original: Any) -> Any:
+    """The checkpoint is divided, and the subtasks of before are deployed from it."""
+
+    def divided(self: Any, now_ms: int, event: Any) -> Any:
+        before = self._assignment
+        found = original(self, now_ms, event)
+        self._assignment = before
+        return found
+
+    return divided
+
+
+@mutation(JobProtocol, "_on_divided", rescaled=True)
+def the_plan_changes_though_the_division_failed(original: Any) -> Any:
+    """The subtasks are changed although no divided checkpoint is stored."""
+
+    def divided(self: Any, now_ms: int, event: Any) -> Any:
+        if not isinstance(event, events.RescalingFailed) or not event.certain or self._rescale.until_ms is None:
+            return original(self, now_ms, event)
+        wanted = self._rescale.divided()
+        self._slots.need(wanted.slots)
+        self._assignment = self._assigned(wanted.subtasks)
+        return [effects.ChangeSubtasks(wanted.subtasks, wanted.slots)]
+
+    return divided
+
+
+@mutation(JobProtocol, "_on_divided", rescaled=True)
+def checkpoints_of_another_parallelism_are_fallbacks(original: Any) -> Any:
+    """After a rescale the job may go back to the checkpoints of before."""
+
+    def divided(self: Any, now_ms: int, event: Any) -> Any:
+        before = list(self._available)
+        found = original(self, now_ms, event)
+        if isinstance(event, events.CheckpointRescaled):
+            self._available = [*before, *self._available]
+        return found
+
+    return divided
+
+
+@mutation(CheckpointCoordinator, "next_number", rescaled=True)
+def a_divided_checkpoint_has_a_number_that_was_used(original: Any) -> Any:
+    """A divided checkpoint is stored under the number of the newest complete one."""
+    return property(lambda self: self._complete[-1] if self._complete else self._next_id)
+
+
+@mutation(JobMachines, "change_subtasks", rescaled=True)
+def the_machine_of_failover_hears_of_new_subtasks_too_late(original: Any) -> Any:
+    """The deployment asks for slots before the machine of failover knows the new subtasks (as the product did)."""
+
+    def change(self: Any, parallelism: int, slots: Any) -> None:
+        self._dispatch.soon(lambda: original(self, parallelism, slots))
+
+    return change
+
+
+@mutation(Joining, "lost", rescaled=True)
+def slots_that_end_are_waited_for(original: Any) -> Any:
+    """Slots that join wait for one that a rescale has ended (as the product did)."""
+    return lambda self, slot, over=False: original(self, slot)
+
+
+@mutation(Routing, "take", rescaled=True)
+def what_comes_late_of_another_plan_is_foreign(original: Any) -> Any:
+    """A slot blames another one for what that sent on a channel that there is no more (as the product did)."""
+
+    def take(self: Any, peer: int, message: Any, payload: Any) -> None:
+        channel, consumer = message.channel, self._host.active.consumer(message.channel)
+        of_channel = message.kind not in (MessageKind.CREDIT, MessageKind.REPLICA)
+        if of_channel and consumer is not None and channel not in consumer.inputs.channels:
+            raise ForeignMessage(f"slot {peer} sends on {channel}, which does not exist")
+        original(self, peer, message, payload)
+
+    return take
+
+
+@mutation(SlotProcesses, "is_apart", rescaled=True)
+def reserved_slots_join(original: Any) -> Any:
+    """A slot that was started for a rescale takes part in the job before the switch."""
+    return lambda self, slot: self.is_over(slot)
+
+
+@mutation(Rescales, "_await_checkpoint", rescaled=True)
+def slots_end_before_the_switch(original: Any) -> Any:
+    """A slot that will not be needed ends when the switch begins."""
+
+    def wait(self: Any, rescale: Any) -> None:
+        original(self, rescale)
+        if rescale.phase is RescalePhase.SWITCHING:
+            for slot in [slot for slot in rescale.before if slot not in rescale.slots]:
+                self._end(slot)
+
+    return wait
+
+
+@mutation(key_groups, "groups_of", rescaled=True)
+def ranges_of_key_groups_overlap(original: Any) -> Any:
+    """A subtask takes the state of the key group before its own as well."""
+
+    def groups(index: int, parallelism: int, max_parallelism: int) -> range:
+        found = original(index, parallelism, max_parallelism)
+        return range(max(0, found.start - 1), found.stop)
+
+    return groups
+
+
+@mutation(key_groups, "groups_of", rescaled=True)
+def ranges_of_key_groups_leave_gaps(original: Any) -> Any:
+    """A subtask does not take the state of its last key group."""
+
+    def groups(index: int, parallelism: int, max_parallelism: int) -> range:
+        found = original(index, parallelism, max_parallelism)
+        return range(found.start, found.stop - 1)
+
+    return groups
+
+
+@mutation(dealing, "deal_blocks", rescaled=True)
+def records_of_sources_that_lag_are_left_behind(original: Any) -> Any:
+    """Only what is left from the furthest source on is dealt again."""
+
+    def deal(left: Any, parallelism: int) -> Any:
+        return [[run for run in mine if run.end is None] for mine in original(left, parallelism)]
+
+    return deal
+
+
+@mutation(dealing, "deal_blocks", rescaled=True)
+def sources_keep_their_records(original: Any) -> Any:
+    """Each source continues where the one of its number was; those of the others are left behind."""
+
+    def deal(left: Any, parallelism: int) -> Any:
+        return [list(left[index]) if index < len(left) else [] for index in range(parallelism)]
+
+    return deal
+
+
+@mutation(rescaling, "inherited_rows", rescaled=True)
+def rows_that_were_held_back_are_left_behind(original: Any) -> Any:
+    """A subtask does not take over what waited for event time (in the work, as operators must not)."""
+    return lambda rows, owns: ()
+
+
+@mutation(protocol_rescaling, "rescaled_part", rescaled=True)
+def event_time_is_left_behind(original: Any) -> Any:
+    """A subtask begins without the event time that those before had come to."""
+    return lambda *arguments: replace(original(*arguments), watermark_ms=None)
+
+
+@mutation(protocol_rescaling, "rescaled", rescaled=True)
+def promises_are_left_behind(original: Any) -> Any:
+    """What event time producers had promised is forgotten."""
+    return lambda *arguments: replace(original(*arguments), watermarks={})
+
+
+@mutation(protocol_rescaling, "least", rescaled=True)
+def the_furthest_promise_counts(original: Any) -> Any:
+    """All producers are taken to have promised what the furthest one had."""
+    return lambda watermarks: max((known for known in watermarks if known is not None), default=None)
+
+
+@mutation(protocol_rescaling, "rescaled", rescaled=True)
+def cursors_stay_before_what_is_in_flight(original: Any) -> Any:
+    """Channels begin at number 0, also those with messages in flight."""
+
+    def rescaled(*arguments: Any) -> Any:
+        found = original(*arguments)
+        return replace(found, outputs=dict.fromkeys(found.outputs, 0))
+
+    return rescaled
 
 
 # --- durable storage

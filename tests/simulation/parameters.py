@@ -352,9 +352,7 @@ def with_rescales(parameters: Parameters, rng: random.Random, share: float) -> P
     records = max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records
     faults = sorted((*parameters.faults, *happens), key=lambda fault: fault.at_ms)
     parallelism = min(parameters.parallelism, MOST_SUBTASKS)
-    return replace(
-        parameters, records=records, faults=tuple(faults), groups=KEY_GROUPS, parallelism=parallelism
-    )
+    return replace(parameters, records=records, faults=tuple(faults), groups=KEY_GROUPS, parallelism=parallelism)
 
 
 def with_joins(parameters: Parameters, rng: random.Random) -> Parameters:

@@ -113,9 +113,7 @@ class Division:
 
     def _divided(self, at: int, vertex: Vertex, index: int, in_flight: InFlight) -> SnapshotHandle:
         before, name = states_of(self.handles, vertex), SubtaskId(vertex.name, index)
-        protocol_part = rescaling.rescaled(
-            before, index, self.after, vertex.inputs, vertex.outputs, in_flight.counts
-        )
+        protocol_part = rescaling.rescaled(before, index, self.after, vertex.inputs, vertex.outputs, in_flight.counts)
         messages = in_flight.of(vertex, index)
         saved = replace(
             protocol_part,
@@ -179,7 +177,14 @@ def divide(
     """Store the checkpoint ``new``: ``checkpoint`` for another parallelism. Then the plan is replaced."""
     before: Handles = commits.manifests[checkpoint]["handles"]
     world.note("checkpoint %s is divided among %s subtasks of each vertex, as %s", checkpoint, parallelism, new)
-    handles = Division(world, before, new, generation, parallelism).divided()
+    try:
+        handles = Division(world, before, new, generation, parallelism).divided()
+    except Unavailable:
+        raise
+    except Exception as error:
+        if not isinstance(error, NotAligned) or world.coordinator is not None:  # a running job waits for an aligned one
+            world.checks.not_divided(checkpoint, error)
+        raise
     commits.store(new, generation, list(handles.items()), False, divided=dict(before))
     if world.storage_fails and world.rng_divided.random() < 0.3:
         raise Unavailable("plan refused")

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 SEEDS = 150
 LOOPED = 60
 JOINED = 60
+RESCALED = 60
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -103,6 +104,22 @@ QUICK = (
     "the_cursor_goes_back",
     "the_cursor_goes_ahead",
     "the_end_is_not_sent_again",
+    "slots_keep_the_parallelism_that_they_began_with",
+    "deployments_use_the_assignment_of_before",
+    "checkpoints_of_another_parallelism_are_fallbacks",
+    "a_divided_checkpoint_has_a_number_that_was_used",
+    "reserved_slots_join",
+    "slots_end_before_the_switch",
+    "the_plan_changes_though_the_division_failed",
+    "ranges_of_key_groups_overlap",
+    "ranges_of_key_groups_leave_gaps",
+    "records_of_sources_that_lag_are_left_behind",
+    "sources_keep_their_records",
+    "rows_that_were_held_back_are_left_behind",
+    "event_time_is_left_behind",
+    "promises_are_left_behind",
+    "the_furthest_promise_counts",
+    "cursors_stay_before_what_is_in_flight",
 )
 """What is found out within the small budget."""
 
@@ -131,6 +148,13 @@ def test_seeds_with_joined_steps_are_clean() -> None:
     summary = run_many(range(JOINED), drawn=partial(draw, joined=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("joined_steps", "joined_reads"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_whose_parallelism_changes_are_clean() -> None:
+    summary = run_many(range(RESCALED), drawn=partial(draw, rescaled=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("divided", "rescale_done", "rescale_cancelled", "rescale_back", "at_rescale", "crash_spare"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 
