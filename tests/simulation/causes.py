@@ -40,7 +40,7 @@ class Causes:
 
     def divided(self, messages: Sequence[tuple[ChannelId, int]]) -> None:
         """All begins anew from what is complete: what is in flight there depends on nothing else."""
-        self._of_messages.update(dict.fromkeys(messages, {}))
+        self._of_messages.update((message, {}) for message in messages)
 
     def began(self, subtask: SimSubtask) -> None:
         seen = self.seen[subtask.id] = dict(subtask.depends)

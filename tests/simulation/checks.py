@@ -482,15 +482,15 @@ class Checks:
             self._wrong("checkpoints", f"checkpoint {checkpoint} is complete after {self._cuts[-1][0]}")
         self.counts["cuts"] += 1
         world, cut = self._world, {}
-        for subtask in handles:
-            names = tuple(file.name for file in handles[subtask].files)
+        for subtask, handle in handles.items():
+            names = tuple(file.name for file in handle.files)
             for name in names:
                 if name not in world.durable.state:
                     self._wrong("checkpoints", f"checkpoint {checkpoint} names {name}, which is not stored")
             self._files_of[subtask, checkpoint] = names
             if world.parameters.aligned_timeout_ms is not None:
-                self._check_in_flight(checkpoint, subtask, handles[subtask].operator_state)
-            for logged in handles[subtask].operator_state.in_flight.values():
+                self._check_in_flight(checkpoint, subtask, handle.operator_state)
+            for logged in handle.operator_state.in_flight.values():
                 self.counts["in_flight"] += sum(message[0] == MessageKind.RECORDS for message in logged)
         self._check_budget(checkpoint, handles)
         for channel, producer, consumer in world.graph.channels(self._parallelism):

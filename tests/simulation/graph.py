@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from flinkplus.graph import Vertex
-from flinkplus.protocol.vocabulary import key_groups
 from flinkplus.protocol.loops.cycles import Cycles
+from flinkplus.protocol.vocabulary import key_groups
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 
 MOST_LAPS = 4

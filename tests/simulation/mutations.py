@@ -44,12 +44,12 @@ from flinkplus.protocol.job.job import LIVE, JobProtocol
 from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.liveness.reachability import Reachability
 from flinkplus.protocol.loops.rounds import LoopRounds
+from flinkplus.protocol.subtask import rescaling as protocol_rescaling
 from flinkplus.protocol.subtask.channel_state import ChannelState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.joined import JoinedSteps
 from flinkplus.protocol.subtask.replay import Replay, StepTime
-from flinkplus.protocol.subtask import rescaling as protocol_rescaling
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary import effects, events, key_groups
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
@@ -71,8 +71,8 @@ from flinkplus.runtime.slot.control.routing import Routing
 from flinkplus.runtime.transport.auth import handshake
 from flinkplus.runtime.transport.auth.handshake import Connecting, Listening
 from flinkplus.runtime.transport.wire.frames import FrameQueue, framed
-from flinkplus.state.durable.history import Cuts, UnusedFiles
 from flinkplus.sources import dealing
+from flinkplus.state.durable.history import Cuts, UnusedFiles
 from tests.security import model
 from tests.simulation import rescaling
 from tests.simulation.parameters import Parameters, draw
@@ -208,10 +208,10 @@ def messages_of_any_slot_are_taken(original: Any) -> Any:
     return lambda self, peer, generation: True
 
 
-@mutation(Routing, "_check_consumer", scenario="81")
+@mutation(Routing, "_may_take", scenario="81")
 def credit_of_any_slot_is_taken(original: Any) -> Any:
     """A slot may give credit for a consumer that is elsewhere (as the product allowed)."""
-    return lambda self, peer, credit: None
+    return lambda self, peer, credit: True
 
 
 @mutation(InputChannel, "is_from")

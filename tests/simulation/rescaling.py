@@ -1,4 +1,4 @@
-"""What a simulated checkpoint becomes at another parallelism: the product's part of each snapshot, and that of the work.
+"""What a simulated checkpoint becomes at another parallelism: the product's part of each snapshot, and the work's.
 
 Stands for ``flinkplus.runtime.job.rescaling`` and for the part of ``flinkplus.runtime.job.restoring`` that uses it.
 Streams of records are dealt by ``flinkplus.sources.dealing``, keys by ``flinkplus.protocol.vocabulary.key_groups``, and
@@ -136,7 +136,7 @@ class Division:
         parts = [OperatorPart(rows_in=0, rows_out=0, watermark_ms=advanced_ms) for advanced_ms in known]
         part = rescaling.rescaled_part(parts, [state.ended for state in before], index, self.after)
         held = [row for work in works for row in work["held"]]
-        state = {
+        state: dict[str, Any] = {
             "left": self._dealt(works)[index] if vertex.is_source else works[0]["left"],
             "staged": tuple(file for work in works[index :: self.after] for file in work["staged"]),
             "depends": {},  # what all began from is complete

@@ -50,9 +50,9 @@ from tests.simulation.driver import (
     Unavailable,
 )
 from tests.simulation.endings import Endings
-from tests.simulation.graph import RecordId, SimGraph
 from tests.simulation.faults import Faults
-from tests.simulation.parameters import MOST_SUBTASKS, Fault, Parameters, child
+from tests.simulation.graph import RecordId, SimGraph
+from tests.simulation.parameters import HANGS_MS, MOST_SUBTASKS, Fault, Parameters, child
 from tests.simulation.phases import names_of, phase_and_kind, rescale_phase
 from tests.simulation.rescaling import NotAligned, divide, parallelism_of
 from tests.simulation.slot import SimSlot
@@ -403,7 +403,10 @@ class World:
         for fault in [one for one in self.rescale_faults if phase_and_kind(one)[0] == self._rescale_phase]:
             self.rescale_faults.remove(fault)
             late_ms = self.rng_divided.choice((0, 0, 1, 3, 8, 20))
-            struck = Fault(self.now_ms + late_ms, phase_and_kind(fault)[1], fault.target, fault.duration_ms)
+            kind, duration_ms = phase_and_kind(fault)[1], fault.duration_ms
+            if kind == "hang_storage":
+                duration_ms = HANGS_MS[duration_ms % len(HANGS_MS)]
+            struck = Fault(self.now_ms + late_ms, kind, fault.target, duration_ms)
             self.at(struck.at_ms, self.faults.strike, struck)
 
     def _timer(self, coordinator: Coordinator, due_ms: int) -> None:

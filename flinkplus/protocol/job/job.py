@@ -419,7 +419,7 @@ class JobProtocol:
         if isinstance(event, events.RescalingFailed):
             if not event.certain:
                 return self._stop(now_ms, EndJob(JobState.FAILED, None, f"{event.reason}; resume the job", "rescale"))
-            return self._rescale.failed(event.reason)
+            return self._rescale.failed(event)
         new = event.checkpoint
         invariant(new > self._newest_complete, "a divided checkpoint is new", checkpoint=new)
         wanted = self._rescale.divided()

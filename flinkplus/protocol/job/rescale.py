@@ -47,10 +47,10 @@ class Rescale:
         self._until_ms = until_ms
         return [effects.RescaleCheckpoint(checkpoint, self._wanted.subtasks)]
 
-    def failed(self, reason: str) -> list[JobEffect]:
+    def failed(self, event: events.RescalingFailed) -> list[JobEffect]:
         """The checkpoint was not divided: the job has the subtasks of before."""
         self._wanted = self._until_ms = None
-        return [effects.ReportRescale("cancelled", reason)]
+        return [effects.ReportRescale("refused" if event.again else "cancelled", event.reason)]
 
     def divided(self) -> events.RescaleRequested:
         """The division that was ordered has ended: the job has the subtasks that this returns."""

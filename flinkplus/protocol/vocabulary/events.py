@@ -364,10 +364,12 @@ class RescalingFailed(Frozen):
     """Answer to ``RescaleCheckpoint``: the checkpoint was not divided.
 
     ``certain``: ``False`` if a divided one may still appear in storage later.
+    ``again``: the next aligned one can be.
     """
 
     reason: str
     certain: bool = True
+    again: bool = False
 
 
 class FinalCommitted(Frozen):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flinkplus.errors import described
+from flinkplus.errors import ConfigurationError, described
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
@@ -56,9 +56,14 @@ class RescaleDriver:
         machines, new = self._machines, self._machines.checkpoints.next_number
         generation, parallelism = self._deployment.generation, parallelism_of(effect.subtasks)
         uncertain: list[str] = []
+        overtaken = False
 
         def divide() -> None:
+            nonlocal overtaken
             try:
+                overtaken = any(handle.overtaken for handle in self._commits.handles(effect.checkpoint).values())
+                if overtaken:  # it became complete after the one for which the job was interrupted
+                    raise ConfigurationError(f"checkpoint {effect.checkpoint} is unaligned")
                 self._divide(effect.checkpoint, new, generation, parallelism)
             except Exception:
                 try:
@@ -74,7 +79,7 @@ class RescaleDriver:
 
         def failed(reason: str) -> None:
             why = "; ".join([reason, *uncertain])
-            machines.step_job(events.RescalingFailed(why, certain=not uncertain))
+            machines.step_job(events.RescalingFailed(why, certain=not uncertain, again=overtaken))
 
         machines.step_checkpoints(events.NumberTaken(new))
         self._dispatch.work(self._dispatch.storage, divide, divided, failed)

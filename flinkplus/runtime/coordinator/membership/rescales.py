@@ -235,7 +235,7 @@ class Rescales:
         rescale = self._open
         if rescale is None or rescale.phase is not RescalePhase.SWITCHING:
             return
-        if report.status == "refused":  # a failure came first
+        if report.status == "refused":  # a failure, or a newer checkpoint that is unaligned, came first
             rescale.phase = RescalePhase.CHECKPOINT
         elif report.status == "cancelled":
             self._cancel(rescale, report.reason)

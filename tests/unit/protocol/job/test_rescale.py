@@ -114,6 +114,15 @@ def test_what_is_not_divided_continues_as_it_was() -> None:
     assert history.at(60, SlotDeployed(G2, 0), CheckpointRescaled(TWO)) == [], "a late answer"
 
 
+def test_a_newer_checkpoint_that_cannot_be_divided_is_continued_from_and_the_request_stays() -> None:
+    history = dividing()
+    found = without_phases(history.at(50, RescalingFailed("checkpoint 1 is unaligned", again=True)))
+    assert found == [ReportRescale("refused", "checkpoint 1 is unaligned"), DeploySubtasks(G2, ONE, ASSIGNMENT)]
+    assert GROW.slots != (0, 1) and without_phases(history.at(60, SlotDeployed(G2, 0), SlotDeployed(G2, 1))) == [
+        StartSubtasks(G2)
+    ]
+
+
 def test_nobody_knows_which_subtasks_count() -> None:
     """Only the next run can find out, from what is in storage."""
     history = dividing()

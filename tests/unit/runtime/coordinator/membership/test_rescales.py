@@ -12,7 +12,7 @@ from flinkplus.config import Options
 from flinkplus.errors import CorruptCheckpoint, InsufficientSlots, MoveCancelled, MoveRefused
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState, ReportRescale
-from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.commands.moves import check_parallelism
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
@@ -130,7 +130,8 @@ def test_slots_that_are_joining_do_not_wait_for_those_that_end(world: World) -> 
 
 def test_the_deployment_that_follows_asks_for_slots_of_the_new_subtasks(world: World) -> None:
     """All that the machine of the job orders in one step is carried out in one: the change, and the deployment."""
-    job, found = world.job, []
+    job = world.job
+    found: list[SubtaskId] = []
 
     def orders() -> None:
         job.machines.change_subtasks(1, (0,))
