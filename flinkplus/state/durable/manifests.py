@@ -83,7 +83,7 @@ class Manifests:
 
     def _note(self, manifest: Manifest) -> None:
         with self._lock:
-            self._named[manifest.checkpoint] = frozenset(file.name for file in manifest.files)
+            self._named[manifest.checkpoint] = frozenset(file.stored for file in manifest.files)
 
     def checkpoints(self) -> list[int]:
         """The checkpoints that exist, ascending."""
@@ -127,7 +127,7 @@ class Manifests:
             known = self._named.get(checkpoint)
         if known is not None:
             return known
-        return frozenset(file.name for file in self.read(checkpoint).files)
+        return frozenset(file.stored for file in self.read(checkpoint).files)
 
     def all_named(self) -> frozenset[str]:
         """The state files that any checkpoint names.
