@@ -120,7 +120,7 @@ class Receiver:
         replica = member.replica
         inbound.serving = replica.serving(inbound.files, inbound.lacks)
         for file in replica.missing(inbound.needed):
-            shared = file.clip is not None  # durable storage has it since before the head began
+            shared = file.clip is not None and file not in inbound.serving  # durable storage has it
             elsewhere = shared or base_name(file.name) in inbound.lacks or replica.disk.has_left(file)
             (inbound.stored if elsewhere else inbound.missing).append(file)
         if inbound.missing:

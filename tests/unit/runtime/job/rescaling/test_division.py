@@ -24,8 +24,9 @@ from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.protocol.vocabulary.key_groups import groups_of, owner_of
+from flinkplus.protocol.vocabulary.ranges import without
 from flinkplus.runtime.job.rescaling.keyed import OldStates, StatePlace
-from flinkplus.state import backend
+from flinkplus.state import backend, store
 from flinkplus.state.backend import Prepared, SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.hashing import group_of
@@ -304,10 +305,16 @@ def own_files_too(self: SubtaskState, *arguments: Any) -> Any:
     return replace(pending, files=tuple(replace(f, clip=clips[0]) if clips else f for f in pending.files))
 
 
+SHARE = division._share
 WITHIN, DIVIDED, PERSIST = Clip.within, division.divided_files, SubtaskState.persist
 FAULTS: dict[str, tuple[Any, str, Any]] = {
     "clips are ignored by a restore": (backend, "counted_keys", counts_of_all),
     "clips are ignored by standbys": ("chain_backup.disk", "counted_keys", counts_of_all),
+    "what older files hold stays where a base stands for them": (
+        store,
+        "without",
+        lambda ranges, others: without(ranges, others) if ranges == EVERYTHING else (),
+    ),
     "a range is one too long": (Clip, "within", one_too_many),
     "a range is one too short": (Clip, "within", one_too_few),
     "deltas come before their base": ("flinkplus.runtime.job.rescaling.keyed", "divided_files", deltas_first),
@@ -325,7 +332,6 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
         lambda keys, groups, mine: SHARE(keys, groups, mine) + bool(keys),
     ),
 }
-SHARE = division._share
 
 
 @pytest.mark.parametrize("fault", FAULTS)
