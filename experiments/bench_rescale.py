@@ -102,6 +102,7 @@ def resume(spark: SparkSession, folder: Path, options: Namespace, parallelism: i
     for old in stamps.iterdir():
         old.unlink()
     env = drawn(spark, folder, options, parallelism)
+    load = os.getloadavg()[0]
     begun, begun_s = time.monotonic(), time.time()
     with env.execute("rescale", resume=True) as job:
         accepted = time.monotonic() - begun
@@ -114,7 +115,11 @@ def resume(spark: SparkSession, folder: Path, options: Namespace, parallelism: i
         wait_until(job, lambda: len(noted()) >= parallelism, time.monotonic() + PATIENCE_S)
         outputs = noted()
     times = {"accepted_s": accepted, "running_s": running, "first_output_s": min(outputs), "all_output_s": max(outputs)}
-    return {"parallelism": parallelism, **{name: round(value, 3) for name, value in times.items()}}
+    return {
+        "parallelism": parallelism,
+        "load_1min": round(load, 2),
+        **{name: round(value, 3) for name, value in times.items()},
+    }
 
 
 def divide(spark: SparkSession, folder: Path, options: Namespace, parallelism: int) -> dict[str, Any]:
@@ -149,7 +154,7 @@ def main() -> None:
         after=option(8, int),
         rounds=option(5, int, help="divisions of the checkpoint"),
     )
-    figures: dict[str, Any] = {"load_average": os.getloadavg()}
+    figures: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="flinkplus-bench-") as directory,
         one_session(None, max(options.before, options.after)) as spark,
@@ -158,13 +163,12 @@ def main() -> None:
         (folder / "stamps").mkdir()
         figures["state"] = fill(spark, folder, options)
         show(f"filled: {figures['state']}")
-        figures["same"] = resume(spark, folder, options, options.before)
-        show(f"resumed as before: {figures['same']}")
+        figures["runs"] = [resume(spark, folder, options, options.before)]
+        show(f"resumed as before: {figures['runs'][-1]}")
         figures["division"] = [divide(spark, folder, options, after) for after in sorted({options.after, 16})]
         show(f"division alone: {figures['division']}")
-        figures["other"] = resume(spark, folder, options, options.after)
-        show(f"resumed at the other: {figures['other']}")
-    figures["load_average_after"] = os.getloadavg()
+        figures["runs"].append(resume(spark, folder, options, options.after))
+        show(f"resumed at the other: {figures['runs'][-1]}")
     settings = {name: value for name, value in vars(options).items() if name != "json"}
     write_figures(options.json, {"interval_s": INTERVAL_S, "rate": RATE, **settings, **figures})
 

@@ -318,11 +318,11 @@ def _operators(handles: dict[str, SnapshotHandle]) -> tuple[StoredOperator, ...]
     keys: dict[tuple[str, str], int] = defaultdict(int)
     rows_in: dict[tuple[str, str], int] = defaultdict(int)
     rows_out: dict[tuple[str, str], int] = defaultdict(int)
-    size: dict[str, int] = defaultdict(int)
+    files: dict[str, dict[str, int]] = defaultdict(dict)
     for subtask, handle in handles.items():
         match = _SUBTASK.match(subtask)
         vertex = match["vertex"] if match else subtask
-        size[vertex] += handle.bytes_total
+        files[vertex].update({file.stored: file.bytes for file in handle.files})
         parts = handle.operator_state.operators
         for name, part in parts.items():
             rows_in[vertex, name] += part.rows_in
@@ -337,7 +337,7 @@ def _operators(handles: dict[str, SnapshotHandle]) -> tuple[StoredOperator, ...]
             name=name,
             vertex=vertex,
             keys=keys.get((vertex, name), 0),
-            bytes=_bytes_of(name, with_state[vertex], size[vertex]),
+            bytes=_bytes_of(name, with_state[vertex], sum(files[vertex].values())),
             rows_in=rows_in.get((vertex, name), 0),
             rows_out=rows_out.get((vertex, name), 0),
         )
