@@ -118,29 +118,42 @@ def _store_options(quiet: bool) -> Options:
 class SubtaskStore:
     """RocksDB in ``directory``, which is created and must not hold another store.
 
-    ``keys_read``: keys that were looked up so far.
+    ``quiet``: nothing is compacted until ``be_active``. ``lazy``: nothing is created before the first file is taken in,
+    for a state that most likely gets none; one thread only. ``keys_read``: keys that were looked up so far.
     """
 
-    def __init__(self, directory: Path, quiet: bool = False) -> None:
+    def __init__(self, directory: Path, quiet: bool = False, lazy: bool = False) -> None:
         self.directory = directory
         self._quiet = quiet
-        self._names = volatile.make_folder()
+        self._names: Path | None = None
+        self._rocks: Rdict | None = None
         self._taken = 0
         self._in_memory = 0
         self._covered: KeyRanges = ()  # the keys for which a file counts
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            self._db = self._open()
-        except Exception as error:  # rocksdict has no error type of its own for this
-            if self._names is not None:
-                shutil.rmtree(self._names, ignore_errors=True)
-            raise StateError(f"state store {directory} cannot be opened: {error}") from error
         self._ingest_options = IngestExternalFileOptions()
         self._ingest_options.set_move_files(True)
         self.empty = True
         self.keys_read = 0
+        if not lazy:
+            self._rocks = self._open()
+
+    @property
+    def _db(self) -> Rdict:
+        if self._rocks is None:
+            self._rocks = self._open()
+        return self._rocks
 
     def _open(self) -> Rdict:
+        self._names = volatile.make_folder()
+        try:
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            return self._opened()
+        except Exception as error:  # rocksdict has no error type of its own for this
+            if self._names is not None:
+                shutil.rmtree(self._names, ignore_errors=True)
+            raise StateError(f"state store {self.directory} cannot be opened: {error}") from error
+
+    def _opened(self) -> Rdict:
         options = _store_options(self._quiet)
         if self._names is None:
             return Rdict(str(self.directory), options)
@@ -207,9 +220,10 @@ class SubtaskStore:
     def _ingest(self, paths: Sequence[Path], swift: bool) -> None:
         if not paths:
             return
+        rocks = self._db  # opened before the files are taken
         sources = self._take(paths, self._names, swift)
         try:
-            self._db.ingest_external_file([str(path) for path in sources], self._ingest_options)
+            rocks.ingest_external_file([str(path) for path in sources], self._ingest_options)
         except Exception as error:
             raise self._failed(f"ingest {paths[0]}", error) from error
         finally:
@@ -317,8 +331,9 @@ class SubtaskStore:
 
     def close(self) -> None:
         """Close, if it is open; the directory stays. Iterators must be gone before."""
-        with contextlib.suppress(DbClosedError):
-            self._db.close()
+        if self._rocks is not None:
+            with contextlib.suppress(DbClosedError):
+                self._rocks.close()
 
     def destroy(self, beside: Aside | None = None) -> None:
         """Close and remove the directory, which takes long for a large state (250 MB: 0.1 s); ``beside`` runs that."""

@@ -137,3 +137,19 @@ def test_a_store_that_was_closed_says_so_when_ranges_are_deleted(store: SubtaskS
     store.close()
     with pytest.raises(StateError, match="was closed"):
         store._delete(((b"a", b"b"),))
+
+
+def test_a_lazy_store_creates_nothing_before_its_first_file(tmp_path: Path) -> None:
+    store = SubtaskStore(tmp_path / "lazy" / "db", lazy=True)
+    assert store.get_many([b"a"]) == [None] and list(store.items()) == []
+    store.check_format()
+    store.destroy()
+    assert not (tmp_path / "lazy").exists()
+    store = SubtaskStore(tmp_path / "lazy" / "db", lazy=True)
+    store.ingest([sst(tmp_path / "1.sst", [(b"a", b"1")])])
+    assert store.get_many([b"a"]) == [b"1"]
+    store.destroy()
+    (tmp_path / "file").write_bytes(b"")
+    blocked = SubtaskStore(tmp_path / "file" / "db", lazy=True)
+    with pytest.raises(StateError, match="cannot be opened"):
+        blocked.ingest([sst(tmp_path / "2.sst", [(b"a", b"1")])])

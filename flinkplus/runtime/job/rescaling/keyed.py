@@ -21,10 +21,11 @@ from flinkplus.protocol.snapshot.division import Estate, divided_files, divided_
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, SnapshotHandle
 from flinkplus.protocol.vocabulary.key_groups import groups_of
-from flinkplus.state.backend import SubtaskState, adopted_name
+from flinkplus.state.backend import Prepared, SubtaskState, adopted_name, folder_name
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.hashing import group_numbers, hash_keys
 from flinkplus.state.objects import PAGES
+from flinkplus.state.store import SubtaskStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,16 @@ class StatePlace:
     max_parallelism: int
 
     def state(self, folder: str, subtask: str) -> SubtaskState:
-        """An empty state."""
+        """An empty state, whose RocksDB is opened when it is needed."""
+        work = self.folder / folder
+        store = SubtaskStore(work / folder_name(subtask) / "db", lazy=True)
         return SubtaskState(
-            self.folder / folder, self.storage, subtask, self.generation, max_parallelism=self.max_parallelism
+            work,
+            self.storage,
+            subtask,
+            self.generation,
+            prepared=Prepared(store=store),
+            max_parallelism=self.max_parallelism,
         )
 
 
