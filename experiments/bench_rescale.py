@@ -1,10 +1,10 @@
 """What a resume at another parallelism costs, by the size of the keyed state, against one at the same parallelism.
 
-Run: ``python -m experiments.bench_rescale [--entries 4000000] [--before 2] [--after 8] [--json FILE]``. The job:
-numbers | count by key, all keys different, from a fast source that ends, then from a slow one. It is cancelled after a
-checkpoint of all keys, resumed at the same parallelism, cancelled, and resumed at the other one: the difference is what
-the other parallelism costs. Times are from the call of ``execute``; Spark's session is there already. The division of
-the checkpoint is also measured alone, in this process, as often as ``--rounds``.
+Run: ``python -m experiments.bench_rescale [--entries 4000000] [--key-bytes 8] [--before 2] [--after 8] [--json
+FILE]``. The job: keys | count by key, all keys different, from a fast source that ends, then from a slow one. It is
+cancelled after a checkpoint of all keys, resumed at the same parallelism, cancelled, and resumed at the other one: the
+difference is what the other parallelism costs. Times are from the call of ``execute``; Spark's session is there
+already. The division of the checkpoint is also measured alone, in this process, as often as ``--rounds``.
 """
 
 from __future__ import annotations
@@ -36,15 +36,21 @@ INTERVAL_S = 1.0
 RATE = 500.0
 """Rows per second of the slow source."""
 PATIENCE_S = 900.0
+MIX = 0x9E3779B97F4A7C15
 _stamped: set[int] = set()
 
 
-def numbers(first: int) -> Callable[[int, int], pa.RecordBatch]:
-    """A source of numbers without order, all different, beginning with the ``first``-th."""
+def keys(first: int, size: int) -> Callable[[int, int], pa.RecordBatch]:
+    """A source of keys of ``size`` bytes, a multiple of 8, without order, all different, from the ``first``-th on."""
+    factors = np.array([MIX * (2 * word + 1) & (1 << 64) - 1 for word in range(size // 8)], np.uint64)
 
     def made(start: int, count: int) -> pa.RecordBatch:
         at = np.arange(first + start, first + start + count, dtype=np.uint64)
-        return pa.record_batch({"k": pa.array((at * np.uint64(0x9E3779B97F4A7C15)).view(np.int64))})
+        mixed = at[:, None] * factors
+        mixed ^= mixed >> np.uint64(29)
+        offsets = np.arange(count + 1, dtype=np.int32) * size
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(mixed))]
+        return pa.record_batch({"k": pa.Array.from_buffers(pa.binary(), count, buffers)})
 
     return made
 
@@ -72,10 +78,11 @@ def drawn(spark: SparkSession, folder: Path, options: Namespace, parallelism: in
         checkpoint_dir=folder / "checkpoints",
         recovery="rollback",
     )
-    fill = env.generate(numbers(0), schema="k long", count=options.entries, batches=True, name="fill")
-    slow = env.generate(numbers(options.entries), schema="k long", rate=RATE, batches=True, name="slow")
+    size, entries = options.key_bytes, options.entries
+    fill = env.generate(keys(0, size), schema="k binary", count=entries, batches=True, name="fill")
+    slow = env.generate(keys(entries, size), schema="k binary", rate=RATE, batches=True, name="slow")
     counts = fill.union(slow).key_by("k").count(name="count")
-    counts.map_batches(stamping(folder / "stamps"), schema="k long, count long", name="stamp").discard(name="out")
+    counts.map_batches(stamping(folder / "stamps"), schema="k binary, count long", name="stamp").discard(name="out")
     return env
 
 
@@ -149,7 +156,8 @@ def divide(spark: SparkSession, folder: Path, options: Namespace, parallelism: i
 def main() -> None:
     options = script(
         "Measure what a resume at another parallelism costs.",
-        entries=option(4_000_000, int, help="keys (17 bytes each)"),
+        entries=option(4_000_000, int, help="keys"),
+        key_bytes=option(8, int, help="bytes of a key, a multiple of 8"),
         before=option(2, int),
         after=option(8, int),
         rounds=option(5, int, help="divisions of the checkpoint"),
