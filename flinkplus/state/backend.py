@@ -232,8 +232,6 @@ class SubtaskState:
                 state.counted = True
             elif restored is not None and not restored.counted:
                 self._restored[name] = replace(restored, keys=restored.keys - off, counted=True)
-        for state in self._states.values():
-            state.live_keys = max(0, state.live_keys)
 
     def _worth_a_base(self) -> bool:
         """All live keys are in memory and half of them are dirty: a whole base costs little more than a delta."""
@@ -273,7 +271,7 @@ class SubtaskState:
             checkpoint=pending.checkpoint,
             files=done.files,
             operator_state=OperatorState.from_json(json.loads(pending.operator_state)),
-            states=pending.states,
+            states={name: replace(part, keys=max(0, part.keys)) for name, part in pending.states.items()},
             bytes_new=done.bytes_new,
             bytes_total=sum(file.bytes for file in done.files),
             keys=pending.keys,

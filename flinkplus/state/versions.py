@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,8 @@ from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
 from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.memtable import FrozenPart, state_prefix
+from flinkplus.state.keycount import KeyCount
+from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
 from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
 from flinkplus.state.store import SubtaskStore
@@ -44,8 +44,6 @@ FIRST_LEAD = 16
 BASE_CHUNK_BYTES = 256 << 10
 """Maximum bytes of values read from RocksDB at a time, as ``WRITE_CHUNK_ENTRIES``: the interpreter lock is held."""
 FIRST_CHUNK_ENTRIES = 256
-BEHIND_GROUPS = b"\xff"
-"""Behind a state's prefix, more than any key group."""
 MOST_FAILURES = 2
 """To write the oldest version that is queued; one failure alone does not decline other snapshots."""
 LOCAL_HANDLES = 2
@@ -112,26 +110,6 @@ class Persisted:
     files: tuple[StateFile, ...]
     bytes_new: int
     async_ms: float
-
-
-class KeyCount:
-    """Counts the keys of the states whose numbers are ``believed`` and not counted."""
-
-    def __init__(self, believed: Mapping[str, KeyedPart]) -> None:
-        self._believed = {name: part.keys for name, part in believed.items() if not part.counted}
-        self._found = {state_prefix(name): 0 for name in self._believed}
-
-    def counted(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The same chunks."""
-        for chunk in chunks:
-            keys = chunk[0]
-            for prefix in self._found:
-                self._found[prefix] += bisect_left(keys, prefix + BEHIND_GROUPS) - bisect_left(keys, prefix)
-            yield chunk
-
-    def miscounts(self) -> dict[str, int]:
-        """By how many keys each number is too high."""
-        return {name: keys - self._found[state_prefix(name)] for name, keys in self._believed.items()}
 
 
 class StateVersions:

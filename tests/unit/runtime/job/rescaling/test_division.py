@@ -354,3 +354,35 @@ def test_a_deliberate_fault_is_found(
             continue
         return  # an error of the program: it has been noticed
     pytest.fail("the fault was not noticed")
+
+
+def test_an_estimate_that_is_too_low_is_put_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also below nothing, and where a base counts a version while more keys go."""
+    monkeypatch.setattr(division, "_share", lambda keys, groups, mine: 1)
+    world = World(tmp_path, random.Random(1), 1)
+    for number in range(KEYS):
+        world.add(world.states[0], key_of(number))
+    world.snapshot()
+    world.rescale(2)
+
+    def remove(first: int, end: int) -> None:
+        for key in map(key_of, range(first, end)):
+            numbers = world.states[world.owner(key)].number_state(NUMBERS)
+            numbers.remove(numbers.indices([key]))
+            del world.live[NUMBERS][key]
+
+    remove(0, 20)
+    world.snapshot()
+    assert all(handle.states[NUMBERS].keys == 0 for handle in world.handles)
+    assert all(state.state_keys() >= 0 for state in world.states)
+    remove(20, 40)
+    frozen = [state.freeze(world.checkpoint + 1, FIRST) for state in world.states]
+    assert all(state.rebase() for state in world.states)
+    for state, pending in zip(world.states, frozen, strict=True):
+        state.persist(pending)
+    world.checkpoint += 1
+    remove(40, 43)
+    world.snapshot()
+    assert all(part.counted for handle in world.handles for part in handle.states.values())
+    world.check_counts()
+    world.close()
