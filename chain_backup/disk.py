@@ -22,6 +22,7 @@ from flinkplus.state.backend import folder_name
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.file_system import SteadyFile, file_chunks, link_or_copy, sync_path
 from flinkplus.state.left import FILE_NAME, FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER, newest_checkpoint, paced
+from flinkplus.state.memtable import counted_keys
 from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.store import SubtaskStore
 
@@ -176,7 +177,7 @@ class SlotDisk:
     def download(self, file: StateFile) -> None:
         path = self._files / f"{base_name(file.name)}.{threading.get_ident()}.downloading"
         try:
-            self._storage.download(file.name, path)
+            self._storage.download(file, path)
             file.check(file_chunks(path), file.name)
             if file.bytes > SMALL_BYTES:  # or taking it in would wait for the disk, and a promotion for that
                 sync_path(path)
@@ -215,7 +216,7 @@ class SlotDisk:
 
     def ingest(self, store: SubtaskStore, files: Sequence[StateFile], swift: bool) -> None:
         paths = [self._files / base_name(file.name) for file in files]
-        store.ingest_copies(paths, swift)
+        store.ingest_copies(paths, swift, [counted_keys(file.clip) for file in files])
 
     def give_own(self, names: Mapping[str, bool], generation: int) -> None:
         folder = self._folder / FILES_FOLDER

@@ -5,6 +5,7 @@ Rules:
 - retries are bounded: a file that keeps failing is taken from durable storage, a bad version is skipped;
 - a file that a dead process of this slot has left here is checked ``beside`` everything else, and then held; when it is
   torn or altered, the predecessor is asked for it. The same holds for what a base replaces, when the base is not here;
+- a file that is shared after another parallelism is fetched from durable storage too: the head need not send it;
 - a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
   what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
@@ -119,7 +120,8 @@ class Receiver:
         replica = member.replica
         inbound.serving = replica.serving(inbound.files, inbound.lacks)
         for file in replica.missing(inbound.needed):
-            elsewhere = base_name(file.name) in inbound.lacks or replica.disk.has_left(file)
+            shared = file.clip is not None and file not in inbound.serving  # durable storage has it
+            elsewhere = shared or base_name(file.name) in inbound.lacks or replica.disk.has_left(file)
             (inbound.stored if elsewhere else inbound.missing).append(file)
         if inbound.missing:
             self._ask(member, inbound)

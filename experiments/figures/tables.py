@@ -235,6 +235,27 @@ def snapshots(content: Content) -> Rows:
     return found
 
 
+def rescale(*contents: Content) -> Rows:
+    """A resume at the same and at another parallelism, and the division alone."""
+    found: Rows = [("state, MB", "keys", "parallelism", "division alone, ms", "running, s", "first output, s", "n")]
+    for content in contents:
+        alone = {row["after"]: row["median_ms"] for row in content["division"]}
+        for run in content["runs"]:
+            after = run["parallelism"]
+            found.append(
+                (
+                    number(content["state"]["state_mb"], 0),
+                    number(content["state"]["state_keys"], 0),
+                    str(after) if after == content["before"] else f"{content['before']} to {after}",
+                    "-" if after == content["before"] else number(alone[after], 0),
+                    number(run["running_s"], 2),
+                    number(run["first_output_s"], 2),
+                    "1",
+                )
+            )
+    return found
+
+
 MAKERS: dict[str, Callable[..., Rows]] = {
     maker.__name__.replace("_", "-"): maker
     for maker in (
@@ -250,6 +271,7 @@ MAKERS: dict[str, Callable[..., Rows]] = {
         scaling,
         usage,
         snapshots,
+        rescale,
     )
 }
 

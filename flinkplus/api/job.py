@@ -150,7 +150,8 @@ class JobHandle:
 
         State, checkpoints and sources:
 
-        - ``state_keys``, ``state_bytes``: keys of all states; bytes of the files of their newest versions.
+        - ``state_keys``, ``state_bytes``: keys of all states; bytes of the files of their newest versions. At another
+          parallelism, until each subtask has written a base: an estimate; shared files count for each.
         - ``state_reads``: keys that were looked up in RocksDB, because memory did not have them, since the subtasks
           last started.
         - ``copied_bytes``: bytes of state files at the standbys: ``received`` from other slots, read ``from_storage``,

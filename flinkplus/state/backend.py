@@ -33,16 +33,15 @@ from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.file_system import file_chunks, link_or_copy
 from flinkplus.state.hashing import GROUP_BYTES
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
-from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, state_prefix
+from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, counted_keys, state_prefix
 from flinkplus.state.objects import OBJECTS, PAGES, ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
-from flinkplus.state.sst_format import Chunk, describe, write_sst
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
 MAX_FOLDER_CHARACTERS = 120
 FIRST_ADOPTED = 1_000_000
-"""Number in the names of files that another subtask has written: its own begin at 1."""
+"""Number in the names of files that other subtasks have written: its own begin at 1."""
 
 State = NumberState | ObjectState
 
@@ -54,6 +53,11 @@ def folder_name(subtask: str) -> str:
         return name
     digest = hashlib.blake2b(subtask.encode(), digest_size=8).hexdigest()
     return f"{name.lstrip('.')[: MAX_FOLDER_CHARACTERS - 17]}-{digest}"
+
+
+def adopted_name(subtask: str, generation: int, checkpoint: int, number: int) -> str:
+    """What ``subtask`` calls the ``number``-th file of others, from 0, of its state at ``checkpoint``."""
+    return f"{folder_name(subtask)}/{generation}-{checkpoint}-{FIRST_ADOPTED + number}.sst"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,19 +170,20 @@ class SubtaskState:
         """Begin with what was restored under this name, if anything was."""
         restored = self._restored.get(name)
         if restored is not None:
-            if replace(restored, keys=state.live_keys) != _part_of(state):
+            part = _part_of(state)
+            if (restored.kind, restored.dtype) != (part.kind, part.dtype):
                 raise ConfigurationError(
                     f"{self.subtask} asks for state {name!r} as {_describe(state)}, but the checkpoint holds it as "
                     f"{printable(restored.kind)} {printable(restored.dtype or '')}; give the changed state a new name"
                 )
-            state.rebind(self._store, restored.keys)
+            state.rebind(self._store, restored.keys, restored.counted)
             del self._restored[name]
         self._states[name] = state
 
     def state_keys(self) -> int:
-        """Keys of all states."""
+        """Keys of all states; after another parallelism an estimate, until they were counted for a base."""
         live = sum(state.live_keys for state in list(self._states.values()))
-        return live + sum(restored.keys for restored in list(self._restored.values()))
+        return max(0, live + sum(restored.keys for restored in list(self._restored.values())))
 
     def state_bytes(self) -> int:
         """Bytes of the files of the newest version (changes since then are in memory only)."""
@@ -196,6 +201,7 @@ class SubtaskState:
         encoded = json.dumps(operator_state.to_json())
         self._held = None
         self._thaw_failed()
+        self._take_counts()
         self._last_checkpoint = max(self._last_checkpoint, checkpoint)
         full = self._worth_a_base()
         pending = PendingSnapshot(
@@ -203,7 +209,7 @@ class SubtaskState:
             self._freeze_states(full),
             full=full,
             keys=self.state_keys(),
-            states={**self._restored, **{name: _part_of(state) for name, state in self._states.items()}},
+            states=self._parts(),
             operator_state=encoded,
         )
         self._versions.enqueue(pending)
@@ -213,6 +219,19 @@ class SubtaskState:
     def _freeze_states(self, full: bool = False) -> list[FrozenPart]:
         parts = (state.freeze(full) for state in self._states.values())
         return [part for part in parts if part is not None]
+
+    def _parts(self) -> dict[str, KeyedPart]:
+        return {**self._restored, **{name: _part_of(state) for name, state in self._states.items()}}
+
+    def _take_counts(self) -> None:
+        """Correct estimated numbers of keys by what a base has counted."""
+        for name, off in self._versions.take_miscounts().items():
+            state, restored = self._states.get(name), self._restored.get(name)
+            if state is not None and not state.counted:
+                state.live_keys -= off
+                state.counted = True
+            elif restored is not None and not restored.counted:
+                self._restored[name] = replace(restored, keys=restored.keys - off, counted=True)
 
     def _worth_a_base(self) -> bool:
         """All live keys are in memory and half of them are dirty: a whole base costs little more than a delta."""
@@ -238,7 +257,7 @@ class SubtaskState:
             return False
         self._held = None
         self._thaw_failed()
-        pending = PendingSnapshot(self._last_checkpoint + 1, self._freeze_states(), spill=True)
+        pending = PendingSnapshot(self._last_checkpoint + 1, self._freeze_states(), spill=True, states=self._parts())
         self._versions.enqueue(pending)
         self._versions.write_through(pending)
         return True
@@ -252,7 +271,7 @@ class SubtaskState:
             checkpoint=pending.checkpoint,
             files=done.files,
             operator_state=OperatorState.from_json(json.loads(pending.operator_state)),
-            states=pending.states,
+            states={name: replace(part, keys=max(0, part.keys)) for name, part in pending.states.items()},
             bytes_new=done.bytes_new,
             bytes_total=sum(file.bytes for file in done.files),
             keys=pending.keys,
@@ -281,31 +300,6 @@ class SubtaskState:
         first, end = (prefix + bound.to_bytes(GROUP_BYTES, "big") for bound in (groups.start, groups.stop))
         return self._store.items_between(first, end)
 
-    def write_base(self, checkpoint: int, chunks: Iterator[Chunk]) -> StateFile | None:
-        """A base of ``chunks``, in the work directory and in storage, for ``restore``; ``None`` without entries.
-
-        Raises ``StateError`` when disk or storage fails.
-        """
-        name = f"{self._folder.name}/{self.generation}-{checkpoint}-0.sst"  # versions count from 1
-        path = self._versions.local(name)
-        entries = write_sst(chunks, path)
-        if not entries:
-            remove_file(path)
-            return None
-        self._storage.upload(path, name)
-        return describe(path, name, "base", entries)
-
-    def local_copy(self, file: StateFile) -> Path:
-        """A file of the restored version, in the work directory, verified."""
-        return self._local_copy(file)
-
-    def adopt_file(self, checkpoint: int, number: int, path: Path, file: StateFile) -> StateFile:
-        """Another subtask's file as the ``number``-th of a version of this one, also in storage."""
-        name = f"{self._folder.name}/{self.generation}-{checkpoint}-{FIRST_ADOPTED + number}.sst"
-        link_or_copy(path, self._versions.local(name))
-        self._storage.upload(path, name)
-        return replace(file, name=name, kind="delta" if number else "base", replaces=())
-
     # -- restoring ------------------------------------------------------------------------------------------------
 
     def restore(self, handle: SnapshotHandle) -> None:
@@ -318,6 +312,7 @@ class SubtaskState:
         self._held = None
         self._last_checkpoint = handle.checkpoint
         self._restored = dict(handle.states)
+        self._versions.believe(handle.states)
         states, self._states = self._states, {}
         for name, state in states.items():
             state.rebind(self._store, 0)
@@ -330,7 +325,7 @@ class SubtaskState:
         self._versions.close()
         self._store.destroy()
         self._store = self._open_store()
-        self._store.ingest_copies(paths)
+        self._store.ingest_copies(paths, counted=[counted_keys(file.clip) for file in files])
         self._store.check_format()
         self._versions = self._open_versions(files)
         remove_folder(self._folder / LEFT_FOLDER)  # what this version has not used, no later one will
@@ -353,7 +348,7 @@ class SubtaskState:
                 return path
         fetched = path.with_suffix(".fetch")
         try:
-            self._storage.download(file.name, fetched)
+            self._storage.download(file, fetched)
             file.check(file_chunks(fetched), file.name)
             fetched.replace(path)
         finally:
@@ -375,5 +370,8 @@ def _describe(state: State) -> str:
 
 def _part_of(state: State) -> KeyedPart:
     return KeyedPart(
-        kind=state.kind, keys=state.live_keys, dtype=state.dtype if isinstance(state, NumberState) else None
+        kind=state.kind,
+        keys=state.live_keys,
+        dtype=state.dtype if isinstance(state, NumberState) else None,
+        counted=state.counted,
     )

@@ -146,6 +146,24 @@ class LocalDirectory:
         with self._folder.open(name) as source, local.open("wb") as target:
             shutil.copyfileobj(source, target, COPY_CHUNK_BYTES)
 
+    def link(self, name: str, local: Path) -> bool:
+        """Give a file the further name ``local``, if it is on the same disk and no other user can change it: whether
+        that was done."""
+        local.unlink(missing_ok=True)
+        try:
+            with self._folder.at(name) as (folder, last):
+                os.link(last, local, src_dir_fd=folder, follow_symlinks=False)
+                found = local.lstat()
+        except FileNotFoundError:
+            raise
+        except OSError:  # another disk, or a file system without hard links
+            return False
+        writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not writable:
+            return True
+        local.unlink()
+        return False
+
     def size(self, name: str) -> int:
         return self._folder.found(name).st_size
 
@@ -232,6 +250,10 @@ class ArrowDirectory:
         with local.open("wb") as target:
             for chunk in self.chunks(name):
                 target.write(chunk)
+
+    def link(self, name: str, local: Path) -> bool:
+        """As ``LocalDirectory.link``."""
+        return False
 
     def size(self, name: str) -> int:
         info = self._fs.get_file_info(self._path(name))

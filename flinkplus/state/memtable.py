@@ -9,7 +9,8 @@ Rules:
   newest value.
 
 Invariants: ``NumberState`` counts a key from its first look-up on (its value is then 0 and dirty) until it is removed;
-``live_keys`` is the number of keys that exist, in memory or only in RocksDB. The row of a removed key stays, marked,
+``live_keys`` is the number of keys that exist, in memory or only in RocksDB; it is an estimate, and may be any number,
+until it is ``counted``. The row of a removed key stays, marked,
 until RocksDB has the removal and the row is evicted, or the key is looked up again.
 """
 
@@ -25,12 +26,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError, CorruptState
+from flinkplus.protocol.snapshot.clips import Clip
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 from flinkplus.state.hashing import GROUP_BYTES, group_of, in_groups
 from flinkplus.state.keytable import FREE, Hashes, KeyTable, Rows
 from flinkplus.state.numberindex import NumberIndex
 from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, give_way
-from flinkplus.state.store import SubtaskStore
+from flinkplus.state.store import EVERYTHING, KeyRanges, SubtaskStore
 
 Dtype = Literal["int64", "float64"]
 Numbers = npt.NDArray[Any]
@@ -51,6 +53,17 @@ def state_prefix(name: str) -> bytes:
     if not 0 < len(encoded) < 256:
         raise ConfigurationError(f"a state's name must have 1 to 255 bytes in UTF-8, not {len(encoded)}: {name!r}")
     return bytes([len(encoded)]) + encoded
+
+
+def counted_keys(clip: Clip | None) -> KeyRanges:
+    """The keys of a state file that count, as the store has them."""
+    if clip is None:
+        return EVERYTHING
+    return tuple(
+        (prefix + first.to_bytes(GROUP_BYTES, "big"), prefix + end.to_bytes(GROUP_BYTES, "big"))
+        for prefix in sorted(map(state_prefix, clip.states))
+        for first, end in clip.groups
+    )
 
 
 class FrozenPart(Protocol):
@@ -197,10 +210,12 @@ class NumberState:
         self._released = 0
         self.rebind(store, 0)
 
-    def rebind(self, store: SubtaskStore, live_keys: int) -> None:
-        """Forget everything in memory and read from ``store``, which has ``live_keys`` keys of this state."""
+    def rebind(self, store: SubtaskStore, live_keys: int, counted: bool = True) -> None:
+        """Forget everything in memory and read from ``store``, which has ``live_keys`` keys of this state, or, if not
+        ``counted``, about so many."""
         self._store = store
         self.live_keys = live_keys
+        self.counted = counted
         self._table = KeyTable()
         self._index = NumberIndex(self._table.numbering)
         self._values: Numbers = np.zeros(self._table.capacity, self.dtype)
@@ -378,7 +393,7 @@ class NumberState:
     @property
     def _knows_all(self) -> bool:
         """Memory holds every key there is."""
-        return len(self._table) - self._removed_rows == self.live_keys
+        return self.counted and len(self._table) - self._removed_rows == self.live_keys
 
     @property
     def covers_all(self) -> bool:

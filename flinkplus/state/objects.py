@@ -119,10 +119,11 @@ class ObjectState:
         self._parts = 0
         self.rebind(store, 0)
 
-    def rebind(self, store: SubtaskStore, live_keys: int) -> None:
-        """Forget everything in memory and read from ``store``, which has ``live_keys`` keys of this state."""
+    def rebind(self, store: SubtaskStore, live_keys: int, counted: bool = True) -> None:
+        """As ``NumberState.rebind``."""
         self._store = store
         self.live_keys = live_keys
+        self.counted = counted
         self._dirty: dict[bytes, object] = {}
         self._dirty_has_absent = False
         self._frozen: list[ObjectPart] = []
@@ -209,7 +210,7 @@ class ObjectState:
     @property
     def covers_all(self) -> bool:
         """The dirty entries are every key there is."""
-        return not self._dirty_has_absent and len(self._dirty) == self.live_keys
+        return self.counted and not self._dirty_has_absent and len(self._dirty) == self.live_keys
 
     def freeze(self, full: bool = False) -> ObjectPart | None:
         """A part of all dirty entries, clean from now on; None without any. ``full``: only if ``covers_all``."""

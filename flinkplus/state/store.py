@@ -7,6 +7,8 @@ Rules:
   themselves are in the directory, and the names link to them;
 - ``FORMAT_KEY`` is the store's own and sorts before every other key; readers never see it;
 - a store can be opened *quiet*: nothing is compacted until ``be_active``, so a standby uses no processor time;
+- files of which a part counts are taken in whole, and what does not count is deleted by ranges of keys, which takes a
+  millisecond whatever their size. So a store holds what counts, and a new base of it is free of everything else;
 - an iterator sees the store as it was when the iterator was made (a RocksDB iterator pins its version), also while
   files are ingested. (``rocksdict``'s ``Snapshot`` is not used: its iterators were seen not to honour the snapshot.)
 - rocksdict keeps the interpreter lock while a store is opened, takes in files, or is read. So no call of RocksDB here
@@ -39,17 +41,23 @@ from rocksdict import (
 )
 
 from flinkplus.errors import CorruptState, StateError
+from flinkplus.protocol.vocabulary.ranges import joined, without
 from flinkplus.state import volatile
 from flinkplus.state.file_system import link_or_copy, sync_path
 from flinkplus.state.removal import remove_file, remove_folder
 
 Aside: TypeAlias = Callable[[Callable[[], None]], object]
 """Takes work that no thread waits for."""
+KeyRanges: TypeAlias = tuple[tuple[bytes, bytes], ...]
+"""Ranges of keys, see ``protocol.vocabulary.ranges``."""
 
 STATE_FORMAT = 2
 """2: the state of keys is sorted by key group."""
 FORMAT_KEY = b"\x00"
 FIRST_KEY = b"\x01"
+END_KEY = b"\xff\xff"
+"""Behind every key: a key begins with the length of a name and the name in UTF-8, which has no such byte."""
+EVERYTHING: KeyRanges = ((FIRST_KEY, END_KEY),)
 FORMAT_VALUE = json.dumps({"format": STATE_FORMAT}).encode()
 BLOCK_CACHE_BYTES = 8 << 20
 BLOOM_BITS_PER_KEY = 10
@@ -110,28 +118,42 @@ def _store_options(quiet: bool) -> Options:
 class SubtaskStore:
     """RocksDB in ``directory``, which is created and must not hold another store.
 
-    ``keys_read``: keys that were looked up so far.
+    ``quiet``: nothing is compacted until ``be_active``. ``lazy``: nothing is created before the first file is taken in,
+    for a state that most likely gets none; one thread only. ``keys_read``: keys that were looked up so far.
     """
 
-    def __init__(self, directory: Path, quiet: bool = False) -> None:
+    def __init__(self, directory: Path, quiet: bool = False, lazy: bool = False) -> None:
         self.directory = directory
         self._quiet = quiet
-        self._names = volatile.make_folder()
+        self._names: Path | None = None
+        self._rocks: Rdict | None = None
         self._taken = 0
         self._in_memory = 0
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            self._db = self._open()
-        except Exception as error:  # rocksdict has no error type of its own for this
-            if self._names is not None:
-                shutil.rmtree(self._names, ignore_errors=True)
-            raise StateError(f"state store {directory} cannot be opened: {error}") from error
+        self._covered: KeyRanges = ()  # the keys for which a file counts
         self._ingest_options = IngestExternalFileOptions()
         self._ingest_options.set_move_files(True)
         self.empty = True
         self.keys_read = 0
+        if not lazy:
+            self._rocks = self._open()
+
+    @property
+    def _db(self) -> Rdict:
+        if self._rocks is None:
+            self._rocks = self._open()
+        return self._rocks
 
     def _open(self) -> Rdict:
+        self._names = volatile.make_folder()
+        try:
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            return self._opened()
+        except Exception as error:  # rocksdict has no error type of its own for this
+            if self._names is not None:
+                shutil.rmtree(self._names, ignore_errors=True)
+            raise StateError(f"state store {self.directory} cannot be opened: {error}") from error
+
+    def _opened(self) -> Rdict:
         options = _store_options(self._quiet)
         if self._names is None:
             return Rdict(str(self.directory), options)
@@ -158,18 +180,50 @@ class SubtaskStore:
             return StateError(f"state store {self.directory} was closed")
         return StateError(f"state store {self.directory} cannot {what}: {error}")
 
-    def ingest(self, paths: Sequence[Path], swift: bool = False) -> None:
-        """Take in sorted files, later ones over earlier ones, all or none (1-2 ms). The files are moved away.
+    def ingest(self, paths: Sequence[Path], swift: bool = False, counted: Sequence[KeyRanges] = ()) -> None:
+        """Take in sorted files, later ones over earlier ones (1-2 ms). The files are moved away.
+
+        ``counted``: the keys of each file that count; by default all. What a file has of other keys may neither be in
+        earlier files that count for them (``protocol.snapshot.division``) nor stay here. All files are taken in, or
+        none, or, where not all of them counts, some: the store is of no use after such an error.
 
         Small files go to shared memory, if there is room, and stay there until they are compacted, so that no thread
         waits for a busy disk: at most ``SWIFT_BYTES`` of a store, and ``volatile.MAX_BYTES`` of a process; half of that
         if not ``swift``.
         """
+        first = 0
+        stray = False
+        for at, ranges in enumerate(counted):
+            fresh = without(ranges, self._covered)
+            if stray and fresh:
+                self._ingest(paths[first:at], swift)
+                self._delete(fresh)
+                first = at
+            stray = stray or ranges != EVERYTHING
+            self._covered = joined((*self._covered, *ranges))
+        self._ingest(paths[first:], swift)
+        if stray:
+            self._delete(without(EVERYTHING, self._covered))
+        if not counted:
+            self._covered = EVERYTHING
+
+    def _delete(self, ranges: KeyRanges) -> None:
+        """Delete all keys in ``ranges``, now and not in the middle of a later ingest."""
+        try:
+            for first, end in ranges:
+                self._db.delete_range(cast(Any, first), cast(Any, end))
+            if ranges:
+                self._db.flush()
+        except Exception as error:
+            raise self._failed("delete what does not count", error) from error
+
+    def _ingest(self, paths: Sequence[Path], swift: bool) -> None:
         if not paths:
             return
+        rocks = self._db  # opened before the files are taken
         sources = self._take(paths, self._names, swift)
         try:
-            self._db.ingest_external_file([str(path) for path in sources], self._ingest_options)
+            rocks.ingest_external_file([str(path) for path in sources], self._ingest_options)
         except Exception as error:
             raise self._failed(f"ingest {paths[0]}", error) from error
         finally:
@@ -177,13 +231,13 @@ class SubtaskStore:
                 self._tidy(self._names, sources)
         self.empty = False
 
-    def ingest_copies(self, paths: Sequence[Path], swift: bool = False) -> None:
+    def ingest_copies(self, paths: Sequence[Path], swift: bool = False, counted: Sequence[KeyRanges] = ()) -> None:
         """As ``ingest``; the files stay."""
         links = [path.with_suffix(".ingest") for path in paths]
         try:
             for path, link in zip(paths, links, strict=True):
                 link_or_copy(path, link)
-            self.ingest(links, swift)
+            self.ingest(links, swift, counted)
         finally:
             for link in links:
                 link.unlink(missing_ok=True)
@@ -277,8 +331,9 @@ class SubtaskStore:
 
     def close(self) -> None:
         """Close, if it is open; the directory stays. Iterators must be gone before."""
-        with contextlib.suppress(DbClosedError):
-            self._db.close()
+        if self._rocks is not None:
+            with contextlib.suppress(DbClosedError):
+                self._rocks.close()
 
     def destroy(self, beside: Aside | None = None) -> None:
         """Close and remove the directory, which takes long for a large state (250 MB: 0.1 s); ``beside`` runs that."""

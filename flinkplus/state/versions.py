@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
 from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.keycount import KeyCount
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
 from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, describe, write_sst
@@ -52,7 +53,7 @@ LOCAL_HANDLES = 2
 @dataclass(frozen=True, slots=True)
 class BasePolicy:
     """When a new base, for which every standby opens a new RocksDB, is due: deltas outweigh the base ``ratio`` times
-    (and ``min_bytes``), or are too many.
+    (and ``min_bytes``), or are too many. So it is for files that count in part: they are shared, and hold more.
 
     A delta that would hold most keys is written as a base once the deltas have half the size of the base and at least
     ``full_bytes``, or are ``full_deltas`` files.
@@ -66,6 +67,8 @@ class BasePolicy:
 
     def due(self, files: Sequence[StateFile]) -> bool:
         base, deltas, count = _sizes(files)
+        if any(file.clip is not None for file in files):
+            return True
         return count > self.max_deltas or deltas > max(self.min_bytes, self.ratio * base)
 
     def full_due(self, files: Sequence[StateFile]) -> bool:
@@ -150,6 +153,8 @@ class StateVersions:
         self._newest = 0
         self._handed_out = 0
         self._lead = FIRST_LEAD
+        self._believed: Mapping[str, KeyedPart] = {}
+        self._miscounts: dict[str, int] = {}
 
     def close(self) -> None:
         """Stop: a persist under way fails soon with ``StateError``, and from now on nothing here uses the store."""
@@ -170,6 +175,17 @@ class StateVersions:
             self._queue.append(pending)
             if not pending.spill:
                 self._unfinished.append(pending)
+
+    def believe(self, states: Mapping[str, KeyedPart]) -> None:
+        """The numbers of keys of what the store holds, counted or not."""
+        with self._lock:
+            self._believed = states
+
+    def take_miscounts(self) -> dict[str, int]:
+        """By how many keys the numbers that were not counted are too high, by state, once it is known."""
+        with self._lock:
+            found, self._miscounts = self._miscounts, {}
+        return found
 
     def take_failed(self) -> list[PendingSnapshot]:
         """Versions to thaw: the whole queue, when all in it failed or writing it fails repeatedly; otherwise none."""
@@ -266,6 +282,7 @@ class StateVersions:
                 self._files = (file,) if file.kind == "base" else (*self._files, file)
                 self._local_names.add(file.name)
             pending.files = self._files
+            self._believed = pending.states
             pending.parts = []
             pending.written = True
 
@@ -329,12 +346,15 @@ class StateVersions:
         with self._base_lock:
             with self._write_lock:
                 self._check_open()
-                replaced = self._files
+                replaced, believed = self._files, self._believed
                 entries = self._store.items()
+            count = KeyCount(believed)
             try:
-                name, written = self._write_file(self._base_chunks(entries), number)
+                name, written = self._write_file(count.counted(self._base_chunks(entries)), number)
             finally:
                 del entries
+            with self._lock:
+                self._miscounts = count.miscounts()
         try:  # from here on, ``close`` need not wait
             file = self._describe(name, written, "base", replaced)
             self._check_open()

@@ -45,7 +45,7 @@ from flinkplus.protocol.determinants.determinants import (
     pack,
     unpack,
 )
-from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
+from flinkplus.protocol.snapshot.handle import HANDLE_FORMAT, START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
@@ -302,10 +302,15 @@ _FILE = {
     "name": "count-1/1-2-3.sst", "kind": "base", "entries": 3, "bytes": 400, "checksum": "ab" * 20,
     "replaces": [["count-1/1-1-1.sst", 9, "cd"]],
 }  # fmt: skip
+_CLIP = {"groups": [[0, 3], [5, 64]], "states": ["count", "count#zero"]}
+_SHARED = {
+    **_FILE, "kind": "delta", "stored_as": "count-0/1-1-1.sst", "clip": _CLIP,
+    "replaces": [["count-1/1-1-1.sst", 9, "cd", {"stored_as": "count-0/1-1-1.sst", "clip": _CLIP}]],
+}  # fmt: skip
 _STAGED = {"name": "part-c00000003-s1-g1-0.parquet", "rows": 3, "bytes": 90, "checkpoint": 3}
 _SAVED = {"operators": {"out": {"rows_in": 3, "rows_out": 3, "own": {}, "staged": [_STAGED]}}}
 _HANDLE = SnapshotHandle.from_json({
-    "format": 1, "subtask": "count[1]", "generation": 2, "checkpoint": 3, "files": [_FILE, {**_FILE, "kind": "delta"}],
+    "format": HANDLE_FORMAT, "subtask": "count[1]", "generation": 2, "checkpoint": 3, "files": [_FILE, _SHARED],
     "operator_state": _SAVED, "states": {"count": {"kind": "number", "keys": 3, "dtype": "int64"}}, "bytes_new": 400,
 })  # fmt: skip
 _NAMED: dict[str, Any] = {

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import CheckpointDirectoryError, ConfigurationError, JobHandle, StreamEnvironment
 from flinkplus.api.stream import Stream
+from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.state.durable.blobs import Blobs
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -199,3 +200,41 @@ def test_what_is_refused_and_a_driver_that_dies_half_way(
         assert job.state == "finished" and job.metrics()["committed_rows"] == metrics["committed_rows"]
         assert job.metrics()["operators"] == metrics["operators"]
     assert_exact(tmp_path / "out", expected_counts(corpus))
+
+
+def test_shared_files_serve_a_standby_and_go_in_the_end(spark: SparkSession, tmp_path: Path, corpus: Path) -> None:
+    """From 1 to 3, where all share the files of the one, with a kill; bases follow, and no shared file stays."""
+
+    def run(rate: float, **options: Any) -> JobHandle:
+        env = StreamEnvironment(spark, checkpoint_interval=0.1, checkpoint_dir=tmp_path / "checkpoints", **options)
+        words = env.read_text(corpus, name="lines").tokenize(name="words").throttle(rate)
+        words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
+        return env.execute("words", resume="auto")
+
+    def stored() -> CheckpointStorage:
+        return CheckpointStorage(str(tmp_path / "checkpoints"), trust=True)
+
+    def newest() -> Manifest:
+        manifests = stored().manifests
+        return manifests.read(manifests.checkpoints()[-1])
+
+    with run(20_000.0, parallelism=1) as job:
+        wait_for_checkpoint(job, 2)
+    shared = {file.stored for file in newest().files}
+    with run(5_000.0, parallelism=3) as job:
+        divided = stored().manifests.read(job.restored_from or 0)
+        files = [file for name, handle in divided.subtasks.items() if "count" in name for file in handle.files]
+        assert {file.stored for file in files} == shared and all(file.clip is not None for file in files)
+        assert job.kill("count:1")
+        wait_until(lambda: bool(job.recoveries()), "a recovery")
+        wait_until(lambda: not shared & set(stored().state_files.listed()), "the removal of the shared files")
+    last = newest()
+    assert all(part.counted for handle in last.subtasks.values() for part in handle.states.values())
+    assert not any(file.clip for file in last.files)
+    with run(FAST, parallelism=2, recovery="rollback") as job:
+        job.await_finish(PATIENCE_S)
+    counts = expected_counts(corpus)
+    assert_exact(tmp_path / "out", counts)
+    storage = stored()
+    assert set(storage.state_files.listed()) == storage.manifests.all_named()
+    assert sum(handle.keys for handle in newest().subtasks.values()) == len(counts)

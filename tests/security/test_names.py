@@ -27,6 +27,7 @@ from flinkplus.errors import (
 )
 from flinkplus.graph import JobGraph, Node
 from flinkplus.path_names import checked_name
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
@@ -132,7 +133,10 @@ def test_a_manifest_that_commits_what_is_elsewhere_is_refused(storage: Checkpoin
 
 def test_nothing_outside_the_store_is_read_or_written(storage: CheckpointStorage, victim: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsafeName):
-        storage.state_files.download(OUTSIDE, tmp_path / "out")
+        storage.state_files.download(StateFile(OUTSIDE, "base", 0, 1, ""), tmp_path / "out")
+    with pytest.raises(UnsafeName):
+        shared = StateFile("a/1-1-1.sst", "base", 0, 1, "", stored_as=OUTSIDE)
+        storage.state_files.download(shared, tmp_path / "out")
     with pytest.raises(UnsafeName):
         storage.state_files.upload(victim, "../../other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "victim"]

@@ -165,7 +165,7 @@ def test_kinds_and_messages_are_those_of_the_page() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "check"),
     [
-        ("HANDLE_FORMAT` = `1`", "HANDLE_FORMAT` = `2`", wrong_constants),
+        ("HANDLE_FORMAT` = `2`", "HANDLE_FORMAT` = `3`", wrong_constants),
         ("HEADER` = `'<BBH", "HEADER` = `'<BBI", wrong_constants),
         ("`flinkplus.sources.generator.POSITION_FORMAT` = `2`", "2", missing_constants),
         ("| `bytes_new` | `int` |", "| `bytes_new` | `float` |", wrong_fields),

@@ -143,7 +143,7 @@ class Inherited:
     """What one subtask leaves when the job is resumed at another parallelism.
 
     ``state``: what its ``snapshot`` gave.
-    ``keyed``: its keyed state, to be read; ``None`` if none of its keys belong to the subtask that inherits.
+    ``keyed``: its keyed state, to read pages from; ``None`` if it has none of keys of the subtask that inherits.
     ``ended``: its input had ended.
     ``owned``: which of some keys belong to the subtask that inherits.
     """
@@ -204,8 +204,8 @@ class OperatorInstance(ABC):
     def inherit(self, parts: Sequence[Inherited]) -> None:
         """Take from all subtasks, at another parallelism, what belongs to this one; called instead of ``restore``.
 
-        The states of keys (``number_state``, ``object_state``) are divided already. Without this method, a snapshot
-        that is not ``None`` cannot be resumed at another parallelism.
+        The states of keys (``number_state``, ``object_state``) are divided without it, and are empty here. Without this
+        method, a snapshot that is not ``None`` cannot be resumed at another parallelism.
         """
         return None
 

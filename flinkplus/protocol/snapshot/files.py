@@ -11,6 +11,7 @@ from flinkplus.documents import Document
 from flinkplus.errors import CorruptState
 from flinkplus.path_names import STATE_FILE_PARTS, checked_name
 from flinkplus.printable import printable
+from flinkplus.protocol.snapshot.clips import Clip
 
 CHECKSUM_BYTES = 20
 
@@ -20,10 +21,12 @@ FileKind = Literal["base", "delta"]
 
 @dataclass(frozen=True, slots=True)
 class StateFile(Document):
-    """One immutable state file, identified by name, size and checksum.
+    """One immutable state file of a subtask, identified by name, size and checksum.
 
-    ``entries``: counts tombstones, not the format entry.
+    ``entries``: of the whole file; counts tombstones, not the format entry.
     ``replaces``: files that together hold the content of this base, in order; read from JSON, without kind and entries.
+    ``stored_as``: its name in storage, if another subtask has written it; otherwise empty, and ``name`` is that too.
+    ``clip``: how much of it counts; ``None``: all.
     """
 
     name: str
@@ -32,6 +35,13 @@ class StateFile(Document):
     bytes: int
     checksum: str
     replaces: tuple[StateFile, ...] = field(default=(), compare=False)
+    stored_as: str = ""
+    clip: Clip | None = None
+
+    @property
+    def stored(self) -> str:
+        """Its name in storage. Several subtasks may have one file in storage under names of their own."""
+        return self.stored_as or self.name
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -42,8 +52,15 @@ class StateFile(Document):
             "checksum": self.checksum,
         }
         if self.replaces:
-            document["replaces"] = [[file.name, file.bytes, file.checksum] for file in self.replaces]
-        return document
+            document["replaces"] = [
+                [file.name, file.bytes, file.checksum, *filter(None, [file._sharing()])] for file in self.replaces
+            ]
+        return {**document, **self._sharing()}
+
+    def _sharing(self) -> dict[str, Any]:
+        """The fields of a file that another subtask has written."""
+        shared = {"stored_as": self.stored_as} if self.stored_as else {}
+        return shared if self.clip is None else {**shared, "clip": self.clip.to_json()}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> StateFile:
@@ -56,9 +73,10 @@ class StateFile(Document):
                 document["bytes"],
                 document["checksum"],
                 tuple(
-                    cls(checked_name(name, STATE_FILE_PARTS), "delta", 0, size, checksum)
-                    for name, size, checksum in document.get("replaces", ())
+                    cls(checked_name(name, STATE_FILE_PARTS), "delta", 0, size, checksum, (), *_shared(*sharing))
+                    for name, size, checksum, *sharing in document.get("replaces", ())
                 ),
+                *_shared(document),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"malformed description of a state file: {document!r:.200}: {printable(error)}"
@@ -78,6 +96,17 @@ class StateFile(Document):
             raise CorruptState(f"state file {where} has {size} bytes instead of {self.bytes}")
         if checksum != self.checksum:
             raise CorruptState(f"state file {where} does not match its checksum: it was altered or damaged")
+
+
+def _shared(document: dict[str, Any] | None = None) -> tuple[str, Clip | None]:
+    """Fields ``stored_as`` and ``clip``. Raises ``AttributeError``, ``TypeError`` or ``ValueError``."""
+    if document is None:
+        return "", None
+    stored_as, clip = document.get("stored_as", ""), document.get("clip")
+    return (
+        stored_as and checked_name(stored_as, STATE_FILE_PARTS),
+        None if clip is None else Clip.from_json(clip),
+    )
 
 
 def digest_of(chunks: Iterable[bytes]) -> tuple[int, str]:

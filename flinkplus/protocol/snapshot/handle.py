@@ -13,7 +13,8 @@ from flinkplus.documents import Document
 from flinkplus.errors import CorruptState
 from flinkplus.protocol.snapshot.files import StagedFile, StateFile
 
-HANDLE_FORMAT = 1
+HANDLE_FORMAT = 2
+"""2: a state file may be shared, and count in part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +76,15 @@ class OperatorState(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedPart(Document):
-    """One named keyed state: its ``kind``, number of ``keys``, and ``dtype`` of its numbers."""
+    """One named keyed state: its ``kind``, number of ``keys``, and ``dtype`` of its numbers.
+
+    ``counted``: the number of keys is exact; otherwise the state was divided, and it is an estimate.
+    """
 
     kind: str
     keys: int
     dtype: str | None = None
+    counted: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

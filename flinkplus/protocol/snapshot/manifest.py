@@ -49,5 +49,5 @@ class Manifest(Document):
 
     @property
     def files(self) -> list[StateFile]:
-        """All its state files, without repeats, in the order of subtasks."""
-        return list({file.name: file for handle in self.subtasks.values() for file in handle.files}.values())
+        """All its state files, without repeats, in the order of subtasks: each file in storage once."""
+        return list({file.stored: file for handle in self.subtasks.values() for file in handle.files}.values())

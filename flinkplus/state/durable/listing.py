@@ -146,7 +146,7 @@ class Listing:
         self._job_id: str | None = None
         self._void: set[str] = set()  # manifests
         self._sizes: dict[str, int] = {}  # state file -> size
-        self._checked: dict[StateFile, str] = {}  # state file -> why it is damaged; empty: it is not
+        self._checked: dict[tuple[str, int, str], str] = {}  # file, size, checksum -> why it is damaged; or empty
 
     def read(self) -> StoredCheckpoints:
         """The listing. Raises ``CheckpointDirectoryError`` if the directory cannot be listed, or has no job."""
@@ -185,7 +185,7 @@ class Listing:
             left = {name for _, name in self._manifests()}
             found = [(one, manifest) for one, manifest in found if one.file in left]
         named = {
-            file.name
+            file.stored
             for one, manifest in found
             if manifest and one.status not in (VOID, FOREIGN)
             for file in manifest.files
@@ -267,16 +267,17 @@ class Listing:
 
     def _damage(self, file: StateFile) -> str:
         """Why a state file cannot be used; empty if it can."""
-        if file not in self._checked:
-            self._checked[file] = self._looked_at(file)
-        return self._checked[file]
+        content = file.stored, file.bytes, file.checksum
+        if content not in self._checked:
+            self._checked[content] = self._looked_at(file)
+        return self._checked[content]
 
     def _looked_at(self, file: StateFile) -> str:
-        size = self._sizes.get(file.name)
+        size = self._sizes.get(file.stored)
         if size is None:
-            return f"state file {file.name} is missing"
+            return f"state file {file.stored} is missing"
         if size != file.bytes:
-            return f"state file {file.name} has {size} bytes instead of {file.bytes}"
+            return f"state file {file.stored} has {size} bytes instead of {file.bytes}"
         if self._verify:
             try:
                 self._storage.state_files.verify(file)
@@ -317,11 +318,11 @@ def _operators(handles: dict[str, SnapshotHandle]) -> tuple[StoredOperator, ...]
     keys: dict[tuple[str, str], int] = defaultdict(int)
     rows_in: dict[tuple[str, str], int] = defaultdict(int)
     rows_out: dict[tuple[str, str], int] = defaultdict(int)
-    size: dict[str, int] = defaultdict(int)
+    files: dict[str, dict[str, int]] = defaultdict(dict)
     for subtask, handle in handles.items():
         match = _SUBTASK.match(subtask)
         vertex = match["vertex"] if match else subtask
-        size[vertex] += handle.bytes_total
+        files[vertex].update({file.stored: file.bytes for file in handle.files})
         parts = handle.operator_state.operators
         for name, part in parts.items():
             rows_in[vertex, name] += part.rows_in
@@ -336,7 +337,7 @@ def _operators(handles: dict[str, SnapshotHandle]) -> tuple[StoredOperator, ...]
             name=name,
             vertex=vertex,
             keys=keys.get((vertex, name), 0),
-            bytes=_bytes_of(name, with_state[vertex], size[vertex]),
+            bytes=_bytes_of(name, with_state[vertex], sum(files[vertex].values())),
             rows_in=rows_in.get((vertex, name), 0),
             rows_out=rows_out.get((vertex, name), 0),
         )

@@ -15,11 +15,13 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from flinkplus.documents import parse_document
 from flinkplus.errors import CorruptCheckpoint, CorruptState, StateError
 from flinkplus.local_files import NoRegularFile
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.state.durable.runs import Runs
 from flinkplus.state.durable.signed_files import SignedFiles
@@ -28,6 +30,8 @@ from flinkplus.state.file_system import Files
 
 MANIFEST_MAGIC = b"flinkplus-manifest"
 FOLDER = "checkpoints"
+CHECKED_AT_ONCE = 4
+"""State files that are read at a time: most of the work is done without the interpreter lock."""
 _NAME = re.compile(rf"{FOLDER}/([0-9]{{8,}})(?:-([0-9]+))?\.json\Z")
 
 log = logging.getLogger("flinkplus")
@@ -83,7 +87,7 @@ class Manifests:
 
     def _note(self, manifest: Manifest) -> None:
         with self._lock:
-            self._named[manifest.checkpoint] = frozenset(file.name for file in manifest.files)
+            self._named[manifest.checkpoint] = frozenset(file.stored for file in manifest.files)
 
     def checkpoints(self) -> list[int]:
         """The checkpoints that exist, ascending."""
@@ -104,15 +108,14 @@ class Manifests:
     def latest_valid(self) -> tuple[int, Manifest, list[str]] | None:
         """The newest checkpoint that can be restored, and why newer ones were skipped; ``None`` without any checkpoint.
 
-        Reads and checks every state file. Raises ``CorruptCheckpoint`` when all checkpoints are damaged,
-        ``UntrustedCheckpoint`` when the newest undamaged one is not signed as it must be.
+        Reads and checks every state file, ``CHECKED_AT_ONCE`` at a time. Raises ``CorruptCheckpoint`` when all
+        checkpoints are damaged, ``UntrustedCheckpoint`` when the newest undamaged one is not signed as it must be.
         """
         skipped: list[str] = []
         for checkpoint in reversed(self.checkpoints()):
             try:
                 manifest = self.read(checkpoint)
-                for file in manifest.files:
-                    self._state_files.verify(file)
+                self._verify(manifest.files)
             except (CorruptCheckpoint, CorruptState) as error:
                 skipped.append(f"checkpoint {checkpoint}: {error}")
             else:
@@ -121,13 +124,23 @@ class Manifests:
             raise CorruptCheckpoint(f"no checkpoint in {self._uri!r} can be restored: " + "; ".join(skipped))
         return None
 
+    def _verify(self, files: list[StateFile]) -> None:
+        """Raise ``CorruptState`` if one of ``files`` is missing or damaged."""
+        with ThreadPoolExecutor(CHECKED_AT_ONCE, thread_name_prefix="flinkplus-checks") as pool:
+            checks = [pool.submit(self._state_files.verify, file) for file in files]
+            try:
+                for check in checks:
+                    check.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
     def names_of(self, checkpoint: int) -> frozenset[str]:
         """The state files that a checkpoint names. Raises as ``read``."""
         with self._lock:
             known = self._named.get(checkpoint)
         if known is not None:
             return known
-        return frozenset(file.name for file in self.read(checkpoint).files)
+        return frozenset(file.stored for file in self.read(checkpoint).files)
 
     def all_named(self) -> frozenset[str]:
         """The state files that any checkpoint names.

@@ -30,21 +30,25 @@ class StateFiles:
         except OSError as error:
             raise StateError(f"state file {name} cannot be stored in {self._uri!r}: {error}") from error
 
-    def download(self, name: str, local: Path) -> None:
-        """Copy a state file to ``local``. Raises ``CorruptState`` when the store does not have it."""
-        full = _path(name)
+    def download(self, file: StateFile, local: Path) -> None:
+        """Copy a state file to ``local``. Raises ``CorruptState`` when the store does not have it.
+
+        One with a clip is linked, where the store can do that: each of several subtasks needs the whole file.
+        """
+        full = _path(file.stored)
         try:
-            self._files.fetch(full, local)
+            if file.clip is None or not self._files.link(full, local):
+                self._files.fetch(full, local)
         except FileNotFoundError as error:
             raise CorruptState(
                 f"state file {self._files.describe(full)} is missing; use an older checkpoint"
             ) from error
         except OSError as error:
-            raise StateError(f"state file {name} cannot be read from {self._uri!r}: {error}") from error
+            raise StateError(f"state file {file.stored} cannot be read from {self._uri!r}: {error}") from error
 
     def verify(self, file: StateFile) -> None:
         """Read the whole file. Raises ``CorruptState`` unless it has the size and the checksum of ``file``."""
-        full = _path(file.name)
+        full = _path(file.stored)
         where = self._files.describe(full)
         try:
             size = self._files.size(full)

@@ -176,3 +176,30 @@ def test_the_file_systems_own_folder_is_nobodys(tmp_path: Path) -> None:
     files.write("lost+found/#1234", b"of no job")
     files.write("a", b"one")
     assert files.names("") == ["a"]
+
+
+def test_a_file_is_linked_only_where_no_other_user_can_change_it(tmp_path: Path) -> None:
+    files = LocalDirectory(tmp_path / "root")
+    files.write("state/x", b"one")
+    source, local = tmp_path / "root" / "state" / "x", tmp_path / "to"
+    local.write_bytes(b"of before")
+    assert files.link("state/x", local) and local.samefile(source)
+    for mode in (0o664, 0o646):
+        source.chmod(mode)
+        assert not files.link("state/x", local) and not local.exists()
+    source.chmod(0o644)
+    os.symlink(source, source.with_name("link"))
+    assert not files.link("state/link", local) and not local.exists()
+    with pytest.raises(FileNotFoundError):
+        files.link("state/gone", local)
+
+
+def test_what_cannot_be_linked_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    files = LocalDirectory(tmp_path / "root")
+    files.write("state/x", b"one")
+    monkeypatch.setattr(os, "link", refuse)
+    assert not files.link("state/x", tmp_path / "to") and not (tmp_path / "to").exists()
+    assert not ArrowDirectory(fs.LocalFileSystem(), str(tmp_path / "root")).link("state/x", tmp_path / "to")

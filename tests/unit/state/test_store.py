@@ -117,3 +117,39 @@ def test_files_are_removed_beside_whoever_cannot_wait(tmp_path: Path) -> None:
     [remove] = later
     remove()
     assert not (tmp_path / "db").exists()
+
+
+def test_only_what_counts_of_a_file_is_held(store: SubtaskStore, tmp_path: Path) -> None:
+    """Of keys that count in no file nothing stays; of others, what files hold that do not count for them is gone."""
+    entries: Entries = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1"), (b"d", b"1")]
+    shared = sst(tmp_path / "1.sst", entries)
+    base = sst(tmp_path / "2.sst", [(b"a", b"2")])
+    delta = sst(tmp_path / "3.sst", [(b"c", None), (b"c1", b"3"), (b"d", b"3")])
+    store.ingest([shared, base, delta], counted=[((b"c", b"d"),), ((b"a", b"c"),), ((b"c", b"d"),)])
+    assert list(store.items()) == [(b"a", b"2"), (b"c1", b"3")]
+    store.check_format()
+    store.ingest([sst(tmp_path / "4.sst", [(b"b", b"4"), (b"d", b"4")])])
+    assert list(store.items()) == [(b"a", b"2"), (b"b", b"4"), (b"c1", b"3"), (b"d", b"4")]
+
+
+def test_a_store_that_was_closed_says_so_when_ranges_are_deleted(store: SubtaskStore, tmp_path: Path) -> None:
+    store.ingest([sst(tmp_path / "1.sst", [(b"a", b"1")])])
+    store.close()
+    with pytest.raises(StateError, match="was closed"):
+        store._delete(((b"a", b"b"),))
+
+
+def test_a_lazy_store_creates_nothing_before_its_first_file(tmp_path: Path) -> None:
+    store = SubtaskStore(tmp_path / "lazy" / "db", lazy=True)
+    assert store.get_many([b"a"]) == [None] and list(store.items()) == []
+    store.check_format()
+    store.destroy()
+    assert not (tmp_path / "lazy").exists()
+    store = SubtaskStore(tmp_path / "lazy" / "db", lazy=True)
+    store.ingest([sst(tmp_path / "1.sst", [(b"a", b"1")])])
+    assert store.get_many([b"a"]) == [b"1"]
+    store.destroy()
+    (tmp_path / "file").write_bytes(b"")
+    blocked = SubtaskStore(tmp_path / "file" / "db", lazy=True)
+    with pytest.raises(StateError, match="cannot be opened"):
+        blocked.ingest([sst(tmp_path / "2.sst", [(b"a", b"1")])])

@@ -141,9 +141,10 @@ def test_what_rocksdb_would_sync_was_synced_before(
             assert synced == ["1.sst", "2.sst"]
             rocks.ingest_external_file(paths, store._ingest_options)
 
-    rocks, store._db = store._db, Rocks()  # type: ignore[assignment]
+    rocks = store._db
+    store._rocks = Rocks()  # type: ignore[assignment]
     store.ingest(files, swift=True)
-    store._db = rocks
+    store._rocks = rocks
     assert store.get_many([b"a", b"b"]) == [b"1", b"1"]
     assert in_memory(root) == []
     store.destroy()

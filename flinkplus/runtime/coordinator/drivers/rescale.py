@@ -54,7 +54,7 @@ class RescaleDriver:
 
     def _rescale(self, effect: effects.RescaleCheckpoint) -> None:
         machines, new = self._machines, self._machines.checkpoints.next_number
-        generation, parallelism = self._deployment.generation, parallelism_of(effect.subtasks)
+        generation, parallelism = self._newest_generation, parallelism_of(effect.subtasks)
         uncertain: list[str] = []
         overtaken = False
 
@@ -83,6 +83,11 @@ class RescaleDriver:
 
         machines.step_checkpoints(events.NumberTaken(new))
         self._dispatch.work(self._dispatch.storage, divide, divided, failed)
+
+    @property
+    def _newest_generation(self) -> Generation:
+        """The newest one of a subtask: a failover may have given single ones newer than that of the deployment."""
+        return max(self._deployment.generation, *self._deployment.generations.values())
 
     def _age_s(self) -> float:
         """For how long rows have arrived that are not in the checkpoint: the sources continue with them."""

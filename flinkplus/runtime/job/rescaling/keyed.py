@@ -1,15 +1,15 @@
 """The keyed state of one vertex, divided among another number of subtasks.
 
-The state of keys is sorted by key group in every file. So the new state of a subtask is ranges of the old ones, one
-after the other, written as one base; or the files of old states that it owns whole, as they are. Only pages are left
-to the operators (``OperatorInstance.inherit``).
+The state of keys is sorted by key group in every file. So a new subtask names the files of those before, each with the
+groups that count for it (``protocol.snapshot.division``): nothing is read or written, whatever the size. Only pages are
+read, and left to the operators (``OperatorInstance.inherit``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.protocol.snapshot.division import Estate, divided_files, divided_states
 from flinkplus.protocol.snapshot.files import StateFile
-from flinkplus.protocol.snapshot.handle import START, KeyedPart, SnapshotHandle
+from flinkplus.protocol.snapshot.handle import KeyedPart, SnapshotHandle
 from flinkplus.protocol.vocabulary.key_groups import groups_of
-from flinkplus.state.backend import SubtaskState
+from flinkplus.state.backend import Prepared, SubtaskState, adopted_name, folder_name
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.hashing import group_numbers, hash_keys
-from flinkplus.state.memtable import state_prefix
 from flinkplus.state.objects import PAGES
-from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk
-
-Entries = Iterator[tuple[bytes, bytes]]
+from flinkplus.state.store import SubtaskStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +62,21 @@ class StatePlace:
     max_parallelism: int
 
     def state(self, folder: str, subtask: str) -> SubtaskState:
-        """An empty state."""
+        """An empty state, whose RocksDB is opened when it is needed."""
+        work = self.folder / folder
+        store = SubtaskStore(work / folder_name(subtask) / "db", lazy=True)
         return SubtaskState(
-            self.folder / folder, self.storage, subtask, self.generation, max_parallelism=self.max_parallelism
+            work,
+            self.storage,
+            subtask,
+            self.generation,
+            prepared=Prepared(store=store),
+            max_parallelism=self.max_parallelism,
         )
 
 
 class OldStates:
-    """The keyed states of all subtasks of a vertex before; only those that are being read are open.
+    """The keyed states of all subtasks of a vertex before; only those whose pages are being read are open.
 
     ``handles``: their snapshots, by index. Call ``close`` at the end.
     """
@@ -80,15 +85,18 @@ class OldStates:
         self._handles = handles
         self._place = place
         self._open: dict[int, SubtaskState] = {}
-        self.kinds = kinds_of(handles)
-        self.has_pages = any(part.kind == PAGES for handle in handles for part in handle.states.values())
-        owners = [GroupOwner(at, len(handles), place.max_parallelism, gathered) for at in range(len(handles))]
-        self._groups = [owner.groups for owner in owners]
+        self._kinds = kinds_of(handles)
+        self._has_pages = any(part.kind == PAGES for handle in handles for part in handle.states.values())
+        self._estates = [
+            Estate(handle.files, handle.states, GroupOwner(at, len(handles), place.max_parallelism, gathered).groups)
+            for at, handle in enumerate(handles)
+        ]
 
     def of(self, mine: range) -> dict[int, SubtaskState]:
-        """The states, by index, with keys of groups ``mine``, restored. Those that are open and not among them are
-        closed: call it for one new subtask after the other. Raises as ``SubtaskState.restore``."""
-        wanted = [at for at, groups in enumerate(self._groups) if _overlap(mine, groups)]
+        """The states with pages of keys of groups ``mine``, by index, restored. Those that are open and not among them
+        are closed: call it for one new subtask after the other. Raises as ``SubtaskState.restore``."""
+        near = self._has_pages
+        wanted = [at for at, estate in enumerate(self._estates) if near and estate.overlaps(mine)]
         for at in [at for at in self._open if at not in wanted]:
             self._open.pop(at).close()
         for at in wanted:
@@ -97,14 +105,13 @@ class OldStates:
                 state.restore(self._handles[at])
         return {at: self._open[at] for at in wanted}
 
-    def handle(self, index: int) -> SnapshotHandle:
-        """The snapshot of one subtask before."""
-        return self._handles[index]
-
-    def owned_whole(self, mine: range) -> bool:
-        """Whether whole states belong to groups ``mine``, so that their files can stay as they are."""
-        near = [groups for groups in self._groups if _overlap(mine, groups)]
-        return not self.has_pages and all(mine.start <= groups.start and groups.stop <= mine.stop for groups in near)
+    def share(self, subtask: str, mine: range) -> Share:
+        """What the new ``subtask`` gets, which owns groups ``mine``."""
+        name = partial(adopted_name, subtask, self._place.generation, self._place.checkpoint)
+        return Share(
+            divided_files(self._estates, mine, self._kinds, self._has_pages, name),
+            divided_states(self._estates, mine, self._kinds),
+        )
 
     def close(self) -> None:
         """Close all states."""
@@ -112,60 +119,24 @@ class OldStates:
             self._open.popitem()[1].close()
 
 
-def _overlap(some: range, others: range) -> bool:
-    return max(some.start, others.start) < min(some.stop, others.stop)
+@dataclass(frozen=True)
+class Share:
+    """The state of keys of a new subtask: files of those before, and the names and sizes of the states."""
 
+    files: tuple[StateFile, ...]
+    states: dict[str, KeyedPart]
 
-def begun(subtask: str, old: OldStates, mine: range, place: StatePlace) -> SubtaskState:
-    """The new state of ``subtask``, with the state of the keys of groups ``mine``. The caller closes it.
-
-    Files of states that are owned whole stay as they are, under new names; otherwise the ranges that are owned are
-    written as one base.
-    """
-    states = old.of(mine)
-    new = place.state("after", subtask)
-    try:
-        counts = dict.fromkeys(old.kinds, 0)
-        if old.owned_whole(mine):
-            files = _adopted(new, old, states, counts, place.checkpoint)
-        else:
-            base = new.write_base(place.checkpoint, chunks_of(_entries(states.values(), mine, counts)))
-            files = () if base is None else (base,)
-        parts = {name: KeyedPart(kind=p.kind, keys=counts[name], dtype=p.dtype) for name, p in old.kinds.items()}
-        new.restore(_handle(files, parts))
-    except BaseException:
-        new.close()
-        raise
-    return new
-
-
-def _adopted(
-    new: SubtaskState, old: OldStates, states: Mapping[int, SubtaskState], counts: dict[str, int], checkpoint: int
-) -> tuple[StateFile, ...]:
-    """The files of whole states: none of them has a key that another has."""
-    files: list[StateFile] = []
-    for at, state in states.items():
-        handle = old.handle(at)
-        for name, part in handle.states.items():
-            counts[name] += part.keys
-        for file in handle.files:
-            files.append(new.adopt_file(checkpoint, len(files), state.local_copy(file), file))
-    return tuple(files)
-
-
-def _entries(states: Iterable[SubtaskState], mine: range, counts: dict[str, int]) -> Entries:
-    """All entries of groups ``mine``, ascending: ``states`` own ranges of groups that follow each other."""
-    for name in sorted(counts, key=state_prefix):
-        for state in states:
-            for entry in state.entries_of(name, mine):
-                counts[name] += 1
-                yield entry
-
-
-def _handle(files: tuple[StateFile, ...], states: dict[str, KeyedPart]) -> SnapshotHandle:
-    return SnapshotHandle(
-        subtask="", generation=0, checkpoint=0, files=files, operator_state=START.operator_state, states=states
-    )
+    def with_own(self, own: SnapshotHandle) -> SnapshotHandle:
+        """The snapshot of the new subtask. ``own``: of its pages, without any state of keys."""
+        files = (*self.files, *(replace(file, kind="delta") if self.files else file for file in own.files))
+        states = {**own.states, **self.states}
+        return replace(
+            own,
+            files=files,
+            states=states,
+            bytes_total=sum(file.bytes for file in files),
+            keys=sum(part.keys for part in states.values()),
+        )
 
 
 def kinds_of(handles: Sequence[SnapshotHandle]) -> dict[str, KeyedPart]:
@@ -182,9 +153,3 @@ def kinds_of(handles: Sequence[SnapshotHandle]) -> dict[str, KeyedPart]:
                     "cannot be resumed at another parallelism"
                 )
     return kinds
-
-
-def chunks_of(entries: Entries) -> Iterator[Chunk]:
-    """Entries in chunks for ``write_sst``."""
-    while batch := list(islice(entries, WRITE_CHUNK_ENTRIES)):
-        yield [key for key, _ in batch], [value for _, value in batch]

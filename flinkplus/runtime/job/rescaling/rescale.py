@@ -24,7 +24,7 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.subtask.rescaling import rescaled, rescaled_part, with_state
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.job.rescaling.in_flight import InFlight
-from flinkplus.runtime.job.rescaling.keyed import GroupOwner, OldStates, StatePlace, begun
+from flinkplus.runtime.job.rescaling.keyed import GroupOwner, OldStates, StatePlace
 from flinkplus.sources.base import Source
 from flinkplus.state.backend import SubtaskState
 
@@ -136,12 +136,13 @@ class _NewSubtask:
                 files=(),
                 operator_state=self._operator_state(None, position, in_flight),
             )
-        state = begun(name, self.old, self.ownership.groups, place)
+        state = place.state("after", name)
         try:
             saved = self._operator_state(state, position, in_flight)
-            return state.persist(state.freeze(place.checkpoint, saved))
+            own = state.persist(state.freeze(place.checkpoint, saved))
         finally:
             state.close()
+        return self.old.share(name, self.ownership.groups).with_own(own)
 
     def _operator_state(self, state: SubtaskState | None, position: Any, in_flight: InFlight) -> OperatorState:
         index, vertex = self.ownership.index, self.vertex

@@ -16,6 +16,7 @@ from chain_backup.replication.frames import FrameKind, Topic, encode
 from chain_backup.replication.members import Member
 from chain_backup.replication.replica import encode_handle
 from flinkplus.errors import CorruptState
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.slot.process.standbys import Standbys
@@ -144,10 +145,10 @@ def test_a_base_that_is_gone_does_not_stop_the_next_one(cluster: Cluster, monkey
     assert member(cluster, 1).replica.wanted_base is not None
     download = StateFiles.download
 
-    def refuse(self: StateFiles, name: str, local: Path) -> None:
-        if name == gone:
+    def refuse(self: StateFiles, file: StateFile, local: Path) -> None:
+        if file.name == gone:
             raise CorruptState("it was dropped with its checkpoint")
-        download(self, name, local)
+        download(self, file, local)
 
     monkeypatch.setattr(StateFiles, "download", refuse)
     cluster.network.deliver()

@@ -383,9 +383,9 @@ def test_a_promotion_makes_do_with_what_the_base_replaces(
     downloaded: list[str] = []
     download = slow.storage.state_files.download
 
-    def note(name: str, local: Path) -> None:
-        downloaded.append(name)
-        download(name, local)
+    def note(file: StateFile, local: Path) -> None:
+        downloaded.append(file.name)
+        download(file, local)
 
     monkeypatch.setattr(slow.storage.state_files, "download", note)
     files = [file.name for file in slow.handles[slow.version].files]

@@ -638,7 +638,7 @@ def test_offers_of_others_than_the_predecessor_have_no_effect(cluster: Cluster) 
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 1},
         {"files": [{"name": "../../etc/passwd"}]},
         {"files": [{"name": f"{FOLDER}/../1-1-1.sst", "kind": "base", "entries": 1, "bytes": 9, "checksum": ""}]},
         {"files": [{"name": "count[1]/1-1-1.sst", "kind": "base", "entries": 1, "bytes": 9, "checksum": ""}]},

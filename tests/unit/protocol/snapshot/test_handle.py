@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from flinkplus.errors import CorruptCheckpoint, CorruptState
+from flinkplus.protocol.snapshot.clips import Clip
 from flinkplus.protocol.snapshot.files import StagedFile, StateFile
-from flinkplus.protocol.snapshot.handle import START, KeyedPart, SnapshotHandle
+from flinkplus.protocol.snapshot.handle import HANDLE_FORMAT, START, KeyedPart, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
 from tests.handles import handle_of, manifest_of, part_of
 
 REPLACED = StateFile("count[0]/1-1-1.sst", "delta", 0, 9, "cd")
-FILE = StateFile("count[0]/1-3-1.sst", "base", 3, 400, "ab" * 20, (REPLACED,))
+CLIP = Clip(((0, 3), (5, 128)), ("n", "o"))
+CUT = StateFile("count[0]/1-1-1000000.sst", "base", 0, 7, "ef", (), "count[1]/1-1-1.sst", CLIP)
+FILE = StateFile("count[0]/1-3-1.sst", "base", 3, 400, "ab" * 20, (CUT, REPLACED))
+SHARED = StateFile("count[0]/1-3-1000000.sst", "base", 3, 400, "ab" * 20, (), "count[1]/1-3-1.sst", CLIP)
 STAGED = StagedFile(name="part-c00000003-s0-g1-0.parquet", rows=3, bytes=90, checkpoint=3)
 PART = part_of([STAGED], rows_in=3, rows_out=2, own={"late": 1}, watermark_ms=7, position={"next": 1}, state=[1])
 SAVED: dict[str, Any] = {"inputs": {"0:0->0": 4}, "aborted": (4, 5), "run": (2, 10), "rounds": {"number": 1}}
@@ -29,7 +33,7 @@ MANIFEST = replace(
     manifest_of(3, subtasks={"count[0]": FULL}), commits={"out": CommittedOutput(files=(STAGED,), rows=3)}, final=True
 )
 BEFORE_IT_WAS_A_CLASS: dict[str, Any] = {
-    "format": 1,
+    "format": HANDLE_FORMAT,
     "subtask": "count[0]",
     "generation": 1,
     "checkpoint": 3,
@@ -49,6 +53,47 @@ BEFORE_IT_WAS_A_CLASS: dict[str, Any] = {
 @pytest.mark.parametrize("handle", [FULL, START, SnapshotHandle.from_json(BEFORE_IT_WAS_A_CLASS)])
 def test_a_handle_comes_back(handle: SnapshotHandle) -> None:
     assert SnapshotHandle.from_json(json.loads(json.dumps(handle.to_json()))) == handle
+
+
+@pytest.mark.parametrize("file", [SHARED, replace(SHARED, stored_as=""), replace(SHARED, clip=None)])
+def test_a_shared_file_comes_back(file: StateFile) -> None:
+    handle = replace(FULL, files=(file, FILE))
+    found = SnapshotHandle.from_json(json.loads(json.dumps(handle.to_json())))
+    assert found == handle and found.files[1].replaces == (CUT, REPLACED)
+    assert found.files[0].stored == (file.stored_as or file.name)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clip": {"groups": [[3, 3]], "states": ["n"]}},
+        {"clip": {"groups": [[0, 4], [4, 6]], "states": ["n"]}},
+        {"clip": {"groups": [[-1, 4]], "states": ["n"]}},
+        {"clip": {"groups": [[0, 32_769]], "states": ["n"]}},
+        {"clip": {"groups": [[0]], "states": ["n"]}},
+        {"clip": {"groups": [[0, "a"]], "states": ["n"]}},
+        {"clip": {"groups": [[0, 4]], "states": ["o", "n"]}},
+        {"clip": {"groups": [[0, 4]], "states": [""]}},
+        {"clip": {"groups": [[0, 4]], "states": ["n" * 256]}},
+        {"clip": {"groups": [[0, 4]]}},
+        {"clip": [[0, 4]]},
+        {"stored_as": "../a"},
+        {"stored_as": 1},
+    ],
+)
+def test_what_no_file_is_shared_by_is_refused(wrong: dict[str, Any]) -> None:
+    document = {**SHARED.to_json(), **wrong}
+    with pytest.raises(CorruptState, match="malformed description of a state file"):
+        StateFile.from_json(document)
+    replaced = {**FILE.to_json(), "replaces": [["count[0]/1-1-1.sst", 9, "cd", wrong]]}
+    with pytest.raises(CorruptState, match="malformed description of a state file"):
+        StateFile.from_json(replaced)
+
+
+def test_a_manifest_names_a_shared_file_once() -> None:
+    other = replace(SHARED, name="count[1]/1-3-1000000.sst", clip=Clip(((3, 5),), ("n",)))
+    subtasks = {"count[0]": handle_of(SHARED, checkpoint=3), "count[1]": handle_of(other, checkpoint=3)}
+    assert [file.stored for file in manifest_of(3, subtasks=subtasks).files] == ["count[1]/1-3-1.sst"]
 
 
 def test_a_manifest_comes_back() -> None:
@@ -104,7 +149,8 @@ def test_what_is_no_handle_is_refused(document: object) -> None:
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(CorruptState, match="its format is 9, and this program reads 1"):
-        SnapshotHandle.from_json({**FULL.to_json(), "format": 9})
+    for number in (1, 9):
+        with pytest.raises(CorruptState, match=f"its format is {number}, and this program reads 2"):
+            SnapshotHandle.from_json({**FULL.to_json(), "format": number})
     with pytest.raises(CorruptCheckpoint, match="its format is 9, and this program reads 1"):
         Manifest.from_json({**MANIFEST.to_json(), "format": 9})

@@ -91,7 +91,7 @@ def test_a_new_run_removes_files_of_one_that_made_no_checkpoint(storage: Checkpo
     put_state(storage, tmp_path, "a/1-1-1.sst")
     storage.ownership.prepare(JOB, resume=False)
     with pytest.raises(CorruptState, match="missing"):
-        storage.state_files.download("a/1-1-1.sst", tmp_path / "to")
+        storage.state_files.download(StateFile("a/1-1-1.sst", "base", 0, 1, ""), tmp_path / "to")
 
 
 def test_nothing_to_resume(root: Path) -> None:

@@ -26,8 +26,8 @@ from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.top import Top
+from flinkplus.protocol.snapshot.division import Estate
 from flinkplus.protocol.snapshot.files import StateFile
-from flinkplus.runtime.job.rescaling import keyed
 from flinkplus.runtime.job.rescaling.keyed import GroupOwner
 from tests.unit.runtime.job.rescaling.vertices import Vertex
 
@@ -139,11 +139,11 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
         "owned",
         lambda self, keys: np.zeros(len(keys), np.bool_),
     ),
-    "files are taken whole where they are not owned whole": (
+    "files of one subtask only are taken": (
         "count by number",
-        keyed.OldStates,
-        "owned_whole",
-        lambda self, mine: True,
+        Estate,
+        "overlaps",
+        lambda self, mine: mine.start in self.groups,
     ),
 }
 
@@ -159,7 +159,7 @@ def test_a_deliberate_fault_is_found(fault: str, tmp_path: Path, monkeypatch: py
     assert found != expected
 
 
-def test_files_that_are_owned_whole_are_not_written_again(tmp_path: Path) -> None:
+def test_no_state_of_keys_is_read_or_written(tmp_path: Path) -> None:
     vertex = Vertex(Count("op", ("k",)), SCHEMA, tmp_path, 3)
     vertex.feed(batch(random.Random(1), 0))
     vertex.feed(batch(random.Random(4), 0))
@@ -167,13 +167,20 @@ def test_files_that_are_owned_whole_are_not_written_again(tmp_path: Path) -> Non
     def checksums(files: Any) -> set[str]:
         return {file.checksum for file in files if isinstance(file, StateFile)}
 
+    def uploaded() -> set[str]:
+        return set(vertex.storage.state_files.listed())
+
     before = vertex.manifest()
+    files = uploaded()
     handles = [handle for subtask, handle in vertex.rescale(1) if subtask.vertex == "op+out"]
-    assert checksums(handles[0].files) == checksums(before.files)
+    assert checksums(handles[0].files) == checksums(before.files) and uploaded() == files
+    assert all(file.clip is None for file in handles[0].files) and handles[0].states["op"].counted
     assert handles[0].states["op"].keys == sum(h.states["op"].keys for h in before.subtasks.values() if h.states)
     divided = [handle for subtask, handle in vertex.rescale(4) if subtask.vertex == "op+out"]
-    assert not checksums(f for h in divided for f in h.files) & checksums(before.files)
+    assert checksums(f for h in divided for f in h.files) == checksums(before.files) and uploaded() == files
     assert sum(handle.keys for handle in divided) == handles[0].keys
+    assert not any(handle.states["op"].counted for handle in divided)
+    assert len({file.name for handle in divided for file in handle.files}) == sum(len(h.files) for h in divided)
     vertex.close()
 
 
