@@ -34,15 +34,13 @@ Entries = list[tuple[bytes, bytes]]
 class StoredSubtask:
     """The state of ``handle``, restored below ``folder``. Call ``close`` at the end.
 
-    ``key``: the only key to read; ``None``: all. Raises as ``SubtaskState.restore``.
+    ``key``: the only key that ``numbers`` and ``objects`` read; ``None``: all. Raises as ``SubtaskState.restore``.
     """
 
-    def __init__(
-        self, handle: SnapshotHandle, files: StateFiles, folder: Path, max_parallelism: int, key: bytes | None = None
-    ) -> None:
+    def __init__(self, handle: SnapshotHandle, files: StateFiles, folder: Path, max_parallelism: int) -> None:
         self.subtask = handle.subtask
         self.max_parallelism = max_parallelism
-        self._key = key
+        self.key: bytes | None = None
         self._states = handle.states
         self._state = SubtaskState(folder, files, handle.subtask, handle.generation, max_parallelism=max_parallelism)
         try:
@@ -95,10 +93,10 @@ class StoredSubtask:
     def _batches(self, name: str) -> Iterator[Entries]:
         if not self.has(name):
             return
-        if self._key is not None:
-            (value,) = self._state.stored_in(name, [self._key])
+        if self.key is not None:
+            (value,) = self._state.stored_in(name, [self.key])
             if value is not None:
-                yield [(self._key, value)]
+                yield [(self.key, value)]
             return
         before = len(state_prefix(name)) + GROUP_BYTES
         found = self._state.entries_of(name, range(self.max_parallelism))
