@@ -16,6 +16,7 @@ import io
 import json
 import math
 import pickle
+import zoneinfo
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar
 
@@ -39,6 +40,7 @@ PLAIN_CLASSES = frozenset(
         ("decimal", "Decimal"),
         ("fractions", "Fraction"),
         ("uuid", "UUID"),
+        ("zoneinfo", "ZoneInfo"),
         ("zoneinfo", "ZoneInfo._unpickle"),
         ("pyspark.sql.types", "Row"),
         ("pyspark.sql.types", "_create_row"),
@@ -98,6 +100,25 @@ def stand_in(module: str, name: str) -> type[StandIn]:
     return type(name.rpartition(".")[2] or "StandIn", (StandIn,), {"stands_for": f"{module}.{name}".strip(".")})
 
 
+def _moment(*parts: Any) -> Any:
+    """A date and time; one in a time zone of another class has a stand-in."""
+    try:
+        return datetime.datetime(*parts)
+    except TypeError:
+        return stand_in("datetime", "datetime")(*parts)
+
+
+def _attribute(of: Any, name: str) -> Any:
+    """The only attribute that plain data needs: zones of time are pickled by it."""
+    return zoneinfo.ZoneInfo._unpickle if of is zoneinfo.ZoneInfo and name == "_unpickle" else stand_in("", name)  # type: ignore[attr-defined]
+
+
+_SPECIAL: dict[tuple[str, str], Any] = {
+    ("datetime", "datetime"): _moment,
+    ("builtins", "getattr"): _attribute,
+}
+
+
 class PlainUnpickler(pickle.Unpickler):
     """Unpickles plain data. ``also``: a further class or constructor that may be used; ``None`` for any other."""
 
@@ -109,6 +130,8 @@ class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """What the pickle refers to as ``module.name``."""
         wanted = module, name
+        if wanted in _SPECIAL:
+            return _SPECIAL[wanted]
         if wanted not in self._known:
             self._known[wanted] = self._found(module, name)
         return self._known[wanted]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import datetime
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -152,6 +153,8 @@ def _array(value: Any, field: pa.Field) -> pa.Array:
         if isinstance(value, str) and not _is_text(dtype):
             if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype):
                 return pa.array([base64.b64decode(value, validate=True)], dtype)
+            if pa.types.is_time(dtype):
+                return pa.array([datetime.time.fromisoformat(value)], dtype)
             return pa.array([value]).cast(dtype)
         if isinstance(value, int) and not isinstance(value, bool) and decimals.is_decimal(dtype):
             return pa.array([str(value)]).cast(dtype)

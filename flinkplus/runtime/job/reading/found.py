@@ -238,7 +238,7 @@ def views_of(node: Node, schema: pa.Schema, states: Mapping[str, KeyedPart]) -> 
         elif part.kind == NumberState.kind:
             dtype: Dtype = "float64" if part.dtype == "float64" else "int64"
             views.append(NumberView(node.name, own, name=name, dtype=dtype, output="value"))
-        elif not views:
+        elif not isinstance(node.body, ShowsState):
             raise ConfigurationError(
                 f"operator {node.name!r} keeps state {name!r} in a form of its own and does not say how it is shown: "
                 "select another operator"

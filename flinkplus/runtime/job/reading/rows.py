@@ -57,8 +57,10 @@ class ReadOperator:
 
     @property
     def value_type(self) -> pa.DataType:
-        """The type of values; text for objects, and for an operator without values."""
-        return next((_all_nullable(view.value_type) for view in self.views if view.value_type), pa.string())
+        """The type of values; text for objects, for an operator without values, and where types differ."""
+        types = {view.value_type for view in self.views}
+        only = types.pop() if len(types) == 1 else None
+        return pa.string() if only is None else _all_nullable(only)
 
 
 def _all_nullable(dtype: pa.DataType) -> pa.DataType:
