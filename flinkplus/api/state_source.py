@@ -93,26 +93,23 @@ class StateReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a subtask, in the types that Spark has."""
-        from pyspark.sql.pandas.types import to_arrow_schema
+        from flinkplus.runtime.job.spark_types import arrow_schema
 
         if partition.value is not None:
-            wanted = to_arrow_schema(self._schema, timezone="UTC")
+            wanted = arrow_schema(self._schema)
             for batch in partition.value.batches():
                 yield batch.cast(wanted)
 
 
 def _spark_schema(schema: pa.Schema) -> Any:
-    from pyspark.sql.pandas.types import from_arrow_schema
+    import pyarrow as pa
 
-    return from_arrow_schema(schema)
+    from flinkplus.runtime.job.spark_types import spark_type
+
+    return spark_type(pa.struct(list(schema)))
 
 
 def _is_of_spark(dtype: pa.DataType) -> bool:
-    from pyspark.errors import PySparkTypeError
-    from pyspark.sql.pandas.types import from_arrow_type
+    from flinkplus.runtime.job.spark_types import spark_type
 
-    try:
-        from_arrow_type(dtype)
-    except PySparkTypeError:
-        return False
-    return True
+    return spark_type(dtype) is not None
