@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from flinkplus.runtime.job.reading.found import FoundState, StateQuery
 
-FORMAT = "flinkplus-state"
+NAME = "flinkplus-state"
 OPTIONS = ("path", "operator", "key", "checkpoint", "signingkey", "trust")
 
 
@@ -32,7 +32,7 @@ class StateDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """The format's name."""
-        return FORMAT
+        return NAME
 
     def schema(self) -> StructType:
         """The columns. Key and value stay JSON where Spark has no such type."""
@@ -43,7 +43,7 @@ class StateDataSource(DataSource):
         """Reads the checkpoint that is the newest now. Raises ``ConfigurationError`` for another schema."""
         found = self._found()
         if schema != _spark_schema(found.schema):
-            raise ConfigurationError(f"{FORMAT} has columns of its own: leave out schema(...)")
+            raise ConfigurationError(f"{NAME} has columns of its own: leave out schema(...)")
         return StateReader(found, schema)
 
     def _found(self) -> FoundState:
@@ -52,7 +52,7 @@ class StateDataSource(DataSource):
         options = {name.lower(): value for name, value in self.options.items()}
         unknown = sorted(options.keys() - set(OPTIONS))
         if unknown:
-            raise ConfigurationError(f"{FORMAT} has no option {unknown[0]!r}; its options are: {', '.join(OPTIONS)}")
+            raise ConfigurationError(f"{NAME} has no option {unknown[0]!r}; its options are: {', '.join(OPTIONS)}")
         query = _query(options)
         trust = options.get("trust", "false").lower() == "true"
         found = find_state(query, None, options.get("signingkey"), trust)
@@ -67,7 +67,7 @@ def _query(options: dict[str, str]) -> StateQuery:
     from flinkplus.runtime.job.reading.found import StateQuery
 
     if "path" not in options:
-        raise ConfigurationError(f'{FORMAT} needs a checkpoint directory: .format("{FORMAT}").load(DIR)')
+        raise ConfigurationError(f'{NAME} needs a checkpoint directory: .format("{NAME}").load(DIR)')
     number = options.get("checkpoint")
     if number is not None and not number.isdecimal():
         raise ConfigurationError(f"option checkpoint: {number!r:.100} is not the number of a checkpoint")

@@ -27,7 +27,7 @@ VALUE, TIMER, WINDOW, ROW = "value", "timer", "window", "row"
 
 
 class StoredState(KeyedState, Protocol):
-    """The keyed state of one subtask in a snapshot, to be read (``flinkplus.state.stored.StoredSubtask``)."""
+    """The keyed state of one subtask in a snapshot, to be read (``flinkplus.state.reading.stored.StoredSubtask``)."""
 
     subtask: str
     max_parallelism: int

@@ -14,7 +14,7 @@ import pytest
 from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.operators.base.key_values import key_columns, key_of
 from flinkplus.operators.base.keys import row_keys
-from flinkplus.state.plain_objects import jsonable, to_json
+from flinkplus.state.reading.plain_objects import jsonable, to_json
 
 MOMENT = datetime.datetime(2026, 1, 31, 12, 30, 15, 123456)
 VALUES: dict[pa.DataType, list[Any]] = {

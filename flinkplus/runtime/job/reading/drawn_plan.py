@@ -1,7 +1,7 @@
 """The plan of a job read for what it says of operators and schemas, without loading a function of the user's.
 
-Rule: only classes of FlinkPlus, and Arrow's types, are made; everything else has a stand-in
-(``flinkplus.state.plain_objects``). So neither the program nor its modules are needed, and none of their code runs.
+Rule: only classes of FlinkPlus, and Arrow's types, are made; everything else has a stand-in (``plain_objects``). So
+neither the program nor its modules are needed, and none of their code runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flinkplus.path_names import checked_name
 from flinkplus.printable import printable
 from flinkplus.runtime.job.plan import Plan, pickled_plan
 from flinkplus.state.durable.storage import CheckpointStorage
-from flinkplus.state.plain_objects import PlainUnpickler, loaded
+from flinkplus.state.reading.plain_objects import PlainUnpickler, loaded
 
 ARROW = frozenset(
     {

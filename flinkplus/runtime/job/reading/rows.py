@@ -31,9 +31,9 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.runtime.host.scratch import JOB_PREFIX, mark_running
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.hashing import group_numbers, hash_keys
-from flinkplus.state.plain_objects import to_json
+from flinkplus.state.reading.plain_objects import to_json
+from flinkplus.state.reading.stored import StoredSubtask
 from flinkplus.state.removal import remove_folder
-from flinkplus.state.stored import StoredSubtask
 
 TIME = pa.timestamp("us", "UTC")
 MAX_ROWS = 8192

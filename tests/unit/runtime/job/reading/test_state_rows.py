@@ -25,7 +25,7 @@ from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.operators.keyed.top import Top
 from flinkplus.protocol.vocabulary.key_groups import owner_of
 from flinkplus.state.hashing import group_of
-from flinkplus.state.plain_objects import jsonable, to_json
+from flinkplus.state.reading.plain_objects import jsonable, to_json
 from tests.unit.runtime.job.reading.kept import KeptVertex, Row
 from tests.unit.runtime.job.rescaling.vertices import MAX_PARALLELISM
 

@@ -23,7 +23,7 @@ from pyspark.sql import Row
 
 from flinkplus.errors import CorruptState
 from flinkplus.state.objects import PICKLE_PROTOCOL
-from flinkplus.state.plain_objects import StandIn, to_json, unpickled
+from flinkplus.state.reading.plain_objects import StandIn, to_json, unpickled
 
 HERE = __name__
 

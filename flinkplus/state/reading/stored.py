@@ -23,7 +23,7 @@ from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.hashing import GROUP_BYTES
 from flinkplus.state.memtable import VALUE_BYTES, ZERO_VALUE, Dtype, state_prefix
 from flinkplus.state.objects import PICKLE_FORMAT
-from flinkplus.state.plain_objects import unpickled
+from flinkplus.state.reading.plain_objects import unpickled
 
 BATCH_ENTRIES = 8192
 BATCH_BYTES = 8 << 20
