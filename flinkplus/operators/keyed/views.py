@@ -75,11 +75,8 @@ class ExpiryView(StateView):
 
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
-        for keys, numbers in stored.numbers(self.operator, "int64"):
-            there = np.flatnonzero(numbers)
-            expiries = numbers[there]
-            timers = pa.array(expiries, pa.int64(), mask=expiries == FOR_EVER)
-            yield ShownRows([keys[at] for at in there.tolist()], None, timers)
+        for keys, expiries in stored.numbers(self.operator, "int64"):
+            yield ShownRows(keys, None, pa.array(expiries, pa.int64(), mask=expiries == FOR_EVER))
 
 
 @dataclass(frozen=True, kw_only=True)

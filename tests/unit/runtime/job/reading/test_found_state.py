@@ -28,6 +28,7 @@ from flinkplus.api import state as api
 from flinkplus.operators.base.operator import KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.keyed.keyed import Count
 from flinkplus.operators.keyed.keyed_rows import Process
+from flinkplus.runtime.job.reading.drawn_plan import _of_plans
 from flinkplus.runtime.job.reading.found import FoundState, StateQuery, find_state
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.state.durable.blobs import PLAN_BLOB
@@ -99,6 +100,12 @@ def test_neither_the_program_nor_its_classes_are_needed(tmp_path: Path, monkeypa
     assert sessions[4] == {"class": "users_program.Session", "state": {"rows": 2}} and len(sessions) == 5
     assert [row["value"] for row in rows if row["state"] == "plain" and row["key"]["k"] == 3] == ["[3]"]
     assert "users_program" not in sys.modules
+
+
+def test_of_flinkplus_only_classes_are_loaded() -> None:
+    assert _of_plans("flinkplus.operators.keyed.keyed", "Count") is Count
+    assert _of_plans("flinkplus.state.removal", "remove_folder") is None
+    assert _of_plans("pyarrow.lib", "schema") is pa.schema and _of_plans("pyarrow.lib", "memory_map") is None
 
 
 def test_functions_that_are_pickled_by_value_do_not_run(tmp_path: Path) -> None:
