@@ -32,7 +32,7 @@ from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.handle import START, KeyedPart, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import SubtaskId
-from flinkplus.protocol.vocabulary.key_groups import owner_of
+from flinkplus.protocol.vocabulary.key_groups import groups_of
 from flinkplus.runtime.job.plan import Plan
 from flinkplus.runtime.job.reading.drawn_plan import drawn_plan
 from flinkplus.runtime.job.reading.rows import ReadOperator, SubtaskReading, removed, row_schema
@@ -197,23 +197,26 @@ class _Selection:
     def _readings(
         self, vertex: Vertex, operators: tuple[ReadOperator, ...], schema: pa.Schema
     ) -> Iterator[SubtaskReading]:
-        root = self._graph.nodes[vertex.nodes[0]].name
-        by_hash = {self._graph.exchanges[edge].route for edge in vertex.inputs} == {"hash"}
         for index, handle in enumerate(self._handles(vertex)):
-            split = (each for each in operators if by_hash and each.name == root)
-            elsewhere = {each.name for each in split if not self._may_have(index, each)}
-            mine = tuple(each for each in operators if each.name not in elsewhere)
+            owned = {each.name: self._owned(vertex, each, index) for each in operators}
+            mine = tuple(each for each in operators if each.key is None or self._group(each) in owned[each.name])
             if handle.files and mine:
                 parts = handle.operator_state.operators
                 saved = {each.name: parts[each.name].state for each in mine if each.name in parts}
+                bounds = {each.name: (owned[each.name].start, owned[each.name].stop) for each in mine}
                 light = replace(handle, operator_state=START.operator_state)
-                yield SubtaskReading(self._query.directory, light, mine, saved, schema, self._groups)
+                yield SubtaskReading(self._query.directory, light, mine, saved, bounds, schema, self._groups)
 
-    def _may_have(self, index: int, operator: ReadOperator) -> bool:
-        """Whether the subtask ``index`` may have the key that is asked for. Its rows are split by that key."""
-        if operator.key is None or not operator.fields:
-            return True
-        return owner_of(group_of(operator.key, self._groups), self._parallelism, self._groups) == index
+    def _owned(self, vertex: Vertex, operator: ReadOperator, index: int) -> range:
+        """The key groups whose entries count in subtask ``index``: all, where rows are not split by the key."""
+        by_hash = {self._graph.exchanges[edge].route for edge in vertex.inputs} == {"hash"}
+        if by_hash and operator.fields and operator.name == self._graph.nodes[vertex.nodes[0]].name:
+            return groups_of(index, self._parallelism, self._groups)
+        return range(self._groups)
+
+    def _group(self, operator: ReadOperator) -> int:
+        """The group of the key that is asked for."""
+        return group_of(operator.key or b"", self._groups)
 
     def _no_such_operator(self) -> ConfigurationError:
         wanted, nodes = str(self._query.operator), self._graph.nodes

@@ -97,6 +97,7 @@ class SubtaskReading:
 
     ``directory``: the checkpoint directory. ``handle``: what the manifest says, which has the checksum of each file.
     ``saved``: what each operator's ``snapshot`` gave.
+    ``owned``: for each operator the first of the key groups that the subtask owns, and the end.
     ``schema``: see ``row_schema``; a key or value of another type than text is typed.
     """
 
@@ -104,6 +105,7 @@ class SubtaskReading:
     handle: SnapshotHandle
     operators: tuple[ReadOperator, ...]
     saved: dict[str, Any]
+    owned: dict[str, tuple[int, int]]
     schema: pa.Schema
     max_parallelism: int
 
@@ -150,18 +152,29 @@ class SubtaskReading:
 
     def _made(self, operator: ReadOperator, view: StateView, rows: ShownRows) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(rows.keys), MAX_ROWS):
-            stop = min(start + MAX_ROWS, len(rows.keys))
-            wanted = np.arange(start, stop)
-            if operator.key is not None:
-                wanted = np.array([at for at in wanted.tolist() if rows.keys[at] == operator.key], np.int64)
+            keys = rows.keys[start : start + MAX_ROWS]
+            groups = group_numbers(hash_keys(pa.array(keys, pa.large_binary())), self.max_parallelism)
+            wanted = np.flatnonzero(self._count(operator, keys, groups))
             if len(wanted):
-                yield self._batch(operator, view, rows, wanted)
+                yield self._batch(operator, view, rows, start + wanted, groups[wanted])
+
+    def _count(
+        self, operator: ReadOperator, keys: Sequence[bytes], groups: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Which entries count: those of key groups that the subtask owns, and of the key that is asked for."""
+        first, end = self.owned[operator.name]
+        counts: npt.NDArray[np.bool_] = (groups >= first) & (groups < end)
+        return counts if operator.key is None else counts & np.array([key == operator.key for key in keys], np.bool_)
 
     def _batch(
-        self, operator: ReadOperator, view: StateView, rows: ShownRows, wanted: npt.NDArray[np.int64]
+        self,
+        operator: ReadOperator,
+        view: StateView,
+        rows: ShownRows,
+        wanted: npt.NDArray[np.int64],
+        groups: npt.NDArray[np.int64],
     ) -> pa.RecordBatch:
         keys = [rows.keys[at] for at in wanted.tolist()]
-        groups = group_numbers(hash_keys(pa.array(keys, pa.large_binary())), self.max_parallelism)
         start, end = (None, None) if rows.window_ms is None else rows.window_ms
         count = len(keys)
         columns = [

@@ -8,6 +8,7 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,14 @@ def test_a_reader_that_is_given_up_leaves_nothing(vertex: KeptVertex) -> None:
     reader.read_next_batch()
     assert len(list(Path(tempfile.gettempdir()).iterdir())) == 1
     del reader
+
+
+def test_entries_of_key_groups_that_the_subtask_does_not_own_do_not_count(vertex: KeptVertex) -> None:
+    (reading, *_) = find_state(StateQuery(str(vertex.directory), "op"), trust=True).readings
+    assert reading.owned == {"op": (0, 7)}
+    narrow = replace(reading, owned={"op": (2, 4)})
+    kept = [row for batch in reading.batches() for row in batch.to_pylist() if 2 <= row["key_group"] < 4]
+    assert kept and [row for batch in narrow.batches() for row in batch.to_pylist()] == kept
 
 
 def test_only_the_subtask_of_a_key_is_read(vertex: KeptVertex) -> None:
