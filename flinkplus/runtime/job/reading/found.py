@@ -177,6 +177,11 @@ class _Selection:
         body: Any = node.body
         if isinstance(body, Operator):
             return tuple(schema.field(name) for name in body.key_columns)
+        if not vertex.inputs or node is not self._graph.nodes[vertex.nodes[0]]:
+            raise ConfigurationError(
+                f"operator {node.name!r} is of a class that is not FlinkPlus's own, and the keys of its state are not "
+                "known: select another operator"
+            )
         return tuple(schema.field(name) for name in self._graph.exchanges[vertex.inputs[0]].columns)
 
     def _with_keys(self, operators: Sequence[ReadOperator]) -> dict[str, ReadOperator]:

@@ -26,15 +26,18 @@ from flinkplus import (
     read_state,
 )
 from flinkplus.api import state as api
+from flinkplus.config import Options
 from flinkplus.operators.base.operator import KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.keyed.keyed import Count
 from flinkplus.operators.keyed.keyed_rows import Process
+from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.job.reading.drawn_plan import _of_plans
 from flinkplus.runtime.job.reading.found import FoundState, StateQuery, find_state
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.state.durable.blobs import PLAN_BLOB
 from flinkplus.state.durable.storage import CheckpointStorage
 from tests.unit.runtime.job.reading.kept import KeptVertex, Row
+from tests.unit.runtime.job.rescaling.vertices import MAX_PARALLELISM
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string())])
 PROGRAM = """
@@ -183,6 +186,20 @@ def test_a_form_of_its_own_is_refused(tmp_path: Path) -> None:
     vertex.store()
     vertex.close()
     with pytest.raises(ConfigurationError, match="'op' keeps state 'op/pages' in a form of its own"):
+        rows_of(vertex.directory)
+
+
+def test_an_operator_whose_keys_are_not_known_is_refused(tmp_path: Path) -> None:
+    """It is fused with another one, so that its rows are not split by its key."""
+    vertex = KeptVertex(Mine("op", ("k",)), SCHEMA, tmp_path, 2)
+    graph = vertex.graph
+    graph.nodes[1].name, graph.nodes[2].name = "first", "op"
+    plan = Plan("job", "job-1", graph, Options(max_parallelism=MAX_PARALLELISM))
+    vertex.storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
+    vertex.feed(batch([1]))
+    vertex.store()
+    vertex.close()
+    with pytest.raises(ConfigurationError, match=r"'op' is of a class .* select another operator"):
         rows_of(vertex.directory)
 
 
