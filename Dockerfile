@@ -13,6 +13,7 @@ RUN awk '/^setuptools==/ { found = 1 } found { print } found && !/\\$/ { exit }'
     && pip install --no-cache-dir --require-hashes -r build.lock \
     && pip install --no-cache-dir --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
 COPY flinkplus flinkplus
+COPY pyspark_flinkplus pyspark_flinkplus
 COPY chain_backup chain_backup
 COPY upstream_cache upstream_cache
 COPY dedup dedup

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkplus.errors import (
     CheckpointDirectoryError,
+    CheckpointRemoved,
     CommandRefused,
     ConfigurationError,
     CorruptCheckpoint,
@@ -35,6 +36,7 @@ from flinkplus.errors import (
     StateError,
     SubtaskNotRunning,
     UntrustedCheckpoint,
+    UntrustedState,
     UserFunctionError,
 )
 
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from flinkplus.api.environment import StreamEnvironment
     from flinkplus.api.job import JobHandle
     from flinkplus.api.spark_settings import spark_settings
+    from flinkplus.api.state import read_state
+    from flinkplus.api.state_source import StateDataSource
     from flinkplus.api.stream import KeyedStream, Stream, WindowedStream
     from flinkplus.job_options import JobOptions
     from flinkplus.state.durable.listing import StoredCheckpoint, StoredCheckpoints, StoredOperator
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CheckpointDirectoryError",
+    "CheckpointRemoved",
     "CommandRefused",
     "ConfigurationError",
     "CorruptCheckpoint",
@@ -76,6 +81,7 @@ __all__ = [
     "RedundancyAtRisk",
     "ShadowedPackage",
     "SlotStartError",
+    "StateDataSource",
     "StateError",
     "StoredCheckpoint",
     "StoredCheckpoints",
@@ -84,16 +90,19 @@ __all__ = [
     "StreamEnvironment",
     "SubtaskNotRunning",
     "UntrustedCheckpoint",
+    "UntrustedState",
     "UserFunctionError",
     "WindowedStream",
     "__version__",
     "checkpoints",
+    "read_state",
     "spark_settings",
 ]
 _API = {
     "JobHandle": "flinkplus.api.job",
     "JobOptions": "flinkplus.job_options",
     "KeyedStream": "flinkplus.api.stream",
+    "StateDataSource": "flinkplus.api.state_source",
     "StoredCheckpoint": "flinkplus.state.durable.listing",
     "StoredCheckpoints": "flinkplus.state.durable.listing",
     "StoredOperator": "flinkplus.state.durable.listing",
@@ -101,6 +110,7 @@ _API = {
     "StreamEnvironment": "flinkplus.api.environment",
     "WindowedStream": "flinkplus.api.stream",
     "checkpoints": "flinkplus.api.checkpoints",
+    "read_state": "flinkplus.api.state",
     "spark_settings": "flinkplus.api.spark_settings",
 }
 

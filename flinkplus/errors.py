@@ -94,6 +94,15 @@ class UntrustedCheckpoint(FlinkPlusError):
         return f"{super().__str__()}; {self.ADVICE}"
 
 
+class UntrustedState(UntrustedCheckpoint):
+    """State that was not signed with the key here, and was to be read as data."""
+
+    ADVICE = (
+        "give the key that it was signed with (signing_key=FILE, --signing-key FILE, FLINKPLUS_KEY_FILE), or read it "
+        "all the same with trust=True (--trust): no code that is in it is run (docs/security.md)"
+    )
+
+
 class CorruptState(FlinkPlusError):
     """A state file that does not match its recorded checksum, size or format."""
 
@@ -226,3 +235,7 @@ class InvariantViolation(FlinkPlusError):
 
 class StateError(FlinkPlusError):
     """The local state store, or the storage behind it, cannot be read or written, or was closed."""
+
+
+class CheckpointRemoved(StateError):
+    """A checkpoint was removed by its job, which has newer ones, while it was read."""

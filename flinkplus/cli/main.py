@@ -22,6 +22,7 @@ from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
 from flinkplus.cli.moves import add_moves
+from flinkplus.cli.state_rows.command import add_state
 from flinkplus.cli.status import add_status
 from flinkplus.cli.supervise.command import add_supervise
 from flinkplus.printable import escaped
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     _add_resume(commands)
     add_supervise(commands)
     add_checkpoints(commands)
+    add_state(commands)
     _add_corpus(commands)
     add_example(commands)
     add_status(commands)

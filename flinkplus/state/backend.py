@@ -33,7 +33,15 @@ from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.file_system import file_chunks, link_or_copy
 from flinkplus.state.hashing import GROUP_BYTES
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
-from flinkplus.state.memtable import DEFAULT_MAX_ENTRIES, Dtype, FrozenPart, NumberState, counted_keys, state_prefix
+from flinkplus.state.memtable import (
+    DEFAULT_MAX_ENTRIES,
+    Dtype,
+    FrozenPart,
+    KeyLayout,
+    NumberState,
+    counted_keys,
+    state_prefix,
+)
 from flinkplus.state.objects import OBJECTS, PAGES, ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.store import Aside, SubtaskStore
@@ -299,6 +307,17 @@ class SubtaskState:
         prefix = state_prefix(name)
         first, end = (prefix + bound.to_bytes(GROUP_BYTES, "big") for bound in (groups.start, groups.stop))
         return self._store.items_between(first, end)
+
+    def pages_of(self, name: str) -> Iterator[tuple[bytes, bytes]]:
+        """Name and content, as it is stored, of each page of the state ``name`` in the restored version, ascending."""
+        prefix = state_prefix(name)
+        end = prefix[:-1] + bytes([prefix[-1] + 1])  # the last byte of a name in UTF-8 is never FF
+        return ((key[len(prefix) :], value) for key, value in self._store.items_between(prefix, end))
+
+    def stored_in(self, name: str, keys: Sequence[bytes], pages: bool = False) -> list[bytes | None]:
+        """The values of ``keys`` in the state ``name``, as they are stored; ``None`` for an absent key."""
+        layout = KeyLayout(state_prefix(name), None if pages else self._max_parallelism)
+        return [] if not keys else self._store.get_many(layout.stored(keys))
 
     # -- restoring ------------------------------------------------------------------------------------------------
 

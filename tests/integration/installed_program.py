@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import JobFailed, StreamEnvironment
 
-PACKAGES = ("chain_backup", "dedup", "experiments", "flinkplus", "upstream_cache")
+PACKAGES = ("chain_backup", "dedup", "experiments", "flinkplus", "pyspark_flinkplus", "upstream_cache")
 WORDS = 20
 
 

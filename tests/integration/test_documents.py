@@ -45,6 +45,7 @@ LANGUAGES = {"python", "sh", "json", "ini", *CHECKED_ELSEWHERE}
 NOT_RUN = {
     # programs, by a part of their text
     "Cluster(workers=4)": "needs root and network namespaces: tests/integration/test_cluster.py",
+    '.format("flinkplus-state")': "needs a checkpoint directory: tests/integration/test_state_data.py",
     # commands, by how they begin, without the path of the program
     "make ": "setting up, or minutes of tests and measurements",
     "python -m tests.simulation": "minutes: tests/simulation/test_simulation.py runs seeds",
@@ -56,6 +57,7 @@ NOT_RUN = {
     "flinkplus resume": "needs a driver that died: tests/integration/test_cli.py",
     "flinkplus supervise": "needs a driver that dies: tests/integration/test_supervise.py",
     "flinkplus checkpoints": "needs a checkpoint directory: tests/unit/cli/test_checkpoints.py",
+    "flinkplus state": "needs a checkpoint directory: tests/unit/cli/test_state.py",
     "flinkplus status": "needs a running job: tests/integration/test_operations.py",
     "flinkplus migrate": "needs a running job: tests/integration/test_moves.py",
     "flinkplus drain": "needs a running job: tests/integration/test_moves.py",

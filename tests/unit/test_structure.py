@@ -20,7 +20,7 @@ from flinkplus.protocol.vocabulary.effects import BarrierEffect, CheckpointingEf
 from flinkplus.protocol.vocabulary.events import BarrierEvent, CheckpointingEvent, JobEvent, OvertakingEvent
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("flinkplus", "chain_backup", "upstream_cache", "dedup")
+PRODUCT = ("flinkplus", "pyspark_flinkplus", "chain_backup", "upstream_cache", "dedup")
 ROOMS = ("flinkplus/runtime", "flinkplus/protocol", "chain_backup")
 
 FUNCTION_LINES = 60

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ from flinkplus.operators.base.operator import (
 )
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
+from flinkplus.operators.base.stored_state import ROW, ShownRows, StateView, StoredState, reading_context, struct_of
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
 from flinkplus.state.hashing import hash_keys
 
@@ -48,6 +49,7 @@ KEPT_ROWS = 1 << 20
 """Rows of each side that stay in memory besides being in the state."""
 MAX_PAIRS = 1 << 18
 """Pairs that are made at a time."""
+SIDES = ("left", "right")
 HASH, KEY, TIME = "#hash", "#key", "#time"
 _OWN = (pa.field(HASH, pa.uint64()), pa.field(KEY, pa.binary()), pa.field(TIME, pa.int64()))
 
@@ -121,6 +123,9 @@ class IntervalJoin(KeyedOperator):
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _IntervalJoinInstance(self, ctx)
+
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        return [JoinView(self.name, side, join=self) for side in SIDES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +209,50 @@ class _Side:
                 if (end > start).any():
                     yield batch, start, end
 
+    def pending(self, watermark_ms: int | None) -> Iterator[pa.RecordBatch]:
+        """The prepared rows that others may still match; takes the shelves out."""
+        for number in self.shelves:
+            for _, rows in self.shelves.parts(number):
+                needed = True if watermark_ms is None else rows.column(2).to_numpy() + self.reach_ms >= watermark_ms
+                yield rows.filter(pa.array(np.broadcast_to(needed, rows.num_rows)))
+            self.shelves.drop(number)
+
     def expire(self, watermark_ms: int) -> None:
         for number in list(self.shelves):
             if (number + 1) * self._shelf_ms - 1 + self.reach_ms >= watermark_ms:
                 return
             self.shelves.drop(number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinView(StateView):
+    """The rows of one side (``state``) that are held; values have both sides, one of them null."""
+
+    kind: ClassVar[str] = ROW
+
+    join: IntervalJoin
+
+    @property
+    @override
+    def value_type(self) -> pa.DataType:
+        sides = (self.join.left, self.join.right)
+        return pa.struct([pa.field(name, pa.struct(list(s.schema))) for name, s in zip(SIDES, sides, strict=True)])
+
+    @property
+    @override
+    def reads(self) -> tuple[str, ...]:
+        return (f"{self.operator}#{self.state}",)
+
+    @override
+    def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
+        join, side, value_type = self.join, self.state, self.value_type
+        assert side is not None
+        instance = _IntervalJoinInstance(join, reading_context(self.operator, stored, join.left.schema))
+        instance.restore(saved)
+        for rows in instance.pending(side):
+            held = struct_of(rows.columns[len(_OWN) :], value_type.field(side).type)
+            sides = [held if name == side else pa.nulls(len(held), value_type.field(name).type) for name in SIDES]
+            yield ShownRows(rows.column(1).to_pylist(), pa.StructArray.from_arrays(sides, fields=list(value_type)))
 
 
 def _sorted(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -232,8 +276,8 @@ class _IntervalJoinInstance(OperatorInstance):
         lower, upper = descriptor.lower_ms, descriptor.upper_ms
         self._bounds = (lower, upper), (-upper, -lower)  # of the other's time, seen from the left and from the right
         shelf_ms = min(max((upper - lower) // SHELVES_IN_AN_INTERVAL, LEAST_SHELF_MS), MOST_SHELF_MS)
-        left = _Side(descriptor.left, ctx, "left", upper, shelf_ms)
-        right = _Side(descriptor.right, ctx, "right", -lower, shelf_ms)
+        left = _Side(descriptor.left, ctx, SIDES[0], upper, shelf_ms)
+        right = _Side(descriptor.right, ctx, SIDES[1], -lower, shelf_ms)
         self._sides = left, right
         own = len(_OWN)
         right_columns = [own + descriptor.right.schema.get_field_index(name) for name in descriptor.right_columns]
@@ -246,6 +290,10 @@ class _IntervalJoinInstance(OperatorInstance):
     @override
     def behind_ms(self) -> int:
         return self._behind_ms
+
+    def pending(self, side: str) -> Iterator[pa.RecordBatch]:
+        """The rows of one side that others may still match, with their hashes, keys and times."""
+        return self._sides[SIDES.index(side)].pending(self._watermark_ms)
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

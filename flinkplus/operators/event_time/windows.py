@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base.columns import cut, plain_array
-from flinkplus.operators.base.keys import check_key_columns, encode_keys
+from flinkplus.operators.base.keys import check_key_columns, encode_keys, row_keys
 from flinkplus.operators.base.operator import (
     Inherited,
     JsonValue,
@@ -37,6 +37,14 @@ from flinkplus.operators.base.operator import (
 )
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
+from flinkplus.operators.base.stored_state import (
+    WINDOW,
+    ShownRows,
+    StateView,
+    StoredState,
+    reading_context,
+    struct_of,
+)
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
 from flinkplus.operators.keyed.aggregates import Aggregate, Groups
 
@@ -75,6 +83,40 @@ class TumblingWindow(KeyedOperator):
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _TumblingWindowInstance(self, ctx)
+
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        return [WindowView(self.name, window=self, schema=schema)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowView(StateView):
+    """The windows that are open, with their aggregates so far."""
+
+    kind: ClassVar[str] = WINDOW
+
+    window: TumblingWindow
+    schema: pa.Schema
+
+    @property
+    @override
+    def value_type(self) -> pa.DataType:
+        return pa.struct([pa.field(a.output, a.result_type(self.schema)) for a in self.window.aggregates])
+
+    @property
+    @override
+    def reads(self) -> tuple[str, ...]:
+        return (self.operator,)
+
+    @override
+    def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
+        window, value_type = self.window, self.value_type
+        instance = _TumblingWindowInstance(window, reading_context(self.operator, stored, self.schema))
+        instance.restore(saved)
+        first = len(window.keys) + 2
+        for start_ms, rows in instance.pending():
+            keys = row_keys(rows, window.keys).to_pylist()
+            values = struct_of(rows.columns[first:], value_type)
+            yield ShownRows(keys, values, window_ms=(start_ms, start_ms + window.size_ms))
 
 
 def _owned_rows(part: Inherited, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
@@ -171,6 +213,11 @@ class _TumblingWindowInstance(OperatorInstance):
             if start + self._size_ms > watermark_ms:
                 return
             yield from cut(self._result(start, self._windows.take(start)))
+
+    def pending(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The start of each window that is kept, and the rows that it would emit now; takes the windows out."""
+        for start in self._windows:
+            yield start, self._result(start, self._windows.take(start))
 
     def _result(self, start_ms: int, reduced: pa.RecordBatch) -> pa.RecordBatch:
         reduced = reduced.take(pc.array_sort_indices(reduced.column(0)))

@@ -34,11 +34,11 @@ from flinkplus.operators.base.operator import (
     OperatorContext,
     OperatorInstance,
 )
+from flinkplus.operators.base.stored_state import StateView
 from flinkplus.operators.keyed.keyed import KeyRows, is_large
+from flinkplus.operators.keyed.views import FOR_EVER, ExpiryView
 
 CHUNK_KEYS = 512
-FOR_EVER = 1
-"""The number kept with a key that is not forgotten; absent ones have 0."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Deduplicate(KeyedOperator):
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _DeduplicateInstance(self, ctx)
+
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        return [ExpiryView(self.name)]
 
 
 class _DeduplicateInstance(OperatorInstance):

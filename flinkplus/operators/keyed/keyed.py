@@ -40,7 +40,9 @@ from flinkplus.operators.base.keys import (
 )
 from flinkplus.operators.base.operator import Dtype, KeyedOperator, NumberStateLike, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
+from flinkplus.operators.base.stored_state import NumberView, StateView
 from flinkplus.operators.keyed.aggregates import sum_type
+from flinkplus.operators.keyed.views import SumView
 from flinkplus.state.hashing import small_unsigned
 
 FEW_ROWS = 96
@@ -282,6 +284,9 @@ class Count(KeyedOperator):
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _CountInstance(self, ctx)
 
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        return [NumberView(self.name, name=self.name, output=self.output)]
+
 
 class _CountInstance(OperatorInstance):
     joins_steps = gives_row_for_row = True
@@ -338,6 +343,11 @@ class Sum(KeyedOperator):
         dtype = self._sum_type(ctx.input_schema)
         return (_DecimalSumInstance if decimals.is_decimal(dtype) else _NumberSumInstance)(self, ctx, dtype)
 
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        zeros = zeros_of(self.name)
+        noted = zeros if zeros in states else None
+        return [SumView(self.name, output=self.output, dtype=self._sum_type(schema), zeros=noted)]
+
 
 class _SumInstance(OperatorInstance):
     """``_summed`` makes the output of a batch. It raises ``OverflowError`` or ``pa.ArrowInvalid`` for a sum that is too
@@ -377,7 +387,7 @@ class _NumberSumInstance(_SumInstance):
         state = ctx.keyed_state()
         self._state = state.number_state(ctx.operator, numbers)
         nullable = ctx.input_schema.field(descriptor.column).nullable
-        self._zeros = ZeroSums(state.number_state(f"{ctx.operator}#zero", "int64")) if nullable else None
+        self._zeros = ZeroSums(state.number_state(zeros_of(ctx.operator), "int64")) if nullable else None
         self._rows = KeyRows(self._state, descriptor.keys)
         self._few = FewRows(self._state, descriptor.keys, descriptor.output, dtype, self._zeros)
         self._running_sums = running_integer_sums if is_whole else running_float_sums
@@ -431,6 +441,11 @@ class _NumberSumInstance(_SumInstance):
             codes = np.flatnonzero(asked)
             without[codes] = ~self._zeros.among(key.encoded.take(pa.array(codes)).to_pylist())
         return without
+
+
+def zeros_of(operator: str) -> str:
+    """The name of the state of a sum that has its ``ZeroSums``."""
+    return f"{operator}#zero"
 
 
 class _DecimalSumInstance(_SumInstance):

@@ -44,8 +44,10 @@ from flinkplus.operators.base.row import (
     user_error,
 )
 from flinkplus.operators.base.schema import parse_schema
+from flinkplus.operators.base.stored_state import ObjectView, StateView
 from flinkplus.operators.base.values import instant
 from flinkplus.operators.keyed.timers import EventTimers
+from flinkplus.operators.keyed.views import ReducedView, TimerView
 from flinkplus.operators.rows.rows import Collector
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.state.objects import pack, unpack
@@ -72,6 +74,9 @@ class Reduce(KeyedOperator):
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _ReduceInstance(self, ctx)
+
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        return [ReducedView(self.name, schema=schema)]
 
 
 class _ReduceInstance(OperatorInstance):
@@ -259,6 +264,12 @@ class Process(KeyedOperator):
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _ProcessInstance(self, ctx)
+
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        first = f"{self.name}/"
+        mine = [name for name in states if name.startswith(first)]
+        values = [ObjectView(self.name, name.removeprefix(first), name=name) for name in mine]
+        return [*values, TimerView(self.name)]
 
 
 class _ProcessInstance(OperatorInstance):

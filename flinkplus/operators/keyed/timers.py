@@ -91,8 +91,9 @@ class EventTimers:
     """The timers of one operator in one subtask. ``watermark_ms``: how far event time is (``None``: not known yet)."""
 
     def __init__(self, state: KeyedState, operator: str) -> None:
-        self._flags = state.page_state(f"{operator}#timers")
-        self._content = state.page_state(f"{operator}#timer-pages")
+        flags, content = states_of(operator)
+        self._flags = state.page_state(flags)
+        self._content = state.page_state(content)
         self.watermark_ms: int | None = None
         self._base_ms = -MAX_TIME_MS
         self._buckets: dict[Bucket, _Pages] = {}
@@ -303,6 +304,16 @@ def _by_time(bucket: Bucket) -> tuple[int, int]:
 
 def _page(bucket: Bucket, number: int) -> bytes:
     return _PAGE.pack(*bucket, number)
+
+
+def states_of(operator: str) -> tuple[str, str]:
+    """The names of the states of pages that hold an operator's timers: one entry for each that is set; the buckets."""
+    return f"{operator}#timers", f"{operator}#timer-pages"
+
+
+def timer_of(flag: bytes) -> tuple[int, bytes]:
+    """Time and key of a timer, from the name of its entry."""
+    return _FLAG.unpack_from(flag)[0] - _OFFSET, flag[_FLAG.size :]
 
 
 def _flag(at_ms: int, key: bytes) -> bytes:

@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
@@ -31,7 +31,9 @@ from flinkplus.operators.base.columns import plain_array
 from flinkplus.operators.base.keys import check_key_columns, encode_keys
 from flinkplus.operators.base.operator import MAX_OUTPUT_ROWS, KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
+from flinkplus.operators.base.stored_state import StateView
 from flinkplus.operators.base.values import is_counted, numbers_of
+from flinkplus.operators.keyed.views import RankingView, as_arrow
 
 MAX_K = 10_000
 """A row may change all ranks of its key."""
@@ -79,6 +81,9 @@ class Top(KeyedOperator):
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _TopInstance(self, ctx)
+
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        return [RankingView(self.name, ranked=pa.struct(list(self.output_schema(schema))[len(self.keys) :]))]
 
 
 class Ranking:
@@ -176,8 +181,8 @@ class _TopInstance(OperatorInstance):
         rows = pa.array(output.rows)
         values = [None if score is None else self._score(score) for score in output.scores]
         columns = [batch.column(name).take(rows) for name in self._descriptor.keys]
-        columns += [pa.array(output.ranks, pa.int64()), _as_arrow(output.items, self._item_type)]
-        return pa.RecordBatch.from_arrays([*columns, _as_arrow(values, self._value_type)], names=self._schema.names)
+        columns += [pa.array(output.ranks, pa.int64()), as_arrow(output.items, self._item_type)]
+        return pa.RecordBatch.from_arrays([*columns, as_arrow(values, self._value_type)], names=self._schema.names)
 
 
 def _score_by(value: pa.DataType, ascending: bool) -> Callable[[Any], Any]:
@@ -212,9 +217,3 @@ def _as_python(array: pa.Array) -> list[Any]:
         array = array.view(numbers_of(array.type))
     values: list[Any] = array.to_pylist()
     return values
-
-
-def _as_arrow(values: list[Any], dtype: pa.DataType) -> pa.Array:
-    if is_counted(dtype):
-        return pa.array(values, numbers_of(dtype)).view(dtype)
-    return pa.array(values, dtype)

@@ -42,11 +42,11 @@ def plan_bytes(plan: Plan) -> bytes:
     return HEADER + b"\n" + cloudpickle.dumps(plan)
 
 
-def load_plan(storage: CheckpointStorage, where: str) -> Plan:
-    """Read the plan. Its signature and format are checked before it is unpickled. ``where``: the directory, for errors.
+def pickled_plan(storage: CheckpointStorage, where: str) -> bytes:
+    """The pickle of the plan, with its signature and format checked. ``where``: the directory, for errors.
 
     Raises ``CheckpointDirectoryError`` if it is unreadable or has another format, ``UntrustedCheckpoint`` without a
-    valid signature, ``ConfigurationError`` when the job's functions cannot be loaded here.
+    valid signature.
     """
     try:
         data = storage.blobs.get_signed(PLAN_BLOB)
@@ -59,6 +59,13 @@ def load_plan(storage: CheckpointStorage, where: str) -> Plan:
             f"the format of the plan in {where} is {printable(found)}, and this version reads {PLAN_FORMAT}: resume "
             "the job with the version that wrote it, or start it with another checkpoint directory"
         )
+    return pickled
+
+
+def load_plan(storage: CheckpointStorage, where: str) -> Plan:
+    """Read the plan. Raises as ``pickled_plan``, and ``ConfigurationError`` when the job's functions cannot be loaded
+    here."""
+    pickled = pickled_plan(storage, where)
     try:
         plan = cloudpickle.loads(pickled)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The Arrow type of each Spark type that a DataFrame's column may have.
+"""The Arrow type of each Spark type that a DataFrame's column may have, and the reverse.
 
 Rules: a timestamp is an instant: in any session time zone its type is a timestamp in UTC, like the schema text
 ``timestamp``, so that streams from several sources have equal types. The types are those of the Parquet files that
@@ -36,6 +36,32 @@ _INSTEAD = {
     "time": "cast it to a string, or to a timestamp of some day",
     "calendar interval": "cast it to a day-time interval, or to a number",
 }
+
+_SPARK: dict[pa.DataType, types.DataType] = {
+    **{arrow: spark() for spark, arrow in _SIMPLE.items() if spark not in (types.CharType, types.VarcharType)},
+    pa.large_string(): types.StringType(),
+    pa.large_binary(): types.BinaryType(),
+}
+
+
+def spark_type(dtype: pa.DataType) -> types.DataType | None:
+    """The Spark type whose Arrow type ``dtype`` is, or can be cast to; ``None`` for a type that Spark lacks."""
+    if pa.types.is_timestamp(dtype):
+        return types.TimestampNTZType() if dtype.tz is None else types.TimestampType()
+    if pa.types.is_decimal(dtype) and not pa.types.is_decimal256(dtype):
+        return types.DecimalType(dtype.precision, dtype.scale)
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        element = spark_type(dtype.value_type)
+        return None if element is None else types.ArrayType(element, dtype.value_field.nullable)
+    if pa.types.is_map(dtype):
+        key, item = spark_type(dtype.key_type), spark_type(dtype.item_type)
+        return None if key is None or item is None else types.MapType(key, item, dtype.item_field.nullable)
+    if pa.types.is_struct(dtype):
+        fields = [(field.name, spark_type(field.type), field.nullable) for field in dtype]
+        if any(found is None for _, found, _ in fields):
+            return None
+        return types.StructType([types.StructField(name, found, null) for name, found, null in fields if found])
+    return _SPARK.get(dtype)
 
 
 def arrow_schema(schema: types.StructType) -> pa.Schema:
