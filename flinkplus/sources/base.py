@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -74,6 +74,18 @@ class Source(ABC):
             f"source {self.name!r} does not say how its positions are dealt to another number of subtasks "
             "(Source.redealt): resume the job at the parallelism that it had"
         )
+
+    def settings(self) -> Mapping[str, JsonValue]:
+        """What its positions depend on: with any other settings, a position of it means nothing. JSON."""
+        return {}
+
+    def split_plan(self) -> JsonValue:
+        """What ``planned`` has found, for ``with_split_plan``; ``None``: nothing. JSON."""
+        return None
+
+    def with_split_plan(self, plan: JsonValue) -> Source:
+        """The source, planned as the one with these ``settings`` was. Raises ``ValueError`` or ``TypeError``."""
+        return self
 
     @abstractmethod
     def reader(self, index: int, parallelism: int) -> SourceReader:

@@ -36,10 +36,12 @@ from flinkplus.operators.base.operator import (
     OperatorContext,
     OperatorInstance,
     common_watermark,
+    described_columns,
 )
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
+from flinkplus.protocol.program.description import StateDescription
 from flinkplus.state.hashing import hash_keys
 
 SHELVES_IN_AN_INTERVAL = 4
@@ -64,6 +66,11 @@ class JoinSide:
     keys: tuple[str, ...]
     column: str
     prefix: str
+
+    @property
+    def kept(self) -> pa.Schema:
+        """What is kept of its rows."""
+        return pa.schema([*_OWN, *self.schema])
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,16 @@ class IntervalJoin(KeyedOperator):
         return pa.schema(fields)
 
     @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        rows = {f"#{name}": described_columns(side.kept) for name, side in self._named_sides()}
+        keys = tuple(str(self.left.schema.field(key).type) for key in self.left.keys)
+        settings = {"lower_ms": self.lower_ms, "upper_ms": self.upper_ms}
+        return StateDescription(keys=keys, settings=settings, rows=rows, form="pages")
+
+    def _named_sides(self) -> Sequence[tuple[str, JoinSide]]:
+        return ("left", self.left), ("right", self.right)
+
+    @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _IntervalJoinInstance(self, ctx)
 
@@ -159,7 +176,7 @@ class _Side:
         self.side = side
         self.reach_ms = reach_ms
         self._shelf_ms = shelf_ms
-        self._schema = pa.schema([*_OWN, *side.schema])
+        self._schema = side.kept
         self._name = f"{ctx.operator}#{name}"
         self.shelves = self._shelves(ctx.keyed_state())
 

@@ -41,6 +41,7 @@ from flinkplus.operators.base.keys import (
 from flinkplus.operators.base.operator import Dtype, KeyedOperator, NumberStateLike, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.keyed.aggregates import sum_type
+from flinkplus.protocol.program.description import Column, StateDescription
 from flinkplus.state.hashing import small_unsigned
 
 FEW_ROWS = 96
@@ -332,6 +333,12 @@ class Sum(KeyedOperator):
         raise ConfigurationError(
             f"operator {self.name!r}: column {self.column!r} is {dtype}; only numbers can be summed"
         )
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        rows = {"": (Column(name="sum", type=str(self._sum_type(schema))),)}
+        nulls = {"nulls": schema.field(self.column).nullable}  # with them, a sum of 0 is noted beside the sum
+        return StateDescription(keys=self._key_types(schema), settings=nulls, rows=rows)
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:

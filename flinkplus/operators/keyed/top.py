@@ -32,6 +32,7 @@ from flinkplus.operators.base.keys import check_key_columns, encode_keys
 from flinkplus.operators.base.operator import MAX_OUTPUT_ROWS, KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.base.values import is_counted, numbers_of
+from flinkplus.protocol.program.description import Column, StateDescription
 
 MAX_K = 10_000
 """A row may change all ranks of its key."""
@@ -75,6 +76,13 @@ class Top(KeyedOperator):
             raise ConfigurationError(
                 f"operator {self.name!r}: column {self.by!r} is {value}; only numbers and times can be ranked"
             )
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        kept = {"item": self.item, "value": self.by}
+        rows = {"": tuple(Column(name=name, type=str(schema.field(column).type)) for name, column in kept.items())}
+        settings = {"k": self.k, "ascending": self.ascending}
+        return StateDescription(keys=self._key_types(schema), settings=settings, rows=rows)
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
