@@ -191,6 +191,10 @@ class JobGraph:
         parents += [exchange.producer for exchange in self.exchanges if exchange.consumer == index]
         return bool(parents) and all(map(self.has_watermarks, parents))
 
+    def sinks(self) -> dict[str, Sink]:
+        """The sinks, by name."""
+        return {node.name: node.body for node in self.nodes if isinstance(node.body, Sink)}
+
     def has_sink(self, vertex: Vertex) -> bool:
         return any(isinstance(self.nodes[i].body, Sink) for i in vertex.nodes)
 

@@ -265,6 +265,11 @@ class Operator(ABC):
         """
         return StateDescription(keys=self._key_types(schema)) if self.has_state else None
 
+    def page_schemas(self, schema: pa.Schema) -> Mapping[str, pa.Schema]:
+        """The schemas of the rows in its pages, by what follows its name in the name of a state, where a description of
+        the form ``pages`` names them."""
+        return {}
+
     def _key_types(self, schema: pa.Schema) -> tuple[str, ...]:
         return tuple(str(schema.field(key).type) for key in self.key_columns if key in schema.names)
 

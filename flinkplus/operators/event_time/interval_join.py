@@ -126,14 +126,15 @@ class IntervalJoin(KeyedOperator):
         return pa.schema(fields)
 
     @override
+    def page_schemas(self, schema: pa.Schema) -> dict[str, pa.Schema]:
+        return {"#left": self.left.kept, "#right": self.right.kept}
+
+    @override
     def described_state(self, schema: pa.Schema) -> StateDescription:
-        rows = {f"#{name}": described_columns(side.kept) for name, side in self._named_sides()}
+        rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
         keys = tuple(str(self.left.schema.field(key).type) for key in self.left.keys)
         settings = {"lower_ms": self.lower_ms, "upper_ms": self.upper_ms}
         return StateDescription(keys=keys, settings=settings, rows=rows, form="pages")
-
-    def _named_sides(self) -> Sequence[tuple[str, JoinSide]]:
-        return ("left", self.left), ("right", self.right)
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:

@@ -84,9 +84,13 @@ class TumblingWindow(KeyedOperator):
         return pa.schema(fields)
 
     @override
+    def page_schemas(self, schema: pa.Schema) -> dict[str, pa.Schema]:
+        return {"": self.parts_schema(schema)}
+
+    @override
     def described_state(self, schema: pa.Schema) -> StateDescription:
         settings = {"size_ms": self.size_ms, "aggregates": [aggregate.kind for aggregate in self.aggregates]}
-        rows = {"": described_columns(self.parts_schema(schema))}
+        rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
         return StateDescription(keys=self._key_types(schema), settings=settings, rows=rows, form="pages")
 
     @override

@@ -336,9 +336,9 @@ class Sum(KeyedOperator):
 
     @override
     def described_state(self, schema: pa.Schema) -> StateDescription:
-        rows = {"": (Column(name="sum", type=str(self._sum_type(schema))),)}
+        kept: tuple[Column, ...] = (Column(name="sum", type=str(self._sum_type(schema))),)
         nulls = {"nulls": schema.field(self.column).nullable}  # with them, a sum of 0 is noted beside the sum
-        return StateDescription(keys=self._key_types(schema), settings=nulls, rows=rows)
+        return StateDescription(keys=self._key_types(schema), settings=nulls, rows={"": kept})
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:

@@ -45,10 +45,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Requests:
-    """What the user asks for: ``state_from``: new name -> old name; ``drop_state``: names whose state may go."""
+    """What the user asks for: ``state_from``: new name -> old name; ``drop_state``: names whose state may go;
+    ``renamed_from``: the name of the job before."""
 
     state_from: Mapping[str, str] = field(default_factory=dict)
     drop_state: Collection[str] = ()
+    renamed_from: str | None = None
+
+    def names(self, job: str) -> list[str]:
+        """The names that the job may have in its checkpoint directory."""
+        return [job] if self.renamed_from is None else [job, self.renamed_from]
 
 
 @dataclass(frozen=True)
@@ -75,9 +81,7 @@ class Comparison:
         return not self.refused and self.old.restores_as(self.new)
 
 
-def compare(
-    old: Program, new: Program, requests: Requests = Requests(), held: Collection[str] = ()
-) -> Comparison:
+def compare(old: Program, new: Program, requests: Requests = Requests(), held: Collection[str] = ()) -> Comparison:
     """``held``: operators that have state in the checkpoint, also if their description says nothing of it."""
     comparing = _Comparing(old, new, requests, held)
     comparing.run()

@@ -105,7 +105,7 @@ class Program(Document):
 
     def inputs_of(self, vertex: str) -> list[int]:
         """The edges that lead to a vertex, in the order of its inputs."""
-        root = vertex.split(FUSED)[0]
+        root = vertex.split(FUSED, maxsplit=1)[0]
         return [number for number, edge in enumerate(self.edges) if edge.consumer == root]
 
     def is_gathered(self, vertex: str) -> bool:
