@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 from flinkplus.api.callers import names_callers_line
 from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Schema, Stream
-from flinkplus.api.upgrades import Upgrade, asked_by_command, check_upgrade, requests_of
+from flinkplus.api.upgrades import Upgrade, asked_by_command, check_upgrade, hand_over, requests_of
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
@@ -196,12 +196,8 @@ class StreamEnvironment:
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
         requests = requests_of(state_from, drop_state, renamed_from, bool(resume) or dry_run)
         self.graph.fuse()
-        asked = asked_by_command()
-        if dry_run or asked is not None:
-            upgrade = check_upgrade(name, self.graph, self.options, requests, trust)
-            if asked is not None:
-                asked(upgrade)
-            return upgrade
+        if dry_run or asked_by_command():
+            return hand_over(check_upgrade(name, self.graph, self.options, requests, trust))
         for node in self.graph.nodes:
             try:
                 cloudpickle.dumps(node.body)

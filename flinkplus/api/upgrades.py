@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,15 +90,17 @@ def check_upgrade(name: str, graph: JobGraph, options: Options, requests: Reques
     return Upgrade(name, where, found is not None, () if found is None else found[1].changes)
 
 
-def asked_by_command() -> Callable[[Upgrade], None] | None:
-    """Where ``flinkplus check-upgrade`` wants the comparison; ``None`` in any other process."""
-    path = os.environ.get(CHECK_VARIABLE)
-    if not path:
-        return None
+def asked_by_command() -> bool:
+    """Whether ``flinkplus check-upgrade`` runs this program."""
+    return bool(os.environ.get(CHECK_VARIABLE))
 
-    def hand_over(upgrade: Upgrade) -> None:
+
+def hand_over(upgrade: Upgrade) -> Upgrade:
+    """``upgrade``; in a program that ``flinkplus check-upgrade`` runs, it is given to the command, and the program ends
+    (``SystemExit``)."""
+    path = os.environ.get(CHECK_VARIABLE)
+    if path:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(upgrade.as_dict()) + "\n")
         raise SystemExit(0)
-
-    return hand_over
+    return upgrade

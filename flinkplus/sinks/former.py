@@ -1,4 +1,4 @@
-"""The sinks of a program that a checkpoint is of, by their descriptions: only to commit what that program has staged."""
+"""The sinks of the program that a checkpoint is of, by their descriptions: only to commit what it has staged."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class _Comparing:
         else:
             what = "position" if was.kind == "source" else "state"
             self._note(name, described(was), ABSENT, "refused",
-                       f"its {what} would be lost: name it in drop_state, or in state_from if it was renamed")  # fmt: skip
+                       f"its {what} would be lost: name it in drop_state, or in state_from if renamed")  # fmt: skip
 
     # --- sinks --------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Whether rows of one schema can be read as rows of another: columns that may be null are added, numbers are widened."""
+"""Whether rows of one schema can be read as rows of another: columns that may be null are added, numbers widened."""
 
 from __future__ import annotations
 

@@ -12,19 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flinkplus.config import Options
-from flinkplus.errors import CheckpointDirectoryError, ConfigurationError, CorruptCheckpoint, UntrustedCheckpoint
+from flinkplus.errors import ConfigurationError, CorruptCheckpoint, UntrustedCheckpoint
 from flinkplus.protocol.program.comparison import Comparison, Requests
 from flinkplus.protocol.program.description import Program
+from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.checks import check_mode, has_channel_state
-from flinkplus.runtime.job.former_output import continue_output
+from flinkplus.runtime.job.former_output import Adoption
 from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.job.rescaling.former import Former
 from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_at
-from flinkplus.runtime.job.upgrading import NO_CHANGE, check, compared, put_program, read_program
+from flinkplus.runtime.job.upgrading import put_program
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -58,22 +59,21 @@ def begin_run(
     if not resume:
         if runs:
             storage.manifests.withdraw_after(0)
-        put_program(storage, plan, {})
+        put_program(storage, plan)
         storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     try:
-        restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
         if not resume:
             commits.prepare(resume=False)
-            return commits, restore
-        change = _find_restore(plan, storage, commits, restore, requests, taken_over)
-        if not restore.finished:
-            if requests is not None:
-                put_program(storage, plan, read_program(storage, requests.names(plan.name)).splits)
-            if change is not None:
-                _transform(plan, commits, restore, storage, scratch, change)
+        elif not storage.manifests.checkpoints():
+            commits.prepare_again()
+        restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
+        if resume:
+            adoption = Adoption(plan, storage, commits, requests, taken_over)
+            restore = _find_restore(storage, commits, restore, adoption.adopt)
+            _transform(plan, commits, restore, storage, scratch, adoption.change)
+        if resume and not restore.finished:
             storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
-            if requests is not None:
-                put_program(storage, plan, {})
+            put_program(storage, plan)
         return commits, restore
     except BaseException:
         if not resume:
@@ -82,11 +82,12 @@ def begin_run(
 
 
 def _transform(
-    plan: Plan, commits: Commits, restore: Restore, storage: CheckpointStorage, scratch: Path, change: Comparison
+    plan: Plan, commits: Commits, restore: Restore, storage: CheckpointStorage, scratch: Path, change: Comparison | None
 ) -> None:
     """If the checkpoint is one of another parallelism or program, make it into one of this; keep older ones out of
-    reach."""
-    assert restore.checkpoint is not None
+    reach. ``change``: from its program to this one."""
+    if restore.checkpoint is None or restore.finished or change is None:
+        return
     manifest, after = commits.manifest(restore.checkpoint), plan.options.parallelism
     before = parallelism_at(manifest, change.old.vertices)
     if before == after and change.is_direct:
@@ -114,9 +115,9 @@ def _check_in_flight(former: Former) -> None:
     in_flight = any(handle.operator_state.in_flight for handle in former.manifest.subtasks.values())
     if in_flight and len(former.edges) < len(former.program.edges):
         raise ConfigurationError(
-            f"checkpoint {former.manifest.checkpoint} holds messages in flight, and the program has changed the columns "
-            "of rows that are sent: resume the program before with a higher aligned_timeout, until a checkpoint "
-            "completes within it (in a loop, once it is empty); then the new one"
+            f"checkpoint {former.manifest.checkpoint} holds messages in flight, and the program has changed the "
+            "columns of rows that are sent: resume the program before with a higher aligned_timeout, until a "
+            "checkpoint completes within it (in a loop, once it is empty); then the new one"
         )
 
 
@@ -161,37 +162,25 @@ def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
 
 
 def _find_restore(
-    plan: Plan,
     storage: CheckpointStorage,
     commits: Commits,
     restore: Restore,
-    requests: Requests | None,
-    taken_over: Callable[[str], None],
-) -> Comparison | None:
+    adopt: Callable[[CheckpointId, Manifest], None] | None = None,
+) -> Restore:
     """Find the newest valid checkpoint, commit its output, retract later output. Without any checkpoint the job begins
-    at the start. Returns how the program has changed since. Raises ``CorruptCheckpoint`` if all checkpoints are
-    invalid, ``ConfigurationError`` if the program does not fit."""
+    at the start. Raises ``CorruptCheckpoint`` if all checkpoints are invalid. ``adopt``: instead of ``commits.adopt``.
+    """
     known = storage.manifests.checkpoints()
     found = storage.manifests.latest_valid()
     if found is None:
-        commits.prepare_again()
         commits.retract_after(None)
-        return None
+        return restore
     checkpoint, manifest, skipped = found
     for reason in skipped:
         warnings.warn(
             f"checkpoint refused, resuming from checkpoint {checkpoint}: {reason}", RuntimeWarning, stacklevel=2
         )
-    change = compared(manifest, plan.graph.program(plan.options.max_parallelism), requests or NO_CHANGE)
-    if not change.is_direct and (requests is None or manifest.final):
-        why = "the job has finished" if manifest.final else "its last checkpoint is of a newer program"
-        raise CheckpointDirectoryError(f"{why}, which is not the one to be resumed: run that program with resume=True")
-    check(change, storage.uri)
-    if change.is_direct:
-        commits.prepare(resume=True)
-        commits.adopt(CheckpointId(checkpoint), manifest)
-    else:
-        continue_output(commits, change, manifest, storage, plan.output_id, taken_over)
+    (adopt or commits.adopt)(CheckpointId(checkpoint), manifest)
     restore.checkpoint = CheckpointId(checkpoint)
     restore.available = tuple(CheckpointId(c) for c in known if c <= checkpoint)
     restore.next_checkpoint = CheckpointId(max(known) + 1)
@@ -199,4 +188,4 @@ def _find_restore(
     restore.finished = manifest.final
     if restore.finished:
         commits.finish()
-    return change
+    return restore

@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from flinkplus.documents import Document, parse_document
@@ -72,7 +73,7 @@ def read_program(storage: CheckpointStorage, names: Collection[str]) -> ProgramF
     return found
 
 
-def put_program(storage: CheckpointStorage, plan: Plan, before: Mapping[str, Any]) -> None:
+def put_program(storage: CheckpointStorage, plan: Plan, before: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Store the program of ``plan``, with what was planned ``before`` as well: the last checkpoint may need either."""
     splits = dict(before)
     program = plan.graph.program(plan.options.max_parallelism)

@@ -1,8 +1,8 @@
 """A checkpoint made into one of another parallelism, of another program, or of both, stored as a new checkpoint.
 
 One mechanism: the state of each operator is found by its name among the snapshots there are, divided by the subtasks to
-come, and put into their snapshots (``former``, ``keyed``, ``rewriting``). The new checkpoint is complete in itself: once
-its manifest is stored, the job resumes from it as from any other, with standbys, rollbacks and all. Until then the one
+come, and put into their snapshots (``former``, ``vertex_state``). The new checkpoint is complete in itself: once its
+manifest is stored, the job resumes from it as from any other, with standbys, rollbacks and all. Until then the one
 before counts.
 
 Rules:
