@@ -169,7 +169,7 @@ def test_what_is_refused_and_a_driver_that_dies_half_way(
         wait_for_checkpoint(job, 1)
     for wrong, message in (
         ({"parallelism": 5, "max_parallelism": 4}, "parallelism 5 is above max_parallelism, which is 4"),
-        ({"parallelism": 2}, "max_parallelism: 4 there, 128 here"),
+        ({"parallelism": 2}, "max_parallelism was 4 and is 128"),
     ):
         with pytest.raises((ConfigurationError, CheckpointDirectoryError), match=message):
             run(True, **wrong)

@@ -27,9 +27,9 @@ from flinkplus.errors import (
     UntrustedCheckpoint,
 )
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.program.comparison import Requests
 from flinkplus.protocol.snapshot.files import StateFile, digest_of
 from flinkplus.protocol.snapshot.handle import OperatorState
-from flinkplus.protocol.program.comparison import Requests
 from flinkplus.runtime.job.plan import HEADER, Plan, find_job, identity_of, load_plan, plan_bytes
 from flinkplus.runtime.job.signing import KEY_VARIABLE, default_path, find_key, make_key, read_key
 from flinkplus.runtime.job.start import find_before
@@ -228,7 +228,7 @@ def test_a_directory_that_was_moved_is_resumed_with_one_warning(
     assert not caplog.records
     moved = root.rename(tmp_path / "moved")
     for _ in range(2):
-        assert resumed(moved, "words").name == "words"
+        assert resumed(moved, "words") == "job-1"
     assert [str(root) in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -239,7 +239,7 @@ def test_trust_signs_whose_directory_it_is(root: Path) -> None:
     trusting.ownership.prepare(identity_of("words", JobGraph(), Options(parallelism=3)), resume=True)
     trusting.runs.begin(2)
     trusting.sign_again()
-    assert resumed(root, "words").name == "words"
+    assert resumed(root, "words") == "job-1"
 
 
 # --- manifests and state

@@ -98,9 +98,9 @@ class _Comparing:
 
     def run(self) -> None:
         old, new = self._old, self._new
-        if old.max_parallelism != new.max_parallelism:
-            self._note(JOB, f"max_parallelism {old.max_parallelism}", f"max_parallelism {new.max_parallelism}",
-                       "refused", "the number of key groups is fixed with the first checkpoint")  # fmt: skip
+        groups = _difference("max_parallelism", old.max_parallelism, new.max_parallelism)
+        if groups:
+            self._note(JOB, f"{old.max_parallelism} key groups", f"{new.max_parallelism} key groups", "refused", groups)
         for name in self._requests.state_from:
             if name not in new.operators:
                 self._note(name, ABSENT, ABSENT, "refused", "state_from names it, and the program has no such operator")
@@ -162,7 +162,7 @@ class _Comparing:
     def _why_not(self, former: str, was: OperatorDescription, now: OperatorDescription) -> str:
         """Why an operator cannot continue another; ``""`` if it can."""
         if was.kind != now.kind:
-            return f"it was a {was.kind} and is a {now.kind}" if self._has_state(former, was) else ""
+            return _difference("kind", was.kind, now.kind) if self._has_state(former, was) else ""
         if was.kind == "source":
             return _difference("class", was.body, now.body) or _settings_differ(was.settings, now.settings)
         if was.state is None and former not in self._held:
@@ -189,8 +189,8 @@ class _Comparing:
             self._note(name, described(was), ABSENT, "dropped", "drop_state names it")
         else:
             what = "position" if was.kind == "source" else "state"
-            self._note(name, described(was), ABSENT, "refused",
-                       f"its {what} would be lost: name it in drop_state, or in state_from if renamed")  # fmt: skip
+            why = f"its {what} would be lost: name it in drop_state, or in state_from if it was renamed"
+            self._note(name, described(was), ABSENT, "refused", why)
 
     # --- sinks --------------------------------------------------------------------------------------------------------
 
