@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from flinkplus.api.job import JobHandle
     from flinkplus.api.spark_settings import spark_settings
     from flinkplus.api.stream import KeyedStream, Stream, WindowedStream
+    from flinkplus.api.upgrades import Upgrade
     from flinkplus.job_options import JobOptions
     from flinkplus.state.durable.listing import StoredCheckpoint, StoredCheckpoints, StoredOperator
 
@@ -84,6 +85,7 @@ __all__ = [
     "StreamEnvironment",
     "SubtaskNotRunning",
     "UntrustedCheckpoint",
+    "Upgrade",
     "UserFunctionError",
     "WindowedStream",
     "__version__",
@@ -99,6 +101,7 @@ _API = {
     "StoredOperator": "flinkplus.state.durable.listing",
     "Stream": "flinkplus.api.stream",
     "StreamEnvironment": "flinkplus.api.environment",
+    "Upgrade": "flinkplus.api.upgrades",
     "WindowedStream": "flinkplus.api.stream",
     "checkpoints": "flinkplus.api.checkpoints",
     "spark_settings": "flinkplus.api.spark_settings",

@@ -16,9 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import Unpack
 
 from flinkplus.api.callers import names_callers_line
+from flinkplus.api.dry_run import check_upgrade
 from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Schema, Stream
-from flinkplus.api.upgrades import Upgrade, asked_by_command, check_upgrade, hand_over, requests_of
+from flinkplus.api.upgrades import Upgrade, asked_by_command, hand_over, requests_of
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node

@@ -1,7 +1,7 @@
-"""Whether a program fits the checkpoints that it would be resumed from: ``execute(..., dry_run=True)``.
+"""What a program is to the checkpoints that it would be resumed from, for users (``docs/upgrades.md``).
 
-Rules: nothing is started, and nothing is written. ``flinkplus check-upgrade`` runs a program with ``CHECK_VARIABLE``
-set: then ``execute`` hands the comparison to the command, and the program ends there.
+``flinkplus check-upgrade`` runs a program with ``CHECK_VARIABLE`` set: then ``execute`` hands the comparison to the
+command, and the program ends there.
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
-from flinkplus.graph import JobGraph
 from flinkplus.protocol.program.comparison import Change, Requests
-from flinkplus.runtime.job.signing import find_key
-from flinkplus.runtime.job.start import compare_with
-from flinkplus.state.durable.storage import CheckpointStorage
 
 CHECK_VARIABLE = "FLINKPLUS_CHECK_UPGRADE"
 """A file that ``execute`` writes the comparison to, instead of starting the job."""
@@ -75,19 +70,6 @@ def requests_of(
     if not resume and (found or drop_state or renamed_from is not None):
         raise ConfigurationError("state_from, drop_state and renamed_from need resume=True or resume='auto'")
     return Requests(dict(found), tuple(drop_state), renamed_from)
-
-
-def check_upgrade(name: str, graph: JobGraph, options: Options, requests: Requests, trust: bool) -> Upgrade:
-    """The comparison of a program with the checkpoints in ``options.checkpoint_dir``.
-
-    Raises ``ConfigurationError`` without a directory; as ``execute`` for one that cannot be read.
-    """
-    if options.checkpoint_dir is None:
-        raise ConfigurationError("a dry run compares the program with checkpoints: give checkpoint_dir")
-    where = options.checkpoint_dir
-    storage = CheckpointStorage(where, key=find_key(options.signing_key, where, make=False), trust=trust)
-    found = compare_with(storage, name, graph, options, requests)
-    return Upgrade(name, where, found is not None, () if found is None else found[1].changes)
 
 
 def asked_by_command() -> bool:

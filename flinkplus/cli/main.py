@@ -17,6 +17,7 @@ from typing import Any
 
 from flinkplus import __version__, errors
 from flinkplus.cli.arguments import add_option, given_options, positive, positive_number
+from flinkplus.cli.check_upgrade import add_check_upgrade
 from flinkplus.cli.checkpoints import add_checkpoints
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     _add_resume(commands)
     add_supervise(commands)
     add_checkpoints(commands)
+    add_check_upgrade(commands)
     _add_corpus(commands)
     add_example(commands)
     add_status(commands)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus import CheckpointDirectoryError, ConfigurationError, JobHandle, StreamEnvironment
-from flinkplus.api.upgrades import Upgrade
-from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.state.durable.blobs import Blobs
-from flinkplus.state.durable.storage import CheckpointStorage
+from flinkplus import JobHandle, StreamEnvironment
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
