@@ -138,7 +138,7 @@ def test_old_rows_are_read_as_new_ones(kind: str, parallelism: int, tmp_path: Pa
 
 
 FAULTS: dict[str, tuple[str, Any, str, Any]] = {
-    "pages are not read as new rows": ("window", vertex_state, "recodes_of", lambda *_: {}),
+    "pages are not read as new rows": ("join", vertex_state, "recodes_of", lambda *_: {}),
     "rows are not written as new rows": ("reduce", vertex_state, "recodes_of", lambda *_: {}),
     "columns are in the old order": ("reduce", rewriting, "_tuples", lambda before, after: bytes),
     "state is left behind": ("reduce", rewriting, "belongs_to", lambda state, operator: False),
