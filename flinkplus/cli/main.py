@@ -17,7 +17,6 @@ from typing import Any
 
 from flinkplus import __version__, errors
 from flinkplus.cli.arguments import add_option, given_options, positive, positive_number
-from flinkplus.cli.check_upgrade import add_check_upgrade
 from flinkplus.cli.checkpoints import add_checkpoints
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
@@ -25,6 +24,7 @@ from flinkplus.cli.inject import add_inject
 from flinkplus.cli.moves import add_moves
 from flinkplus.cli.status import add_status
 from flinkplus.cli.supervise.command import add_supervise
+from flinkplus.cli.upgrade.check import add_check_upgrade
 from flinkplus.printable import escaped
 
 EXPERIMENTS, DEMO = "experiments.command", "experiments.demo"

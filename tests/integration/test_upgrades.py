@@ -10,7 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus import JobHandle, StreamEnvironment
+from flinkplus import CheckpointDirectoryError, ConfigurationError, JobHandle, StreamEnvironment
+from flinkplus.job_options import RunOptions
+from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.state.durable.blobs import PLAN_BLOB, Blobs
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
@@ -127,3 +131,124 @@ def test_every_permitted_change_at_once_with_kills_and_another_parallelism(
         operators = job.metrics()["operators"]
     assert operators["window"]["late_rows"] == 0 and operators["rows"]["rows_out"] == ROWS
     assert_undisturbed(out, corpus)
+
+
+OTHERWISE: dict[str, Any] = {
+    "parallelism": 3,
+    "checkpoint_interval": 0.2,
+    "checkpoint_timeout": 30.0,
+    "checkpoint_min_pause": 0.01,
+    "max_concurrent_checkpoints": 2,
+    "retained_checkpoints": 5,
+    "checkpoint_mode": "unaligned",
+    "aligned_timeout": 1.0,
+    "in_flight_mb": 32,
+    "recovery": "standby",
+    "replicas": 2,
+    "sharing_depth": 1,
+    "placement": "near",
+    "failback": "never",
+    "session_timeout": 6.0,
+    "cache_memory_mb": 32,
+    "dedup_error_rate": 0.02,
+    "max_restarts": 5,
+    "restart_window": 300.0,
+    "max_slot_losses": 9,
+    "slot_timeout": 50.0,
+    "deploy_timeout": 50.0,
+    "heartbeat_interval": 0.2,
+    "heartbeat_timeout": 8.0,
+    "hang_timeout": 1.0,
+    "batch_rows": 4_096,
+    "flush_interval": 0.02,
+    "window": 8,
+    "window_kb": 1_024,
+    "transport": "grpc",
+    "tls": True,
+    "memtable_entries": 5_000,
+    "encoding_errors": "strict",
+    "allow_inject": False,
+    "log": "text:warning",
+}
+LAST: dict[str, Any] = {"guarantee": "at-least-once", "recovery": "rollback"}
+PATHS = ("work_dir", "trace_output", "record_machines")
+NOT_HERE = {"max_parallelism", "zookeeper", "zookeeper_acl", "signing_key", "faults"}
+"""The first is refused; ensembles, keys and faults have tests of their own."""
+
+
+def test_every_option_is_here() -> None:
+    assert set(OTHERWISE) | set(LAST) | set(PATHS) | NOT_HERE == set(RunOptions.__annotations__)
+
+
+def test_refusals_a_dry_run_and_a_driver_that_dies_half_way(
+    spark: SparkSession, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the new checkpoint is stored the old program counts; then the new one. Then with every other option."""
+
+    def dies(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def run(program: str, resume: Any = "auto", name: str = "words", rate: float = 20_000.0, **given: Any) -> Any:
+        requests = {
+            key: given.pop(key) for key in ("dry_run", "drop_state", "state_from", "renamed_from") if key in given
+        }
+        options = {"parallelism": 2, "checkpoint_interval": 0.1, **given}
+        env = StreamEnvironment(spark, checkpoint_dir=tmp_path / "checkpoints", **options)
+        words = env.read_text(corpus, name="lines").tokenize(name="words").throttle(rate)
+        if program != "old":
+            words = words.filter(lambda row: True, name="all")
+        counts = words.key_by("length" if program == "other key" else "word").count(name="count")
+        counts.to_parquet(str(tmp_path / "out"), name="out" if program == "old" else "counts")
+        if program == "more":
+            counts.key_by("word").sum("count", name="sum").to_parquet(str(tmp_path / "sums"), name="sums")
+        return env.execute(name, resume=resume, **requests)
+
+    with run("old") as job:
+        wait_for_checkpoint(job, 2)
+    before = {str(path): path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    upgrade = run("new", dry_run=True)
+    assert upgrade.permitted and {one.operator: one.verdict for one in upgrade}["counts"] == "renamed"
+    for wrong, given, message in (
+        ("old", {"name": "letters"}, "give renamed_from='words'"),
+        ("old", {"max_parallelism": 64}, "its max_parallelism was 128 and is 64"),
+        ("old", {"resume": False}, "already has checkpoints of this job"),
+    ):
+        with pytest.raises((ConfigurationError, CheckpointDirectoryError), match=message):
+            run(wrong, **given)
+    now = {str(path): path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    assert now.keys() >= before.keys() and all(now[path] == before[path] for path in before if ".lock" not in path)
+    stored = CheckpointStorage(str(tmp_path / "checkpoints"), trust=True).manifests
+
+    def vertices() -> set[str]:
+        return {name.partition("[")[0] for name in stored.read(stored.checkpoints()[-1]).subtasks}
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Commits, "store", dies)
+        run("more")
+    assert vertices() == {"lines+words", "count+out"}
+    with run("old") as job:
+        wait_for_checkpoint(job, 1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        put = Blobs.put_signed
+
+        def dies_at_the_plan(blobs: Blobs, name: str, *rest: Any, **named: Any) -> None:
+            return dies() if name == PLAN_BLOB else put(blobs, name, *rest, **named)
+
+        patch.setattr(Blobs, "put_signed", dies_at_the_plan)
+        run("new")
+    assert vertices() == {"lines+words+all", "count+counts"}
+    with pytest.raises(CheckpointDirectoryError, match="its last checkpoint is of a newer program"):
+        StreamEnvironment.resume(spark, tmp_path / "checkpoints")
+    places = {name: tmp_path / name for name in PATHS}
+    places["work_dir"].mkdir()
+    with run("new", name="letters", renamed_from="words", **OTHERWISE, **places) as job:
+        wait_for_checkpoint(job, 2)
+        assert (job.name, job.restored_from is not None) == ("letters", True)
+    with run("new", name="letters", rate=FAST, aligned_timeout=None, **LAST) as job:
+        job.await_finish(PATIENCE_S)
+        metrics = job.metrics()
+    with pytest.raises(CheckpointDirectoryError, match="the job has finished"):
+        run("old", name="letters")
+    with run("new", name="letters", **LAST) as job:
+        assert job.state == "finished" and job.metrics()["committed_rows"] == metrics["committed_rows"]
+    assert_exact(tmp_path / "out", expected_counts(corpus))

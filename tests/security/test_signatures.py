@@ -33,7 +33,7 @@ from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.runtime.job.plan import HEADER, Plan, find_job, identity_of, load_plan, plan_bytes
 from flinkplus.runtime.job.signing import KEY_VARIABLE, default_path, find_key, make_key, read_key
 from flinkplus.runtime.job.start import find_before
-from flinkplus.runtime.job.upgrading import put_program
+from flinkplus.runtime.job.upgrading.programs import put_program
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.blobs import BLOB_MAGIC, PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.manifests import MANIFEST_MAGIC

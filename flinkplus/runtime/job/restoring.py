@@ -20,12 +20,12 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.checks import check_mode, has_channel_state
-from flinkplus.runtime.job.former_output import Adoption
 from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.job.rescaling.former import Former
 from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_at
-from flinkplus.runtime.job.upgrading import put_program
+from flinkplus.runtime.job.upgrading.former_output import Adoption
+from flinkplus.runtime.job.upgrading.programs import put_program
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.storage import CheckpointStorage

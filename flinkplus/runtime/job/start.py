@@ -34,7 +34,15 @@ from flinkplus.runtime.job.plan import FoundJob, Plan, identity_of
 from flinkplus.runtime.job.restoring import begin_run, lasting_secret
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.runtime.job.signing import find_key
-from flinkplus.runtime.job.upgrading import NO_CHANGE, adopt_splits, bind_sinks, check, compared, newest, read_program
+from flinkplus.runtime.job.upgrading.programs import (
+    NO_CHANGE,
+    adopt_splits,
+    bind_sinks,
+    check,
+    compared,
+    newest,
+    read_program,
+)
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sources.base import Source
 from flinkplus.sources.parquet import StagedParquet

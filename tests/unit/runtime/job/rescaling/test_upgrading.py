@@ -26,7 +26,7 @@ from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.runtime.job.rescaling import rewriting, vertex_state
 from flinkplus.runtime.job.rescaling.rewriting import FormerState, TakenState
 from flinkplus.runtime.job.rescaling.vertex_state import VertexState
-from flinkplus.runtime.job.upgrading import NO_CHANGE
+from flinkplus.runtime.job.upgrading.programs import NO_CHANGE
 from tests.unit.runtime.job.rescaling.test_rescaling import OPERATORS, ROUNDS, SCHEMA, batch, process
 from tests.unit.runtime.job.rescaling.vertices import Vertex
 

@@ -19,7 +19,7 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_of
-from flinkplus.runtime.job.upgrading import NO_CHANGE
+from flinkplus.runtime.job.upgrading.programs import NO_CHANGE
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
 from flinkplus.state.backend import SubtaskState

@@ -20,6 +20,7 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
 
 EXIT_PERMITTED, EXIT_REFUSED = 0, 1
+STDERR = 2
 
 
 def add_check_upgrade(commands: Any) -> None:
@@ -52,7 +53,7 @@ def comparison_of(command: list[str]) -> dict[str, Any]:
         path = Path(folder) / "comparison"
         try:
             environment = {**os.environ, CHECK_VARIABLE: str(path)}
-            ended = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+            ended = subprocess.run(command, env=environment, stdout=STDERR, check=False)
         except OSError as error:
             raise ConfigurationError(f"the program {command[0]!r} cannot be started: {error}") from error
         if not path.exists():

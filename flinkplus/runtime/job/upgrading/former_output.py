@@ -12,7 +12,7 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job.plan import Plan
-from flinkplus.runtime.job.upgrading import NO_CHANGE, check, compared, put_program, read_program
+from flinkplus.runtime.job.upgrading.programs import NO_CHANGE, check, compared, put_program, read_program
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.former import former_sink
