@@ -19,7 +19,7 @@ from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts
 
 pytestmark = pytest.mark.integration
 
-ROWS, SLOW, FAST = 4_000, 250.0, 1e6
+ROWS, SLOW, FAST = 2_400, 200.0, 1e6
 KEYS, STEP_MS, WINDOW_MS, PRIME = 12, 10, 1_000, 1_000_003
 RENAMED = {"tally": "count", "chain": "digest"}
 DROPPED = ("once", "extra")

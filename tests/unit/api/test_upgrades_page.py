@@ -21,12 +21,15 @@ from flinkplus.runtime.job.upgrading.programs import check
 from tests.unit.api.drawing import environment
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "upgrades.md").read_text("utf-8")
+REAL, FORMER = "tests/integration/test_upgrades.py: ", "tests/unit/runtime/job/rescaling/test_former.py: "
 ELSEWHERE = {
-    "job renamed": "tests/integration/test_upgrades.py: test_refusals_a_dry_run_and_a_driver_that_dies_half_way",
-    "parallelism": "tests/integration/test_upgrades.py: test_every_permitted_change_at_once",
-    "messages in flight": "tests/unit/runtime/job/rescaling/test_in_flight.py",
-    "loop with rows in flight": "tests/unit/runtime/job/rescaling/test_in_flight.py",
-    "new source before an operator whose input had ended": "tests/unit/runtime/job/rescaling/test_former.py",
+    "job renamed": f"{REAL}test_refusals_a_dry_run_and_a_driver_that_dies_half_way",
+    "parallelism": f"{REAL}test_every_permitted_change_at_once",
+    "messages in flight": f"{FORMER}test_messages_in_flight_pass_if_their_rows_stay",
+    "loop with rows in flight": f"{FORMER}test_rows_in_a_loop_follow_their_exchange_or_are_refused",
+    "new source before an operator whose input had ended": (
+        f"{FORMER}test_a_new_source_is_refused_before_an_operator_whose_input_had_ended"
+    ),
 }
 """Rows that a comparison of two drawings does not decide, with the test that does."""
 
@@ -392,7 +395,7 @@ def test_every_row_has_a_test_and_every_test_a_row() -> None:
         assert rows[row].startswith("refused") == all(refuses) or any(refuses) == ("refused" in rows[row]), row
     for where in ELSEWHERE.values():
         path, _, name = where.partition(": ")
-        assert f"def {name}" in (HERE.parents[3] / path).read_text("utf-8")
+        assert name and f"def {name}" in (HERE.parents[3] / path).read_text("utf-8")
 
 
 def test_options_that_are_special_are_options_and_no_other_is_part_of_a_program() -> None:
