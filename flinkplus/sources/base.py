@@ -3,7 +3,8 @@
 Rules:
 
 - The driver calls ``planned()`` once; what it returns (with files, sizes, row counts) goes to the slots, so that every
-  deployment of a job sees the same splits. A reader that finds anything else raises ``InputError``.
+  deployment of a job sees the same splits. A reader that finds anything else raises ``InputError``. A program that is
+  resumed takes over what was planned by ``split_plan`` and ``with_split_plan``; without them it plans again.
 - ``reader(index, parallelism)`` is a pure function of descriptor and arguments: the readers of all indexes together
   give every row exactly once, on any slot.
 - Another parallelism: ``redealt`` makes positions for another number of readers, so that none of the rows that are left

@@ -64,8 +64,8 @@ def second_program(env: StreamEnvironment, rate: float, out: Path, corpus: Path)
     started.key_by("k").reduce(digested_with_note, name="chain").to_parquet(str(out / "chains"), name="chains")
     marked = rows.filter(lambda row: True, name="all").with_watermark("ts", "0 seconds", name="marked")
     windows = marked.key_by("k").tumbling_window("ts", "1 second")
-    windows = windows.aggregate(n="count", least=("min", "n"), name="window")
-    windows.to_parquet(str(out / "later windows"), name="windows")
+    results = windows.aggregate(n="count", least=("min", "n"), name="window")
+    results.to_parquet(str(out / "later windows"), name="windows")
     rows.key_by("k").sum("n", name="sum").to_parquet(str(out / "sums"), name="sums")
     late = env.generate(lambda i: (i,), schema="i long", count=50, name="late")
     late.to_parquet(str(out / "late"), name="late ones")
@@ -114,7 +114,7 @@ def test_every_permitted_change_at_once_with_kills_and_another_parallelism(
     def run(program: Any, rate: float, resume: Any, name: str = "second", **options: Any) -> JobHandle:
         env = StreamEnvironment(spark, checkpoint_interval=0.15, checkpoint_dir=tmp_path / "checkpoints", **options)
         program(env, rate, out, corpus)
-        requests = {"state_from": RENAMED, "drop_state": DROPPED, "renamed_from": "first"} if resume else {}
+        requests: Any = {"state_from": RENAMED, "drop_state": DROPPED, "renamed_from": "first"} if resume else {}
         return env.execute(name, resume=resume, **requests)
 
     with run(first_program, SLOW, False, "first", parallelism=2) as job:
@@ -239,7 +239,7 @@ def test_refusals_a_dry_run_and_a_driver_that_dies_half_way(
     assert vertices() == {"lines+words+all", "count+counts"}
     with pytest.raises(CheckpointDirectoryError, match="its last checkpoint is of a newer program"):
         StreamEnvironment.resume(spark, tmp_path / "checkpoints")
-    places = {name: tmp_path / name for name in PATHS}
+    places: Any = {name: tmp_path / name for name in PATHS}
     places["work_dir"].mkdir()
     with run("new", name="letters", renamed_from="words", **OTHERWISE, **places) as job:
         wait_for_checkpoint(job, 2)

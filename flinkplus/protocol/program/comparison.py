@@ -94,7 +94,7 @@ class _Comparing:
         self.changes: list[Change] = []
         self.origins: dict[str, str] = {}
         self.converted: set[str] = set()
-        self._dropped: set[str] = set()
+        self._seen: set[str] = set()  # old operators of which it is known what becomes
 
     def run(self) -> None:
         old, new = self._old, self._new
@@ -110,7 +110,7 @@ class _Comparing:
             else:
                 self._operator(name, now)
         for name, was in old.operators.items():
-            if name not in self.origins.values() and name not in self._dropped:
+            if name not in self._seen:
                 self._gone(name, was)
 
     def _note(self, name: str, was: str, now: str, verdict: Verdict, why: str = "") -> None:
@@ -144,14 +144,15 @@ class _Comparing:
     def _continued(self, name: str, now: OperatorDescription, former: str, was: OperatorDescription) -> None:
         texts = described(was, now), described(now, was)
         why = self._why_not(former, was, now)
+        self._seen.add(former)
         if why and former in self._requests.drop_state:
-            self._dropped.add(former)
             self._note(name, *texts, "dropped", f"drop_state names it ({why}): it begins anew")
             return
-        self.origins[name] = former
         if why:
             self._note(name, *texts, "refused", why)
-        elif was.state is not None and now.state is not None and was.state.rows != now.state.rows:
+            return
+        self.origins[name] = former
+        if was.state is not None and now.state is not None and was.state.rows != now.state.rows:
             self.converted.add(name)
             self._note(name, *texts, "converted", _rows_text(was.state, now.state))
         elif name != former:
@@ -205,10 +206,12 @@ class _Comparing:
         if not why and now.settings:
             unreadable = why_unreadable(was.columns, now.columns)
             why = unreadable and f"{unreadable} (was: {columns_text(was.columns)}; is: {columns_text(now.columns)})"
-        self.origins[name] = former
+        self._seen.add(former)
         if why and LOCATION in now.settings:
             self._note(name, *texts, "refused", f"{why}: give the changed output another directory")
-        elif name != former:
+            return
+        self.origins[name] = former
+        if name != former:
             self._note(name, *texts, "renamed", f"it continues the output of {former!r}")
         else:
             self._note(name, *texts, "unchanged" if _alike(was, now) else "changed")

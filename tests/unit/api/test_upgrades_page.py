@@ -420,7 +420,7 @@ def test_requests_that_make_no_sense() -> None:
         (({"a": "c"}, (), None, False), "need resume=True"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            requests_of(*wrong)  # type: ignore[arg-type]
+            requests_of(*wrong)
 
 
 def test_what_a_dry_run_returns() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flinkplus import CheckpointDirectoryError, StreamEnvironment
 from flinkplus.config import Options
 from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
@@ -88,6 +89,21 @@ def test_what_fits_and_what_does_not(run: Command, tmp_path: Path, directory: Pa
     assert (found["job"], found["begun"], found["permitted"]) == ("words", True, False)
     assert {one["operator"]: one["verdict"] for one in found["changes"]}["count"] == "refused"
     assert content(directory) == before
+    for path in (directory / "checkpoints").iterdir():
+        path.unlink()
+    upgrade = drawn(directory, "deduplicate").execute("words", dry_run=True)
+    assert upgrade.permitted and upgrade.begun, "nothing has been kept yet"
+    with pytest.raises(CheckpointDirectoryError, match=r"name 'words', this job has 'letters'.*renamed_from='words'"):
+        drawn(directory, "count").execute("letters", dry_run=True)
+    assert drawn(directory, "count").execute("letters", dry_run=True, renamed_from="words").permitted
+
+
+def drawn(directory: Path, operator: str) -> StreamEnvironment:
+    env = environment(checkpoint_dir=directory)
+    rows = numbers(env, "rows")
+    counted = rows.key_by("k").count(name="count") if operator == "count" else rows.deduplicate("k", name="count")
+    counted.discard(name="out")
+    return env
 
 
 def test_a_directory_without_a_job_and_a_program_without_execute(run: Command, tmp_path: Path) -> None:

@@ -131,15 +131,16 @@ def newest(storage: CheckpointStorage) -> Manifest | None:
 
 
 def adopt_splits(graph: JobGraph, change: Comparison, splits: Mapping[str, Any]) -> set[str]:
-    """Give the sources that go on what was planned for them; returns their names. Raises ``CorruptCheckpoint``."""
+    """Give the sources that go on what was planned for them; returns the names of those that need no new plan. Raises
+    ``CorruptCheckpoint``."""
     going_on = set()
     for node in graph.nodes:
         origin = change.origins.get(node.name)
         if not isinstance(node.body, Source) or origin is None:
             continue
-        going_on.add(node.name)
         split = change.old.operators[origin].split
         if split:
+            going_on.add(node.name)
             try:
                 node.body = node.body.with_split_plan(splits[split])
             except (KeyError, TypeError, ValueError) as error:

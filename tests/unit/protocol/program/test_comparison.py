@@ -198,6 +198,7 @@ def test_sources() -> None:
     changed = program(count=count, lines=source(path="/elsewhere"))
     (refused,) = after(BEFORE, changed).refused
     assert refused.why == "its path was '/in' and is '/elsewhere'"
+    assert "lines" not in after(BEFORE, changed).origins
     assert verdicts(after(BEFORE, changed, drop_state=["lines"]))["lines"] == "dropped"
     more = program(count=count, late=source(path="/late"))
     (new,) = [one for one in after(BEFORE, more).changes if one.operator == "late"]
