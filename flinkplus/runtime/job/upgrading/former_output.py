@@ -48,7 +48,7 @@ class Adoption:
             why = "the job has finished" if manifest.final else "its last checkpoint is of a newer program"
             raise CheckpointDirectoryError(f"{why}, which is not the one to be resumed: run that one with resume=True")
         self.change = check(change, storage.uri)
-        if requests is not None and not manifest.final:
+        if requests is not None and not change.is_direct:
             put_program(storage, plan, read_program(storage, requests.names(plan.name)).splits)
         if change.is_direct:
             self.commits.prepare(resume=True)
