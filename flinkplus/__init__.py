@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from flinkplus.api.state import read_state
     from flinkplus.api.state_source import StateDataSource
     from flinkplus.api.stream import KeyedStream, Stream, WindowedStream
+    from flinkplus.api.upgrades import Upgrade
     from flinkplus.job_options import JobOptions
     from flinkplus.state.durable.listing import StoredCheckpoint, StoredCheckpoints, StoredOperator
 
@@ -91,6 +92,7 @@ __all__ = [
     "SubtaskNotRunning",
     "UntrustedCheckpoint",
     "UntrustedState",
+    "Upgrade",
     "UserFunctionError",
     "WindowedStream",
     "__version__",
@@ -108,6 +110,7 @@ _API = {
     "StoredOperator": "flinkplus.state.durable.listing",
     "Stream": "flinkplus.api.stream",
     "StreamEnvironment": "flinkplus.api.environment",
+    "Upgrade": "flinkplus.api.upgrades",
     "WindowedStream": "flinkplus.api.stream",
     "checkpoints": "flinkplus.api.checkpoints",
     "read_state": "flinkplus.api.state",

@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError, UnsafeName
 from flinkplus.near import did_you_mean
-from flinkplus.operators.base.operator import Operator
+from flinkplus.operators.base.operator import Operator, described_columns
 from flinkplus.operators.base.routes import Route
 from flinkplus.operators.base.schema import united
 from flinkplus.operators.rows.loop import LoopHead
 from flinkplus.path_names import MAX_CHARACTERS, checked_name
 from flinkplus.protocol.loops.cycles import Cycles
+from flinkplus.protocol.program.description import EdgeDescription, OperatorDescription, Program
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -190,6 +191,10 @@ class JobGraph:
         parents += [exchange.producer for exchange in self.exchanges if exchange.consumer == index]
         return bool(parents) and all(map(self.has_watermarks, parents))
 
+    def sinks(self) -> dict[str, Sink]:
+        """The sinks, by name."""
+        return {node.name: node.body for node in self.nodes if isinstance(node.body, Sink)}
+
     def has_sink(self, vertex: Vertex) -> bool:
         return any(isinstance(self.nodes[i].body, Sink) for i in vertex.nodes)
 
@@ -238,6 +243,35 @@ class JobGraph:
             shape[name] = f"{shape[name]} and {way}" if name in shape else way
         return shape
 
+    def program(self, max_parallelism: int) -> Program:
+        """The description of the program, by which checkpoints of it are compared with other programs."""
+        schemas = {at: schema for vertex in self.vertices for at, schema in self.input_schemas(vertex).items()}
+        names = [node.name for node in self.nodes]
+        return Program(
+            max_parallelism=max_parallelism,
+            operators={node.name: self._described(at, schemas[at]) for at, node in enumerate(self.nodes)},
+            edges=tuple(
+                EdgeDescription(producer=names[x.producer], consumer=names[x.consumer], keys=x.columns, route=x.route)
+                for x in self.exchanges
+            ),
+            vertices=tuple(vertex.name for vertex in self.vertices),
+        )
+
+    def _described(self, index: int, schema: pa.Schema) -> OperatorDescription:
+        node = self.nodes[index]
+        body = node.body
+        inputs = [other.name for other in self.nodes if index in other.children]
+        inputs += [self.nodes[x.producer].name for x in self.exchanges if x.consumer == index]
+        return OperatorDescription(
+            kind=node.kind,
+            body=type(body).__name__,
+            inputs=tuple(inputs),
+            columns=described_columns(node.schema),
+            settings={} if isinstance(body, Operator) else dict(body.settings()),
+            state=body.described_state(schema) if isinstance(body, Operator) else None,
+            split=digest_of_plan(body.split_plan()) if isinstance(body, Source) else "",
+        )
+
     def fingerprint(self, max_parallelism: int) -> str:
         """A digest of names, kinds, schemas, exchanges and the number of key groups; state fits only an equal one."""
         shape = {
@@ -248,3 +282,10 @@ class JobGraph:
             "exchanges": [[x.producer, x.consumer, list(x.columns), x.route] for x in self.exchanges],
         }
         return hashlib.blake2b(json.dumps(shape, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def digest_of_plan(plan: object) -> str:
+    """The name of what the driver has planned for a source (``Source.split_plan``); ``""`` for nothing."""
+    if plan is None:
+        return ""
+    return hashlib.blake2b(json.dumps(plan, sort_keys=True).encode(), digest_size=16).hexdigest()

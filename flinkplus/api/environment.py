@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, overload
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import Unpack
 
 from flinkplus.api.callers import names_callers_line
+from flinkplus.api.dry_run import check_upgrade
 from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Schema, Stream
+from flinkplus.api.upgrades import Upgrade, asked_by_command, hand_over, requests_of
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
@@ -134,7 +136,43 @@ class StreamEnvironment:
             raise ConfigurationError(f"{vertex.name!r} is throttled already")
         self.graph.nodes[node].rate = rows_per_s
 
-    def execute(self, name: str, *, resume: Resume = False, trust: bool = False) -> JobHandle:
+    @overload
+    def execute(
+        self,
+        name: str,
+        *,
+        resume: Resume = ...,
+        trust: bool = ...,
+        state_from: Mapping[str, str] | None = ...,
+        drop_state: Collection[str] = ...,
+        renamed_from: str | None = ...,
+        dry_run: Literal[False] = ...,
+    ) -> JobHandle: ...
+
+    @overload
+    def execute(
+        self,
+        name: str,
+        *,
+        resume: Resume = ...,
+        trust: bool = ...,
+        state_from: Mapping[str, str] | None = ...,
+        drop_state: Collection[str] = ...,
+        renamed_from: str | None = ...,
+        dry_run: Literal[True],
+    ) -> Upgrade: ...
+
+    def execute(
+        self,
+        name: str,
+        *,
+        resume: Resume = False,
+        trust: bool = False,
+        state_from: Mapping[str, str] | None = None,
+        drop_state: Collection[str] = (),
+        renamed_from: str | None = None,
+        dry_run: bool = False,
+    ) -> JobHandle | Upgrade:
         """Start the job; returns its handle at once.
 
         ``resume``: ``False`` starts a new job; ``True`` resumes from the last complete checkpoint in
@@ -142,6 +180,12 @@ class StreamEnvironment:
         returns a handle in state ``finished`` and runs nothing, so the same command can be repeated until it succeeds.
         ``trust``: also resume a job that was signed with another key, which runs its author's code
         (``docs/security.md``).
+
+        A job may be resumed with another program (``docs/upgrades.md``):
+        ``state_from``: operator -> the name that it had, whose state it takes.
+        ``drop_state``: operators and sources that are gone, or have changed too much, whose state may be lost.
+        ``renamed_from``: the name that the job had.
+        ``dry_run``: compare the program with the checkpoints, start and write nothing, and return the comparison.
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
         ``InputError`` when the job cannot start; ``JobRunsElsewhere`` when another driver runs it;
@@ -151,7 +195,10 @@ class StreamEnvironment:
             raise ConfigurationError("this environment was executed already; draw the next job with a new one")
         if resume not in (True, False, "auto"):
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
+        requests = requests_of(state_from, drop_state, renamed_from, bool(resume) or dry_run)
         self.graph.fuse()
+        if dry_run or asked_by_command():
+            return hand_over(check_upgrade(name, self.graph, self.options, requests, trust))
         for node in self.graph.nodes:
             try:
                 cloudpickle.dumps(node.body)
@@ -160,7 +207,15 @@ class StreamEnvironment:
                     f"operator {node.name!r} cannot be sent to the slots: {error}; let its function make what it needs"
                 ) from error
         running = start_job(
-            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume, trust=trust
+            self.spark,
+            name,
+            self.graph,
+            self.options,
+            self._frames,
+            self.output_id,
+            resume=resume,
+            trust=trust,
+            requests=requests,
         )
         self._executed = True
         return JobHandle(running)

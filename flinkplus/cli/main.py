@@ -25,6 +25,7 @@ from flinkplus.cli.moves import add_moves
 from flinkplus.cli.state_rows.command import add_state
 from flinkplus.cli.status import add_status
 from flinkplus.cli.supervise.command import add_supervise
+from flinkplus.cli.upgrade.check import add_check_upgrade
 from flinkplus.printable import escaped
 
 EXPERIMENTS, DEMO = "experiments.command", "experiments.demo"
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add_supervise(commands)
     add_checkpoints(commands)
     add_state(commands)
+    add_check_upgrade(commands)
     _add_corpus(commands)
     add_example(commands)
     add_status(commands)

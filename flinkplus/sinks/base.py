@@ -21,14 +21,14 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
-from flinkplus.operators.base.operator import OperatorContext
+from flinkplus.operators.base.operator import JsonValue, OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
 
 
@@ -130,6 +130,10 @@ class Sink(ABC):
     def check_schema(self, schema: pa.Schema) -> None:
         """Raises ``ConfigurationError`` when rows of ``schema`` cannot be stored."""
         return None
+
+    def settings(self) -> Mapping[str, JsonValue]:
+        """Where and how it writes, with ``location``; nothing for a sink that is known by its name alone. JSON."""
+        return {}
 
     @abstractmethod
     def writer(self, context: OperatorContext, generation: int) -> SinkWriter:

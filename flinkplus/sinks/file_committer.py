@@ -70,11 +70,14 @@ class FileCommitter(SinkCommitter):
         self._log.create()
 
     def _prepare_resumed(self) -> None:
-        if self._read_owner() != self._owner:
+        owner = self._read_owner()
+        if not isinstance(owner, dict) or {**owner, "sink": ""} != {**self._owner, "sink": ""}:
             raise OutputDirectoryError(
                 f"output directory {self._files.location} does not hold the output of the job to be resumed: "
                 "give the directory that the job wrote to, unchanged, or start a new job"
             )
+        if owner != self._owner:  # the sink was renamed
+            self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
 
     def _what_is_in_the_way(self) -> str | None:
         """The name of an entry that belongs neither to this job nor to one that ended before its first commit."""

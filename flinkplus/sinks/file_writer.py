@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from flinkplus.operators.base.columns import SMALL_ROWS, merge, plain
-from flinkplus.operators.base.operator import OperatorContext
+from flinkplus.operators.base.operator import JsonValue, OperatorContext
+from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import Sink, SinkWriter
 from flinkplus.sinks.file_committer import FileCommitter
@@ -51,6 +52,9 @@ class FileSink(Sink):
     @abstractmethod
     def encoder(self, stream: Any) -> Encoder:
         """Begins a file on ``stream``."""
+
+    def settings(self) -> Mapping[str, JsonValue]:
+        return {LOCATION: self.path}
 
     def writer(self, context: OperatorContext, generation: int) -> FileSinkWriter:
         return FileSinkWriter(self, context, generation)

@@ -6,6 +6,7 @@ A null is an empty string. A line break inside a value is written as it is, as S
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sinks.file_writer import Encoder, FileSink
 
 
@@ -31,6 +33,9 @@ class TextSink(FileSink):
                 raise ConfigurationError(
                     f"sink {self.name!r}: column {field.name!r} of type {field.type} has no text form; make it a string"
                 )
+
+    def settings(self) -> Mapping[str, JsonValue]:
+        return {**super().settings(), "separator": self.separator}
 
     def encoder(self, stream: Any) -> Encoder:
         return _TextEncoder(stream, self.separator)

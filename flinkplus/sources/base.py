@@ -3,7 +3,8 @@
 Rules:
 
 - The driver calls ``planned()`` once; what it returns (with files, sizes, row counts) goes to the slots, so that every
-  deployment of a job sees the same splits. A reader that finds anything else raises ``InputError``.
+  deployment of a job sees the same splits. A reader that finds anything else raises ``InputError``. A program that is
+  resumed takes over what was planned by ``split_plan`` and ``with_split_plan``; without them it plans again.
 - ``reader(index, parallelism)`` is a pure function of descriptor and arguments: the readers of all indexes together
   give every row exactly once, on any slot.
 - Another parallelism: ``redealt`` makes positions for another number of readers, so that none of the rows that are left
@@ -16,7 +17,7 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -74,6 +75,18 @@ class Source(ABC):
             f"source {self.name!r} does not say how its positions are dealt to another number of subtasks "
             "(Source.redealt): resume the job at the parallelism that it had"
         )
+
+    def settings(self) -> Mapping[str, JsonValue]:
+        """What its positions depend on: with any other settings, a position of it means nothing. JSON."""
+        return {}
+
+    def split_plan(self) -> JsonValue:
+        """What ``planned`` has found, for ``with_split_plan``; ``None``: nothing. JSON."""
+        return None
+
+    def with_split_plan(self, plan: JsonValue) -> Source:
+        """The source, planned as the one with these ``settings`` was. Raises ``ValueError`` or ``TypeError``."""
+        return self
 
     @abstractmethod
     def reader(self, index: int, parallelism: int) -> SourceReader:

@@ -53,6 +53,10 @@ class Generator(Source):
             raise ConfigurationError(f"source {self.name!r}: block_rows must be at least 1, not {self.block_rows}")
 
     @override
+    def settings(self) -> Mapping[str, JsonValue]:
+        return {"count": self.count, "batches": self.batches, "block_rows": self.block_rows}
+
+    @override
     def reader(self, index: int, parallelism: int) -> SourceReader:
         return _GeneratorReader(self, index, parallelism)
 

@@ -14,8 +14,9 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +73,19 @@ class StagedParquet(Source):
     @override
     def planned(self) -> StagedParquet:
         return self if self.groups is not None else replace(self, groups=tuple(map(self._row_groups, self.files)))
+
+    @override
+    def settings(self) -> Mapping[str, JsonValue]:
+        return {"repeat": self.repeat, "rows": ", ".join(f"{field.name} {field.type}" for field in self.schema)}
+
+    @override
+    def split_plan(self) -> JsonValue:
+        return None if self.groups is None else [[f, list(g)] for f, g in zip(self.files, self.groups, strict=True)]
+
+    @override
+    def with_split_plan(self, plan: Any) -> StagedParquet:
+        groups = tuple(tuple(map(int, rows)) for _, rows in plan)
+        return replace(self, files=tuple(str(file) for file, _ in plan), groups=groups)
 
     def staged_at(self, directory: str) -> StagedParquet:
         """This source, planned, over the Parquet files in ``directory`` (a local path or URI), in Spark's order.

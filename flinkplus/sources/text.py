@@ -19,9 +19,9 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -91,6 +91,19 @@ class TextFiles(Source):
     @override
     def planned(self) -> TextFiles:
         return self if self.files is not None else replace(self, files=find_files(self.name, os.fspath(self.path)))
+
+    @override
+    def settings(self) -> Mapping[str, JsonValue]:
+        # as text, "replace" and "strict" read the same rows
+        return {"path": os.fspath(self.path), "repeat": self.repeat, "split_bytes": self.split_bytes}
+
+    @override
+    def split_plan(self) -> JsonValue:
+        return None if self.files is None else [[file.path, file.size] for file in self.files]
+
+    @override
+    def with_split_plan(self, plan: Any) -> TextFiles:
+        return replace(self, files=tuple(InputFile(str(path), int(size)) for path, size in plan))
 
     def plan(self, parallelism: int = 1) -> list[TextSplit]:
         """All splits in order, their number a multiple of ``parallelism`` before they are cut at the ends of files.

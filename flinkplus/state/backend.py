@@ -44,6 +44,7 @@ from flinkplus.state.memtable import (
 )
 from flinkplus.state.objects import OBJECTS, PAGES, ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
+from flinkplus.state.sst_format import Chunk, describe, write_sst
 from flinkplus.state.store import Aside, SubtaskStore
 from flinkplus.state.versions import BasePolicy, PendingSnapshot, StateVersions
 
@@ -318,6 +319,20 @@ class SubtaskState:
         """The values of ``keys`` in the state ``name``, as they are stored; ``None`` for an absent key."""
         layout = KeyLayout(state_prefix(name), None if pages else self._max_parallelism)
         return [] if not keys else self._store.get_many(layout.stored(keys))
+
+    def write_base(self, checkpoint: int, chunks: Iterator[Chunk]) -> StateFile | None:
+        """A base of ``chunks``, in the work directory and in storage, for ``restore``; ``None`` without entries.
+
+        Raises ``StateError`` when disk or storage fails.
+        """
+        name = f"{self._folder.name}/{self.generation}-{checkpoint}-0.sst"  # versions count from 1
+        path = self._versions.local(name)
+        entries = write_sst(chunks, path)
+        if not entries:
+            remove_file(path)
+            return None
+        self._storage.upload(path, name)
+        return describe(path, name, "base", entries)
 
     # -- restoring ------------------------------------------------------------------------------------------------
 

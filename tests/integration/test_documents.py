@@ -59,6 +59,7 @@ NOT_RUN = {
     "flinkplus checkpoints": "needs a checkpoint directory: tests/unit/cli/test_checkpoints.py",
     "flinkplus state": "needs a checkpoint directory: tests/unit/cli/test_state.py",
     "flinkplus status": "needs a running job: tests/integration/test_operations.py",
+    "flinkplus check-upgrade": "needs a program: tests/unit/cli/test_check_upgrade.py",
     "flinkplus migrate": "needs a running job: tests/integration/test_moves.py",
     "flinkplus drain": "needs a running job: tests/integration/test_moves.py",
     "flinkplus undrain": "needs a running job: tests/integration/test_moves.py",

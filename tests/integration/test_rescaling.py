@@ -183,12 +183,12 @@ def test_what_is_refused_and_a_driver_that_dies_half_way(
         wait_for_checkpoint(job, 1)
     for wrong, message in (
         ({"parallelism": 5, "max_parallelism": 4}, "parallelism 5 is above max_parallelism, which is 4"),
-        ({"parallelism": 2}, "max_parallelism: 4 there, 128 here"),
+        ({"parallelism": 2}, "max_parallelism was 4 and is 128"),
     ):
         with pytest.raises((ConfigurationError, CheckpointDirectoryError), match=message):
             run(True, **wrong)
     stored = CheckpointStorage(str(tmp_path / "checkpoints"), trust=True).manifests
-    for where, name, subtasks in ((Commits, "store", 4), (Blobs, "put_signed", 6)):
+    for where, name, subtasks in ((Commits, "store", 4), (Blobs, "put_signed", 6)):  # the plan is the first blob
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(where, name, dies)
             run(True, parallelism=3, max_parallelism=4)

@@ -174,7 +174,7 @@ def test_what_cannot_be(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="resume='auto' needs checkpoint_dir"):
         env.execute("nowhere", resume="auto")
     with pytest.raises(ConfigurationError, match="resume must be True, False or 'auto', not 'always'"):
-        env.execute("nowhere", resume="always")  # type: ignore[arg-type]
+        env.execute("nowhere", resume="always")  # type: ignore[call-overload]
     (tmp_path / "notes.txt").write_text("")
     env = StreamEnvironment(spark, parallelism=2, checkpoint_dir=tmp_path)
     env.generate(lambda i: (i,), schema="n long", count=1).discard()

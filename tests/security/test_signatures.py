@@ -27,10 +27,13 @@ from flinkplus.errors import (
     UntrustedCheckpoint,
 )
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.program.comparison import Requests
 from flinkplus.protocol.snapshot.files import StateFile, digest_of
 from flinkplus.protocol.snapshot.handle import OperatorState
-from flinkplus.runtime.job.plan import HEADER, Plan, find_job, identity_of, load_plan, load_plan_of, plan_bytes
+from flinkplus.runtime.job.plan import HEADER, Plan, find_job, identity_of, load_plan, plan_bytes
 from flinkplus.runtime.job.signing import KEY_VARIABLE, default_path, find_key, make_key, read_key
+from flinkplus.runtime.job.start import find_before
+from flinkplus.runtime.job.upgrading.programs import put_program
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.blobs import BLOB_MAGIC, PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.manifests import MANIFEST_MAGIC
@@ -142,7 +145,9 @@ def job_of(storage: CheckpointStorage, name: str, job_id: str) -> CheckpointStor
     graph, options = JobGraph(), Options(parallelism=3)
     storage.ownership.prepare(identity_of(name, graph, options), resume=False, job_id=job_id)
     storage.runs.begin(1)
-    storage.blobs.put_signed(PLAN_BLOB, plan_bytes(Plan(name, job_id, graph, options)))
+    plan = Plan(name, job_id, graph, options)
+    storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
+    put_program(storage, plan)
     return storage
 
 
@@ -158,12 +163,14 @@ def say_in_job_file(root: Path, **job: str) -> None:
     (root / JOB_FILE).write_text(json.dumps(document))
 
 
-def resumed(root: Path, name: str, trust: bool = False) -> Plan:
+def resumed(root: Path, name: str, trust: bool = False) -> str:
     """As ``execute(name, resume=True)`` does, which knows the name."""
     storage = CheckpointStorage(root, key=OURS, trust=trust)
     asked = identity_of(name, JobGraph(), Options(parallelism=3))
-    storage.ownership.prepare(asked, resume=True)
-    return load_plan_of(asked, storage, str(root))
+    before = find_before(storage, name, JobGraph(), Options(parallelism=3), Requests())
+    assert before is not None
+    storage.ownership.prepare(asked, resume=True, upgraded=True)
+    return before[0]
 
 
 @pytest.mark.parametrize("forged", [False, True])
@@ -171,7 +178,7 @@ def test_the_directory_of_another_job_is_not_resumed_by_a_program(tmp_path: Path
     job_of(CheckpointStorage(root, key=OURS), "words", "job-1")
     other = tmp_path / "other"
     job_of(CheckpointStorage(other, key=OURS), "payments", "job-2")
-    assert resumed(root, "words").output_id == "job-1"
+    assert resumed(root, "words") == "job-1"
     put_in_the_place_of(root, other)
     if forged:
         say_in_job_file(root, name="words")
@@ -221,7 +228,7 @@ def test_a_directory_that_was_moved_is_resumed_with_one_warning(
     assert not caplog.records
     moved = root.rename(tmp_path / "moved")
     for _ in range(2):
-        assert resumed(moved, "words").name == "words"
+        assert resumed(moved, "words") == "job-1"
     assert [str(root) in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -232,7 +239,7 @@ def test_trust_signs_whose_directory_it_is(root: Path) -> None:
     trusting.ownership.prepare(identity_of("words", JobGraph(), Options(parallelism=3)), resume=True)
     trusting.runs.begin(2)
     trusting.sign_again()
-    assert resumed(root, "words").name == "words"
+    assert resumed(root, "words") == "job-1"
 
 
 # --- manifests and state

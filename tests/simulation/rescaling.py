@@ -87,6 +87,21 @@ class InFlight:
         return {str(c): messages for c, messages in found if c.consumer == index and c.edge in vertex.inputs}
 
 
+def promised_by(before: Sequence[OperatorState], edge: int) -> int | None:
+    """The event time that all producers of an edge have promised that have not ended."""
+    open_channels: list[int | None] = []
+    of_all: list[int] = []
+    for consumer, state in enumerate(before):
+        for producer in range(len(before)):
+            channel = str(ChannelId(edge, producer, consumer))
+            known = state.watermarks.get(channel)
+            if channel not in state.ended_channels:
+                open_channels.append(known)
+            if known is not None:
+                of_all.append(known)
+    return rescaling.least(open_channels) if open_channels else max(of_all, default=None)
+
+
 @dataclass(frozen=True)
 class Division:
     """A checkpoint at the parallelism ``before``, made into ``checkpoint`` at the parallelism ``after``."""
@@ -113,7 +128,8 @@ class Division:
 
     def _divided(self, at: int, vertex: Vertex, index: int, in_flight: InFlight) -> SnapshotHandle:
         before, name = states_of(self.handles, vertex), SubtaskId(vertex.name, index)
-        protocol_part = rescaling.rescaled(before, index, self.after, vertex.inputs, vertex.outputs, in_flight.counts)
+        promised = {edge: promised_by(before, edge) for edge in vertex.inputs}
+        protocol_part = rescaling.rescaled(before, index, self.after, promised, vertex.outputs, in_flight.counts)
         messages = in_flight.of(vertex, index)
         saved = replace(
             protocol_part,

@@ -33,6 +33,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import InvariantViolation
+from flinkplus.protocol.program.description import Column, StateDescription
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 """Content of a snapshot, a source position or a staged file's description."""
@@ -160,6 +161,11 @@ def common_watermark(parts: Sequence[Inherited]) -> int | None:
     return max((watermark for watermark in known if watermark is not None), default=None)
 
 
+def described_columns(schema: pa.Schema) -> tuple[Column, ...]:
+    """The columns of a schema, for the description of a program."""
+    return tuple(Column(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema)
+
+
 class OperatorInstance(ABC):
     """One operator in one subtask."""
 
@@ -251,6 +257,21 @@ class Operator(ABC):
     def has_state(self) -> bool:
         """Whether its subtasks have keyed state."""
         return bool(self.key_columns)
+
+    def described_state(self, schema: pa.Schema) -> StateDescription | None:
+        """What its state is, for an input of ``schema``; another program's operator takes it if it fits.
+
+        ``None``: it keeps nothing. The default knows the key columns alone.
+        """
+        return StateDescription(keys=self._key_types(schema)) if self.has_state else None
+
+    def page_schemas(self, schema: pa.Schema) -> Mapping[str, pa.Schema]:
+        """The schemas of the rows in its pages, by what follows its name in the name of a state, where a description of
+        the form ``pages`` names them."""
+        return {}
+
+    def _key_types(self, schema: pa.Schema) -> tuple[str, ...]:
+        return tuple(str(schema.field(key).type) for key in self.key_columns if key in schema.names)
 
     @abstractmethod
     def output_schema(self, schema: pa.Schema) -> pa.Schema:

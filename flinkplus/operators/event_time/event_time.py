@@ -30,6 +30,7 @@ from flinkplus.operators.base.operator import (
     WatermarkMaker,
 )
 from flinkplus.operators.base.schema import check_column
+from flinkplus.protocol.program.description import StateDescription
 
 LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME = "late_rows", "max_late_ms", "rows_without_time"
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
@@ -120,6 +121,10 @@ class WithWatermark(Operator):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_time_column(self.name, schema, self.column)
         return schema
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        return StateDescription(progress=True)
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:

@@ -36,11 +36,13 @@ from flinkplus.operators.base.operator import (
     OperatorContext,
     OperatorInstance,
     common_watermark,
+    described_columns,
 )
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.base.stored_state import ROW, ShownRows, StateView, StoredState, reading_context, struct_of
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
+from flinkplus.protocol.program.description import StateDescription
 from flinkplus.state.hashing import hash_keys
 
 SHELVES_IN_AN_INTERVAL = 4
@@ -66,6 +68,11 @@ class JoinSide:
     keys: tuple[str, ...]
     column: str
     prefix: str
+
+    @property
+    def kept(self) -> pa.Schema:
+        """What is kept of its rows."""
+        return pa.schema([*_OWN, *self.schema])
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,17 @@ class IntervalJoin(KeyedOperator):
         return pa.schema(fields)
 
     @override
+    def page_schemas(self, schema: pa.Schema) -> dict[str, pa.Schema]:
+        return {"#left": self.left.kept, "#right": self.right.kept}
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
+        keys = tuple(str(self.left.schema.field(key).type) for key in self.left.keys)
+        settings = {"lower_ms": self.lower_ms, "upper_ms": self.upper_ms}
+        return StateDescription(keys=keys, settings=settings, rows=rows, form="pages")
+
+    @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _IntervalJoinInstance(self, ctx)
 
@@ -164,7 +182,7 @@ class _Side:
         self.side = side
         self.reach_ms = reach_ms
         self._shelf_ms = shelf_ms
-        self._schema = pa.schema([*_OWN, *side.schema])
+        self._schema = side.kept
         self._name = f"{ctx.operator}#{name}"
         self.shelves = self._shelves(ctx.keyed_state())
 

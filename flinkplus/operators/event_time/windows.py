@@ -34,6 +34,7 @@ from flinkplus.operators.base.operator import (
     OperatorContext,
     OperatorInstance,
     common_watermark,
+    described_columns,
 )
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
@@ -47,6 +48,7 @@ from flinkplus.operators.base.stored_state import (
 )
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
 from flinkplus.operators.keyed.aggregates import Aggregate, Groups
+from flinkplus.protocol.program.description import StateDescription
 
 START, END = "window_start", "window_end"
 MERGED_PARTS = 8
@@ -79,6 +81,25 @@ class TumblingWindow(KeyedOperator):
         if twice is not None:
             raise ConfigurationError(f"operator {self.name!r}: its output would have the column {twice!r} twice")
         return pa.schema(fields)
+
+    def parts_schema(self, schema: pa.Schema) -> pa.Schema:
+        """What is kept for each key and window, for an input of ``schema``."""
+        fields = [pa.field("key", pa.binary())]
+        fields += [pa.field(f"key {at}", schema.field(key).type) for at, key in enumerate(self.keys)]
+        for at, aggregate in enumerate(self.aggregates):
+            types = aggregate.partial_types(schema)
+            fields += [pa.field(f"aggregate {at} {part}", dtype) for part, dtype in enumerate(types)]
+        return pa.schema(fields)
+
+    @override
+    def page_schemas(self, schema: pa.Schema) -> dict[str, pa.Schema]:
+        return {"": self.parts_schema(schema)}
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        settings = {"size_ms": self.size_ms, "aggregates": [aggregate.kind for aggregate in self.aggregates]}
+        rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
+        return StateDescription(keys=self._key_types(schema), settings=settings, rows=rows, form="pages")
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
@@ -133,11 +154,7 @@ class _TumblingWindowInstance(OperatorInstance):
         self._aggregates = descriptor.aggregates
         self._output = descriptor.output_schema(ctx.input_schema)
         self._types = [aggregate.partial_types(ctx.input_schema) for aggregate in self._aggregates]
-        fields = [pa.field("key", pa.binary())]
-        fields += [pa.field(f"key {at}", ctx.input_schema.field(key).type) for at, key in enumerate(self._keys)]
-        for at, types in enumerate(self._types):
-            fields += [pa.field(f"aggregate {at} {part}", dtype) for part, dtype in enumerate(types)]
-        self._schema = pa.schema(fields)
+        self._schema = descriptor.parts_schema(ctx.input_schema)
         self._windows = self._shelves(ctx.keyed_state())
         self._watermark_ms: int | None = None
 

@@ -37,6 +37,7 @@ from flinkplus.operators.base.operator import (
 from flinkplus.operators.base.stored_state import StateView
 from flinkplus.operators.keyed.keyed import KeyRows, is_large
 from flinkplus.operators.keyed.views import FOR_EVER, ExpiryView
+from flinkplus.protocol.program.description import StateDescription
 
 CHUNK_KEYS = 512
 
@@ -51,6 +52,11 @@ class Deduplicate(KeyedOperator):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_key_columns(schema, self.keys)
         return schema
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        """Another time to live holds for the keys to come."""
+        return StateDescription(keys=self._key_types(schema), settings={"expires": self.ttl_ms is not None})
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:

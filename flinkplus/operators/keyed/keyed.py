@@ -43,6 +43,7 @@ from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.base.stored_state import NumberView, StateView
 from flinkplus.operators.keyed.aggregates import sum_type
 from flinkplus.operators.keyed.views import SumView
+from flinkplus.protocol.program.description import Column, StateDescription
 from flinkplus.state.hashing import small_unsigned
 
 FEW_ROWS = 96
@@ -337,6 +338,12 @@ class Sum(KeyedOperator):
         raise ConfigurationError(
             f"operator {self.name!r}: column {self.column!r} is {dtype}; only numbers can be summed"
         )
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        kept: tuple[Column, ...] = (Column(name="sum", type=str(self._sum_type(schema))),)
+        nulls = {"nulls": schema.field(self.column).nullable}  # with them, a sum of 0 is noted beside the sum
+        return StateDescription(keys=self._key_types(schema), settings=nulls, rows={"": kept})
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:

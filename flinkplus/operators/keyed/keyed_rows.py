@@ -32,6 +32,7 @@ from flinkplus.operators.base.operator import (
     OperatorContext,
     OperatorInstance,
     common_watermark,
+    described_columns,
 )
 from flinkplus.operators.base.row import (
     USER_EXCEPTIONS,
@@ -50,6 +51,7 @@ from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.views import ReducedView, TimerView
 from flinkplus.operators.rows.rows import Collector
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
+from flinkplus.protocol.program.description import StateDescription
 from flinkplus.state.objects import pack, unpack
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -70,6 +72,10 @@ class Reduce(KeyedOperator):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_key_columns(schema, self.keys)
         return schema
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        return StateDescription(keys=self._key_types(schema), rows={"": described_columns(schema)}, form="tuples")
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
@@ -260,6 +266,12 @@ class Process(KeyedOperator):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_key_columns(schema, self.keys)
         return parse_schema(self.schema)
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        """What functions keep under names of their own is theirs; timers must not be left behind."""
+        timers = {} if self.on_timer is None else {"#timers": ()}
+        return StateDescription(keys=self._key_types(schema), rows={**timers})
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:

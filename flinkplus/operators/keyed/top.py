@@ -34,6 +34,7 @@ from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.base.stored_state import StateView
 from flinkplus.operators.base.values import is_counted, numbers_of
 from flinkplus.operators.keyed.views import RankingView, as_arrow
+from flinkplus.protocol.program.description import Column, StateDescription
 
 MAX_K = 10_000
 """A row may change all ranks of its key."""
@@ -77,6 +78,13 @@ class Top(KeyedOperator):
             raise ConfigurationError(
                 f"operator {self.name!r}: column {self.by!r} is {value}; only numbers and times can be ranked"
             )
+
+    @override
+    def described_state(self, schema: pa.Schema) -> StateDescription:
+        kept = {"item": self.item, "value": self.by}
+        rows = {"": tuple(Column(name=name, type=str(schema.field(column).type)) for name, column in kept.items())}
+        settings = {"k": self.k, "ascending": self.ascending}
+        return StateDescription(keys=self._key_types(schema), settings=settings, rows=rows)
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:

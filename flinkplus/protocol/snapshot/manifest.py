@@ -8,6 +8,7 @@ from typing import ClassVar
 from flinkplus.documents import Document
 from flinkplus.errors import CorruptCheckpoint
 from flinkplus.path_names import checked_subtask
+from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.files import StagedFile, StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 
@@ -31,6 +32,7 @@ class Manifest(Document):
     ``final``: whether it is the last one of a finished job.
     ``time_s``: since the Unix epoch.
     ``commits``: by sink.
+    ``program``: the one that took the checkpoint; ``None``: not known, so that only the same one can restore it.
     """
 
     FORMAT: ClassVar[int] = MANIFEST_FORMAT
@@ -42,6 +44,7 @@ class Manifest(Document):
     final: bool = False
     time_s: float = 0.0
     commits: dict[str, CommittedOutput] = field(default_factory=dict)
+    program: Program | None = None
 
     def check_names(self) -> None:
         for subtask in self.subtasks:

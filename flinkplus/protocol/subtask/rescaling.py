@@ -1,4 +1,4 @@
-"""Snapshots for another parallelism: the part that is not keyed state.
+"""Snapshots for another parallelism or another program: the part that is not keyed state.
 
 Rules:
 - channels restart: their cursors are 0, or behind the messages that were in flight. No message of before has an ID
@@ -6,7 +6,7 @@ Rules:
 - a subtask that had ended ends again: its input is empty, so it emits nothing more. So it does not matter which of the
   subtasks before had ended;
 - event time does not go back: on each edge all producers have promised the least of what those of before had, except
-  for those that had ended. Snapshots are aligned, so all consumers of before had the same promises;
+  for those that had ended (``rescaled_part``). Snapshots are aligned, so what was promised has arrived;
 - totals stay: the new subtask *i* of *n* takes those of all *j* with ``j % n == i``.
 """
 
@@ -26,42 +26,26 @@ def rescaled(
     before: Sequence[OperatorState],
     index: int,
     parallelism: int,
-    inputs: Sequence[int],
+    inputs: Mapping[int, int | None],
     outputs: Sequence[int],
     in_flight: Mapping[ChannelId, int],
 ) -> OperatorState:
     """The protocol's part for subtask ``index`` of ``parallelism``, from those of all subtasks ``before``.
 
-    ``inputs``, ``outputs``: the edges of its vertex.
+    ``inputs``, ``outputs``: the edges of its vertex; for inputs with the event time that their producers have promised.
     ``in_flight``: how many messages each new channel has in flight; they are numbered from 0.
     """
     others = range(parallelism)
     arriving = [ChannelId(edge, other, index) for edge in inputs for other in others]
     leaving = [ChannelId(edge, index, other) for edge in outputs for other in others]
-    watermarks = {edge: _promised(before, edge) for edge in inputs}
     return OperatorState(
         inputs={str(channel): in_flight.get(channel, 0) for channel in arriving},
         outputs={str(channel): in_flight.get(channel, 0) for channel in leaving},
         steps=max(state.steps for state in before),
         clock_ms=max(state.clock_ms for state in before),
-        watermarks={str(c): known for c in arriving if (known := watermarks[c.edge]) is not None},
+        watermarks={str(c): known for c in arriving if (known := inputs[c.edge]) is not None},
         drained=any(state.drained for state in before),
     )
-
-
-def _promised(before: Sequence[OperatorState], edge: int) -> int | None:
-    """The event time that all producers of an edge have promised, if they all have."""
-    open_channels: list[int | None] = []
-    of_all: list[int] = []
-    for consumer, state in enumerate(before):
-        for producer in range(len(before)):
-            channel = str(ChannelId(edge, producer, consumer))
-            known = state.watermarks.get(channel)
-            if channel not in state.ended_channels:
-                open_channels.append(known)
-            if known is not None:
-                of_all.append(known)
-    return least(open_channels) if open_channels else max(of_all, default=None)
 
 
 def least(watermarks: Sequence[int | None]) -> int | None:

@@ -9,6 +9,7 @@ from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph
 from flinkplus.operators.base.operator import Operator
+from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.faults.points import named
@@ -16,11 +17,16 @@ from flinkplus.runtime.faults.points import named
 log = logging.getLogger("flinkplus")
 
 
-def check_mode(before: Options, options: Options) -> None:
-    """Raises ``ConfigurationError`` if the new checkpoint mode cannot resume from a checkpoint of the mode before."""
-    if before.checkpoint_mode == "unaligned" != options.checkpoint_mode:
+def has_channel_state(manifest: Manifest) -> bool:
+    """Whether barriers of a checkpoint have overtaken messages, which only unaligned checkpoints can go on with."""
+    return any(handle.overtaken for handle in manifest.subtasks.values())
+
+
+def check_mode(manifest: Manifest, options: Options) -> None:
+    """Raises ``ConfigurationError`` if the checkpoint mode cannot resume from a checkpoint."""
+    if options.checkpoint_mode != "unaligned" and has_channel_state(manifest):
         raise ConfigurationError(
-            "the job's checkpoints are unaligned: the last one may have channel state, so it cannot be resumed with "
+            f"checkpoint {manifest.checkpoint} is unaligned and has channel state, so it cannot be resumed with "
             f"checkpoint_mode {options.checkpoint_mode!r}; give an aligned_timeout instead"
         )
 

@@ -17,10 +17,7 @@ from flinkplus.graph import JobGraph
 from flinkplus.path_names import checked_name
 from flinkplus.printable import printable
 from flinkplus.runtime.job.signing import find_key
-from flinkplus.sinks.base import Sink
-from flinkplus.sources.base import Source
 from flinkplus.state.durable.blobs import PLAN_BLOB
-from flinkplus.state.durable.ownership import check_same_job
 from flinkplus.state.durable.storage import CheckpointStorage
 
 PLAN_FORMAT = 3
@@ -120,20 +117,3 @@ def identity_of(name: str, graph: JobGraph, options: Options) -> dict[str, Any]:
     """The identity of a job, as its checkpoint directory records it."""
     groups = options.max_parallelism
     return {"name": name, "fingerprint": graph.fingerprint(groups), "shape": graph.shape(groups)}
-
-
-def load_plan_of(asked: dict[str, Any], storage: CheckpointStorage, where: str) -> Plan:
-    """The plan. Raises as ``load_plan``, and ``CheckpointDirectoryError`` if the job's identity is not ``asked``."""
-    plan = load_plan(storage, where)
-    check_same_job(identity_of(plan.name, plan.graph, plan.options), asked, where)
-    return plan
-
-
-def adopt(graph: JobGraph, old: Plan) -> None:
-    """Take staged input and the output ID from the earlier run: positions and staged files refer to them."""
-    before = {node.name: node for node in old.graph.nodes}
-    for node in graph.nodes:
-        if isinstance(node.body, Source):
-            node.body = before[node.name].body
-        elif isinstance(node.body, Sink):
-            node.body = node.body.bind(node.schema, old.output_id)

@@ -13,15 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from flinkplus.config import Options
-from flinkplus.errors import CorruptCheckpoint, UntrustedCheckpoint
+from flinkplus.errors import ConfigurationError, CorruptCheckpoint, UntrustedCheckpoint
+from flinkplus.protocol.program.comparison import Comparison, Requests
+from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.rescale import Divide
 from flinkplus.runtime.coordinator.setup.outcome import Restore
+from flinkplus.runtime.job.checks import check_mode, has_channel_state
 from flinkplus.runtime.job.plan import Plan, plan_bytes
+from flinkplus.runtime.job.rescaling.former import Former
 from flinkplus.runtime.job.rescaling.keyed import StatePlace
-from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_of
+from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_at
+from flinkplus.runtime.job.upgrading.former_output import Adoption
+from flinkplus.runtime.job.upgrading.programs import put_program
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -32,33 +38,44 @@ log = logging.getLogger("flinkplus")
 
 
 def begin_run(
-    plan: Plan, storage: CheckpointStorage, resume: bool, taken_over: Callable[[str], None], scratch: Path
+    plan: Plan,
+    storage: CheckpointStorage,
+    resume: bool,
+    taken_over: Callable[[str], None],
+    scratch: Path,
+    requests: Requests | None = None,
 ) -> tuple[Commits, Restore]:
     """Take over the checkpoints, prepare the output, and find where the job begins. A new job stores its plan before it
     changes its output, so that the next run knows that the output is its own (``Ownership.has_begun``).
 
-    ``scratch``: a directory for files that are needed only here. Raises ``ConfigurationError`` for a checkpoint of
-    another parallelism that cannot be divided.
+    ``scratch``: a directory for files that are needed only here.
+    ``requests``: of a program that may differ from the one that the checkpoint is of; ``None``: it must not.
+
+    Raises ``ConfigurationError`` for a checkpoint of another parallelism that cannot be divided, or of a program that
+    does not fit.
     """
     runs = _earlier_runs(storage, resume)
     storage.runs.begin(runs + 1)
     storage.sign_again()
-    commits = Commits(plan.graph, storage, taken_over)
+    commits = Commits(plan.graph.sinks(), storage, taken_over, plan.graph.program(plan.options.max_parallelism))
     if not resume:
         if runs:
             storage.manifests.withdraw_after(0)
+        put_program(storage, plan)
         storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     try:
-        if resume and not storage.manifests.checkpoints():
+        if not resume:
+            commits.prepare(resume=False)
+        elif not storage.manifests.checkpoints():
             commits.prepare_again()
-        else:
-            commits.prepare(resume)
         restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
         if resume:
-            restore = _find_restore(storage, commits, restore)
-            _rescale(plan, commits, restore, storage, scratch)
+            adoption = Adoption(plan, storage, commits, requests, taken_over)
+            restore = _find_restore(storage, commits, restore, adoption.adopt)
+            _transform(plan, commits, restore, storage, scratch, adoption.change)
         if resume and not restore.finished:
             storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
+            put_program(storage, plan)
         return commits, restore
     except BaseException:
         if not resume:
@@ -66,19 +83,24 @@ def begin_run(
         raise
 
 
-def _rescale(plan: Plan, commits: Commits, restore: Restore, storage: CheckpointStorage, scratch: Path) -> None:
-    """If the checkpoint is one of another parallelism, make it into one of this; keep older ones out of reach."""
-    if restore.checkpoint is None or restore.finished:
+def _transform(
+    plan: Plan, commits: Commits, restore: Restore, storage: CheckpointStorage, scratch: Path, change: Comparison | None
+) -> None:
+    """If the checkpoint is one of another parallelism or program, make it into one of this; keep older ones out of
+    reach. ``change``: from its program to this one."""
+    if restore.checkpoint is None or restore.finished or change is None:
         return
     manifest, after = commits.manifest(restore.checkpoint), plan.options.parallelism
-    before = parallelism_of(manifest, plan.graph)
-    if before == after:
+    before = parallelism_at(manifest, change.old.vertices)
+    if before == after and change.is_direct:
+        check_mode(manifest, plan.options)
+        _check_in_flight(Former(plan.graph, change, manifest, before))
         known = restore.available
-        restore.available = tuple(c for c in known if _has_parallelism(after, c, plan, commits))
+        restore.available = tuple(c for c in known if c == restore.checkpoint or _fits(c, plan, change, commits))
         restore.older = tuple(c for c in known if c not in restore.available)
         return
     checkpoint = restore.next_checkpoint
-    _divide(plan, commits, storage, scratch, manifest, checkpoint, restore.generation, after)
+    _divide(plan, commits, storage, scratch, manifest, checkpoint, restore.generation, after, change)
     restore.checkpoint, restore.available, restore.older = checkpoint, (checkpoint,), restore.available
     restore.next_checkpoint = CheckpointId(checkpoint + 1)
 
@@ -92,13 +114,16 @@ def _divide(
     checkpoint: CheckpointId,
     generation: Generation,
     after: int,
+    change: Comparison | None = None,
 ) -> None:
-    """Store ``checkpoint``: the one of ``manifest``, divided for parallelism ``after``."""
-    before, groups = parallelism_of(manifest, plan.graph), plan.options.max_parallelism
-    log.info("checkpoint %d is divided among %d subtasks instead of %d", manifest.checkpoint, after, before)
+    """Store ``checkpoint``: the one of ``manifest``, for parallelism ``after``. ``change``: from its program to this
+    one; ``None``: it is this."""
+    vertices = [vertex.name for vertex in plan.graph.vertices] if change is None else change.old.vertices
+    before, groups = parallelism_at(manifest, vertices), plan.options.max_parallelism
+    log.info("checkpoint %d of %d subtasks is made into one of %d", manifest.checkpoint, before, after)
     place = StatePlace(scratch / "rescaling", storage.state_files, generation, checkpoint, groups)
     try:
-        handles = Rescaling(plan.graph, manifest, before, after, place).handles()
+        handles = Rescaling(plan.graph, manifest, before, after, place, change).handles()
     finally:
         remove_folder(place.folder)
     commits.store(checkpoint, generation, handles, final=False)
@@ -116,11 +141,31 @@ def divider(plan: Plan, commits: Commits, storage: CheckpointStorage, scratch: P
     return divide
 
 
-def _has_parallelism(parallelism: int, checkpoint: CheckpointId, plan: Plan, commits: Commits) -> bool:
+def _check_in_flight(former: Former) -> None:
+    """Raises ``ConfigurationError`` for messages in flight whose rows are others in this program."""
+    in_flight = any(handle.operator_state.in_flight for handle in former.manifest.subtasks.values())
+    if in_flight and len(former.edges) < len(former.program.edges):
+        raise ConfigurationError(
+            f"checkpoint {former.manifest.checkpoint} holds messages in flight, and the program has changed the "
+            "columns of rows that are sent: resume the program before with a higher aligned_timeout, until a "
+            "checkpoint completes within it (in a loop, once it is empty); then the new one"
+        )
+
+
+def _fits(checkpoint: CheckpointId, plan: Plan, change: Comparison, commits: Commits) -> bool:
+    """Whether the job can fall back to a checkpoint: it is of this parallelism, program and mode."""
     try:
-        return parallelism_of(commits.manifest(checkpoint), plan.graph) == parallelism
+        manifest = commits.manifest(checkpoint)
+        program = change.new if manifest.program is None else manifest.program
+        same = program.restores_as(change.new) and _columns(program) == _columns(change.old)
+        mode = plan.options.checkpoint_mode == "unaligned" or not has_channel_state(manifest)
+        return same and mode and parallelism_at(manifest, program.vertices) == plan.options.parallelism
     except (CorruptCheckpoint, UntrustedCheckpoint):
         return True  # a restore finds the error
+
+
+def _columns(program: Program) -> object:
+    return {name: operator.columns for name, operator in program.operators.items()}
 
 
 def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None:
@@ -147,9 +192,15 @@ def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
     return 1 if found is None else found[1].generation // GENERATIONS_PER_RUN + 1
 
 
-def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore) -> Restore:
+def _find_restore(
+    storage: CheckpointStorage,
+    commits: Commits,
+    restore: Restore,
+    adopt: Callable[[CheckpointId, Manifest], None] | None = None,
+) -> Restore:
     """Find the newest valid checkpoint, commit its output, retract later output. Without any checkpoint the job begins
-    at the start. Raises ``CorruptCheckpoint`` if all checkpoints are invalid."""
+    at the start. Raises ``CorruptCheckpoint`` if all checkpoints are invalid. ``adopt``: instead of ``commits.adopt``.
+    """
     known = storage.manifests.checkpoints()
     found = storage.manifests.latest_valid()
     if found is None:
@@ -160,7 +211,7 @@ def _find_restore(storage: CheckpointStorage, commits: Commits, restore: Restore
         warnings.warn(
             f"checkpoint refused, resuming from checkpoint {checkpoint}: {reason}", RuntimeWarning, stacklevel=2
         )
-    commits.adopt(CheckpointId(checkpoint), manifest)
+    (adopt or commits.adopt)(CheckpointId(checkpoint), manifest)
     restore.checkpoint = CheckpointId(checkpoint)
     restore.available = tuple(CheckpointId(c) for c in known if c <= checkpoint)
     restore.next_checkpoint = CheckpointId(max(known) + 1)

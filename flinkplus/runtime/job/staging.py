@@ -25,10 +25,10 @@ def check_dataframe(df: DataFrame) -> None:
         )
 
 
-def stage(df: DataFrame, source: StagedParquet, directory: str) -> StagedParquet:
+def stage(df: DataFrame, source: StagedParquet, directory: str, folder: str | None = None) -> StagedParquet:
     """Let Spark write ``df`` below ``directory``; returns the source that reads it, in the order of ``df``. Raises
-    ``InputError`` when Spark cannot read the input."""
-    target = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
+    ``InputError`` when Spark cannot read the input. ``folder``: the name of its folder, if not that of the source."""
+    target = f"{directory.rstrip('/')}/{STAGED}/{folder or source.name}"
     try:
         df.write.mode("overwrite").parquet(target)
     except Exception as error:  # errors of pyspark and py4j

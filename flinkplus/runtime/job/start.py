@@ -6,6 +6,8 @@ untouched until it is certain that no other driver runs the job (``directory``, 
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from flinkplus.config import Options, options_from
 from flinkplus.errors import CheckpointDirectoryError, ConfigurationError
 from flinkplus.graph import JobGraph
+from flinkplus.path_names import checked_name
+from flinkplus.protocol.program.comparison import Comparison, Requests, compare
 from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.base.logs import wanted
 from flinkplus.runtime.coordinator.dispatch.dispatch import Calls
@@ -21,15 +25,24 @@ from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
 from flinkplus.runtime.job import staging
-from flinkplus.runtime.job.checks import check_faults, check_loops, check_mode, recovery_of
+from flinkplus.runtime.job.checks import check_faults, check_loops, recovery_of
 from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.launcher import check_cluster, coordinator_hosts
 from flinkplus.runtime.job.open_ports import warn_of_open_ports
-from flinkplus.runtime.job.plan import FoundJob, Plan, adopt, identity_of, load_plan_of
+from flinkplus.runtime.job.plan import FoundJob, Plan, identity_of
 from flinkplus.runtime.job.restoring import begin_run, lasting_secret
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.runtime.job.signing import find_key
+from flinkplus.runtime.job.upgrading.programs import (
+    NO_CHANGE,
+    adopt_splits,
+    bind_sinks,
+    check,
+    compared,
+    newest,
+    read_program,
+)
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sources.base import Source
 from flinkplus.sources.parquet import StagedParquet
@@ -46,11 +59,13 @@ def start_job(
     output_id: str,
     resume: Resume,
     trust: bool = False,
+    requests: Requests = NO_CHANGE,
 ) -> RunningJob | FinishedJob:
     """Check, prepare and start a job; returns once its slots are being started.
 
     With ``resume="auto"`` a new job starts, an unfinished one resumes, and a finished one is returned as it is.
     ``trust``: resume it even if another key has signed its plan.
+    ``requests``: how another program takes over the state of the job.
     """
     if resume == "auto" and options.checkpoint_dir is None:
         raise ConfigurationError(
@@ -67,26 +82,69 @@ def start_job(
         def claim() -> None:
             directory.claim(storage.ownership.has_begun() if resume == "auto" else resume)
 
-        begun = storage.ownership.prepare(identity, resume, claim, output_id)
+        before = None if resume is False else find_before(storage, name, graph, options, requests)
+        begun = storage.ownership.prepare(identity, resume, claim, output_id, upgraded=before is not None)
         claimed = None if begun else storage
-        old = load_plan_of(identity, storage, directory.checkpoints) if begun else None
-        if old is not None:
-            output_id = old.output_id
-            check_mode(old.options, options)
-            adopt(graph, old)
-        else:
-            for source_name, frame in frames.items():
-                node = next(node for node in graph.nodes if node.name == source_name)
-                assert isinstance(node.body, StagedParquet)
-                node.body = staging.stage(frame, node.body, directory.checkpoints)
+        going_on: set[str] = set()
+        if before is not None:
+            output_id, change, splits = before
+            bind_sinks(graph, output_id)
+            going_on = adopt_splits(graph, change, splits)
+        _plan_sources(graph, frames, directory.checkpoints, going_on, begun)
         storage.signed.job_id = output_id
         plan = Plan(name, output_id, graph, options)
-        return _launch(spark, plan, storage, directory, begun, auto=resume == "auto")
+        return _launch(spark, plan, storage, directory, begun, auto=resume == "auto", requests=requests)
     except BaseException:
         if claimed is not None:
             claimed.ownership.release()
         directory.remove()
         raise
+
+
+def find_before(
+    storage: CheckpointStorage, name: str, graph: JobGraph, options: Options, requests: Requests
+) -> tuple[str, Comparison, Mapping[str, Any]] | None:
+    """The job that has begun here: its ID, its last program compared with ``graph``, and what was planned for sources.
+    ``None``: no job has begun. Changes nothing.
+
+    Raises ``ConfigurationError`` if the program does not fit; ``CheckpointDirectoryError``, ``CorruptCheckpoint`` or
+    ``UntrustedCheckpoint`` as reading does.
+    """
+    change_and_splits = compare_with(storage, name, graph, options, requests)
+    if change_and_splits is None:
+        return None
+    job_id, change, splits = change_and_splits
+    return job_id, check(change, storage.uri), splits
+
+
+def compare_with(
+    storage: CheckpointStorage, name: str, graph: JobGraph, options: Options, requests: Requests
+) -> tuple[str, Comparison, Mapping[str, Any]] | None:
+    """As ``find_before``, whether the program fits or not."""
+    if not storage.ownership.has_begun():
+        return None
+    _, storage.signed.job_id = storage.ownership.job_and_id()
+    found = read_program(storage, requests.names(name))
+    storage.signed.job_id = checked_name(found.job_id)
+    manifest, program = newest(storage), graph.program(options.max_parallelism)
+    change = compare(found.program, program) if manifest is None else compared(manifest, program, requests)
+    if manifest is None:  # nothing has been read or kept: what is the same goes on, all else begins
+        change = replace(change, changes=tuple(c for c in change.changes if c.verdict != "refused"))
+    return found.job_id, change, found.splits
+
+
+def _plan_sources(
+    graph: JobGraph, frames: dict[str, DataFrame], directory: str, going_on: set[str], begun: bool
+) -> None:
+    """Let the sources that begin plan their input; stage the DataFrames among them."""
+    for node in graph.nodes:
+        if not isinstance(node.body, Source) or node.name in going_on:
+            continue
+        if node.name in frames:
+            assert isinstance(node.body, StagedParquet)
+            folder = f"{node.name}-{secrets.token_hex(4)}" if begun else None  # the program before may need its own
+            node.body = staging.stage(frames[node.name], node.body, directory, folder)
+        node.body = node.body.planned()
 
 
 def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
@@ -103,12 +161,11 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     """Resume a job. ``overrides``: options of this run that differ from those of the plan."""
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
-    check_mode(plan.options, given)
     _check(spark, plan.graph, given)
     directory = JobDirectory(spark, given)
     try:
         job = identity_of(plan.name, plan.graph, given)
-        storage.ownership.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
+        storage.ownership.prepare(job, resume=True, claim=lambda: directory.claim(resume=True), upgraded=True)
         return _launch(spark, replace(plan, options=given), storage, directory, resume=True, auto=False)
     except BaseException:
         directory.remove()
@@ -116,19 +173,23 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
 
 
 def _launch(
-    spark: SparkSession, plan: Plan, storage: CheckpointStorage, directory: JobDirectory, resume: bool, auto: bool
+    spark: SparkSession,
+    plan: Plan,
+    storage: CheckpointStorage,
+    directory: JobDirectory,
+    resume: bool,
+    auto: bool,
+    requests: Requests | None = None,
 ) -> RunningJob | FinishedJob:
+    """``requests``: see ``begin_run``."""
     plan = replace(plan, options=recovery_of(plan.graph, plan.options))
-    for node in plan.graph.nodes:
-        if isinstance(node.body, Source) and not resume:
-            node.body = node.body.planned()
     credentials = Credentials.made(plan.options, plan.output_id, lasting_secret(plan.options, storage))
     calls = Calls(Inbox(), JobResult())
     registry = _registry_of(spark, plan, directory, credentials, calls)
     try:
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
-        commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path)
+        commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path, requests)
         if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry)
         if not auto:

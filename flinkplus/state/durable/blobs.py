@@ -13,6 +13,7 @@ from flinkplus.state.file_system import Files
 
 BLOB_MAGIC = b"flinkplus-blob"
 PLAN_BLOB = "plan"
+PROGRAM_BLOB = "program"
 ZOOKEEPER_BLOB = "zookeeper"
 FOLDER = "blobs"
 
@@ -54,7 +55,7 @@ class Blobs:
 
     def sign_again(self) -> None:
         """Sign the trusted blobs with our own key."""
-        for name in (PLAN_BLOB, ZOOKEEPER_BLOB):
+        for name in (PLAN_BLOB, PROGRAM_BLOB, ZOOKEEPER_BLOB):
             with suppress(CorruptCheckpoint):
                 self.put_signed(name, self.get_signed(name), private=name == ZOOKEEPER_BLOB)
 

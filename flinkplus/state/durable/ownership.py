@@ -60,7 +60,12 @@ class Ownership:
         self._prepared: dict[str, Any] | None = None
 
     def prepare(
-        self, job: dict[str, Any], resume: Resume, claim: Callable[[], None] = lambda: None, job_id: str | None = None
+        self,
+        job: dict[str, Any],
+        resume: Resume,
+        claim: Callable[[], None] = lambda: None,
+        job_id: str | None = None,
+        upgraded: bool = False,
     ) -> bool:
         """Claim the directory for a job. Returns whether an existing history is continued.
 
@@ -69,6 +74,7 @@ class Ownership:
         ``claim``: called once the directory is known to be the job's, before anything in it changes; raises when
         another process has claimed it.
         ``job_id``: the ID of a new job; that of a continued job is in the directory.
+        ``upgraded``: the job has another program or name now, which the caller has compared with the checkpoints.
 
         Raises ``CheckpointDirectoryError`` when the directory cannot be written, belongs to another job, holds other
         data, or holds (or lacks) checkpoints contrary to ``resume``; ``UntrustedCheckpoint`` when another key has
@@ -79,7 +85,7 @@ class Ownership:
             self._files.write(PROBE_FILE, b"")
             self._files.delete(PROBE_FILE)
             present = self._document()
-            self._check_owner(job, present, resume)
+            self._check_owner(job, present, resume, upgraded)
             claim()
             continued = self.has_begun() if resume == "auto" else resume
             if continued and present is not None:
@@ -186,7 +192,7 @@ class Ownership:
                 f"{JOB_FORMAT}); use the version that wrote it, or choose another checkpoint directory"
             ) from error
 
-    def _check_owner(self, job: dict[str, Any], document: JobFile | None, resume: Resume) -> None:
+    def _check_owner(self, job: dict[str, Any], document: JobFile | None, resume: Resume, upgraded: bool) -> None:
         where = f"checkpoint directory {self._uri!r}"
         if document is None:
             others = [name for name in self._files.names("") if not name.startswith(".")]
@@ -197,7 +203,8 @@ class Ownership:
             if resume is True:
                 raise CheckpointDirectoryError(f"{where} holds no job to resume; start the job without resume")
             return
-        check_same_job(document.job, job, self._uri)
+        if not upgraded:
+            check_same_job(document.job, job, self._uri)
         if not resume and self._manifests.checkpoints():
             raise CheckpointDirectoryError(
                 f"{where} already has checkpoints of this job; resume it, or choose or clear another directory"

@@ -4,6 +4,7 @@
 | --- | --- |
 | ``JOB.json``: whose directory this is, and where it was; signed | ``ownership`` |
 | ``blobs/plan``: what a new driver needs to resume the job, pickled; signed | ``blobs`` |
+| ``blobs/program``: a description of the program that was started last; signed | ``blobs`` |
 | ``blobs/zookeeper``: the secret behind the job's password in an ensemble; signed | ``blobs`` |
 | ``blobs/runs``: which run of the job has the directory; ``blobs/cuts-<run>``: which manifests count | ``runs`` |
 | ``state/<subtask>/<generation>-<checkpoint>-<n>.sst`` | ``state_files`` |

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flinkplus import errors
-from flinkplus.graph import JobGraph
+from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
@@ -30,14 +30,20 @@ log = logging.getLogger("flinkplus")
 
 class Commits:
     """The job's manifests in memory and in storage, and its sinks' committers. ``rows``: sink -> committed rows.
-    ``taken_over``: called in the worker's thread when another driver has taken the job over."""
+    ``sinks``: by name. ``taken_over``: called in the worker's thread when another driver has taken the job over.
+    ``program``: the one whose checkpoints are stored."""
 
     def __init__(
-        self, graph: JobGraph, storage: CheckpointStorage, taken_over: Callable[[str], None] = lambda reason: None
+        self,
+        sinks: Mapping[str, Sink],
+        storage: CheckpointStorage,
+        taken_over: Callable[[str], None] = lambda reason: None,
+        program: Program | None = None,
     ) -> None:
         self._storage = storage
         self._taken_over = taken_over
-        self.sinks: dict[str, Sink] = {n.name: n.body for n in graph.nodes if isinstance(n.body, Sink)}
+        self._program = program
+        self.sinks: dict[str, Sink] = dict(sinks)
         self.committers: dict[str, SinkCommitter] = {name: sink.committer() for name, sink in self.sinks.items()}
         self._manifests: dict[int, Manifest] = {}
         self._newest = CheckpointId(0)
@@ -64,6 +70,16 @@ class Commits:
         for committer in self.committers.values():
             committer.prepare(resume)
 
+    def continue_from(self, before: Commits, names: Mapping[str, str]) -> None:
+        """Prepare the output to continue that of another program, whose output ``before`` has completed.
+
+        ``names``: sink -> the sink of before whose output it continues; the others begin an output.
+        """
+        for name, committer in self.committers.items():
+            committer.prepare(resume=name in names)
+        self._newest, self._manifests = before._newest, before._manifests
+        self.rows = {name: before.rows.get(names.get(name, ""), 0) for name in self.sinks}
+
     def prepare_again(self) -> None:
         """As ``prepare``, for a job without a checkpoint whose run before may have died while it did so."""
         for committer in self.committers.values():
@@ -89,6 +105,7 @@ class Commits:
             time_s=time.time(),
             subtasks={str(subtask): handle for subtask, handle in handles},
             commits=commits,
+            program=self._program,
         )
         self._unsure = True
         self._storage.manifests.write(manifest)

@@ -1,4 +1,4 @@
-"""Rows that were in flight in the loops of a job, sent on to the subtasks of another parallelism.
+"""Rows that were in flight in the loops of a job, sent on to the subtasks of another parallelism or program.
 
 Rules: a row goes to the subtask that owns its key now; rows of one channel stay in order. Rounds and ends of input are
 dropped: sources end again, and loops look for their end again (``protocol.subtask.rescaling``).
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph
 from flinkplus.operators.base.canonical import canonical
 from flinkplus.operators.base.routes import partitioner
@@ -25,15 +26,20 @@ from flinkplus.runtime.transport.wire.message_format import decode_frame, decode
 
 @dataclass
 class InFlight:
-    """Messages in flight at the new parallelism, packed, by channel."""
+    """Messages in flight at the new parallelism, packed, by channel.
+
+    ``edges``: the number of each edge before, and of the same edge in ``graph``; ``None``: they are the same.
+    """
 
     graph: JobGraph
     parallelism: int
     max_parallelism: int
+    edges: Mapping[int, int] | None = None
     packed: dict[ChannelId, list[str]] = field(default_factory=dict)
 
     def add(self, before: Sequence[OperatorState]) -> None:
-        """Those of the snapshots of all subtasks of one vertex."""
+        """Those of the snapshots of all subtasks of one vertex. Raises ``ConfigurationError`` for rows on an edge that
+        is gone or has changed."""
         for state in before:
             for name, messages in sorted(state.in_flight.items()):
                 channel = parse_channel(name)
@@ -41,11 +47,18 @@ class InFlight:
                     self._send(channel, message, batch)
 
     def _send(self, channel: ChannelId, message: Message, batch: pa.RecordBatch) -> None:
-        exchange = self.graph.exchanges[channel.edge]
+        edge = channel.edge if self.edges is None else self.edges.get(channel.edge)
+        if edge is None:
+            raise ConfigurationError(
+                f"the checkpoint holds rows in flight on an exchange (number {channel.edge}) that the program has "
+                "changed: resume the program before, and change it once the loop is empty, or leave the loop and the "
+                "columns of its rows as they are"
+            )
+        exchange = self.graph.exchanges[edge]
         straight_on = channel.consumer % self.parallelism
         split = partitioner(exchange.route, exchange.columns, straight_on, self.parallelism, self.max_parallelism)
         for target, rows in split.split(batch):
-            to = ChannelId(channel.edge, channel.producer % self.parallelism, target)
+            to = ChannelId(edge, channel.producer % self.parallelism, target)
             packed = self.packed.setdefault(to, [])
             records = canonical(rows)
             packed.append(pack(_message(message, to, len(packed), records), None))

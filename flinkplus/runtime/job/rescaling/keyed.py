@@ -7,9 +7,10 @@ read, and left to the operators (``OperatorInstance.inherit``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,11 @@ from flinkplus.state.backend import Prepared, SubtaskState, adopted_name, folder
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.hashing import group_numbers, hash_keys
 from flinkplus.state.objects import PAGES
+from flinkplus.state.sst_format import Chunk
 from flinkplus.state.store import SubtaskStore
+
+WRITE_CHUNK_ENTRIES = 16_384
+Entries = Iterator[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +90,18 @@ class OldStates:
         self._handles = handles
         self._place = place
         self._open: dict[int, SubtaskState] = {}
-        self._kinds = kinds_of(handles)
+        self.kinds = kinds_of(handles)
         self._has_pages = any(part.kind == PAGES for handle in handles for part in handle.states.values())
         self._estates = [
             Estate(handle.files, handle.states, GroupOwner(at, len(handles), place.max_parallelism, gathered).groups)
             for at, handle in enumerate(handles)
         ]
 
-    def of(self, mine: range) -> dict[int, SubtaskState]:
-        """The states with pages of keys of groups ``mine``, by index, restored. Those that are open and not among them
-        are closed: call it for one new subtask after the other. Raises as ``SubtaskState.restore``."""
-        near = self._has_pages
+    def of(self, mine: range, keys: bool = False) -> dict[int, SubtaskState]:
+        """The states with pages of keys of groups ``mine``, by index, restored; with ``keys`` also those without pages.
+        Those that are open and not among them are closed: call it for one new subtask after the other. Raises as
+        ``SubtaskState.restore``."""
+        near = self._has_pages or keys
         wanted = [at for at, estate in enumerate(self._estates) if near and estate.overlaps(mine)]
         for at in [at for at in self._open if at not in wanted]:
             self._open.pop(at).close()
@@ -105,18 +111,40 @@ class OldStates:
                 state.restore(self._handles[at])
         return {at: self._open[at] for at in wanted}
 
+    def carried(self, own: SnapshotHandle, index: int) -> SnapshotHandle:
+        """The snapshot ``own`` with all that subtask ``index`` had: its files stay as they are, under other names."""
+        before, place = self._handles[index], self._place
+        name = partial(adopted_name, own.subtask, place.generation, place.checkpoint)
+        files = tuple(
+            replace(
+                file,
+                name=name(number),
+                stored_as=file.stored,
+                replaces=tuple(replace(other, stored_as=other.stored) for other in file.replaces),
+            )
+            for number, file in enumerate(before.files)
+        )
+        total = before.bytes_total
+        return replace(own, files=files, states=before.states, bytes_total=total, keys=before.keys)
+
     def share(self, subtask: str, mine: range) -> Share:
         """What the new ``subtask`` gets, which owns groups ``mine``."""
         name = partial(adopted_name, subtask, self._place.generation, self._place.checkpoint)
         return Share(
-            divided_files(self._estates, mine, self._kinds, self._has_pages, name),
-            divided_states(self._estates, mine, self._kinds),
+            divided_files(self._estates, mine, self.kinds, self._has_pages, name),
+            divided_states(self._estates, mine, self.kinds),
         )
 
     def close(self) -> None:
         """Close all states."""
         while self._open:
             self._open.popitem()[1].close()
+
+
+def chunks_of(entries: Entries) -> Iterator[Chunk]:
+    """Entries in chunks for ``write_sst``."""
+    while batch := list(islice(entries, WRITE_CHUNK_ENTRIES)):
+        yield [key for key, _ in batch], [value for _, value in batch]
 
 
 @dataclass(frozen=True)

@@ -251,9 +251,12 @@ class FusedOperators:
         if isinstance(fused.instance, WatermarkMaker):
             return
         if fused.instance is not None:
+            emitted_ms = watermark_ms - fused.instance.behind_ms
+            if fused.watermark_ms is not None and emitted_ms < fused.watermark_ms:
+                return  # another program's inputs are behind those of before; event time does not go back
             self._begin(index, 0)
             yield from self._emit_all(index, fused.instance.on_watermark(watermark_ms))
-            watermark_ms -= fused.instance.behind_ms
+            watermark_ms = emitted_ms
         yield from self._rise(index, watermark_ms)
 
     def _rise(self, index: int, watermark_ms: int) -> Iterator[None]:

@@ -369,7 +369,7 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
     options = Options(parallelism=2, recovery="rollback")
     calls = Calls(Inbox(), JobResult())
     listeners = Listeners(options, "127.0.0.1", Credentials(b"secret"), calls)
-    dispatch, commits = listeners.dispatch, Commits(graph, CheckpointStorage(tmp_path))
+    dispatch, commits = listeners.dispatch, Commits(graph.sinks(), CheckpointStorage(tmp_path))
     coordinator = Coordinator(Parts(graph, options, commits, Restore(), dispatch, calls))
     pulses = dispatch.pulses = listeners.open_pulses()
     assert pulses is not None

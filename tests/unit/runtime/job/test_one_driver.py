@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from flinkplus.errors import JobRunsElsewhere, StateError
-from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.coordinator.drivers.commits import Commits
@@ -32,7 +31,7 @@ def driver(root: Path, run: int) -> CheckpointStorage:
 
 
 def commits_of(storage: CheckpointStorage, told: list[str]) -> Commits:
-    commits = Commits(JobGraph(), storage, told.append)
+    commits = Commits({}, storage, told.append)
     return commits
 
 

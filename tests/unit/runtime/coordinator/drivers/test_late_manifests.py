@@ -47,8 +47,7 @@ class Driver:
         runs = _earlier_runs(self.storage, resume)
         self.storage.runs.begin(runs + 1)
         self._sink = TextSink("out", str(self.out)).bind(SCHEMA, "job-1")
-        graph: Any = SimpleNamespace(nodes=[SimpleNamespace(name="out", body=self._sink)])
-        self.commits = Commits(graph, self.storage)
+        self.commits = Commits({"out": self._sink}, self.storage)
         self.commits.prepare(resume)
         self.generation = runs * GENERATIONS_PER_RUN + 1
         self.restored: int | None = None

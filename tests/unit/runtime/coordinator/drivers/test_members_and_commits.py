@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from flinkplus.errors import ControlMessageTooLarge, PeerProtocolError, StateError
-from flinkplus.graph import JobGraph
 from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary import effects
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
@@ -75,7 +74,7 @@ def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
     storage.state_files.upload(tmp_path / "delta", "count[0]/1-1-1.sst")
     delta = describe(tmp_path / "delta", "count[0]/1-1-1.sst", "base", 1)
     handles = [(SubtaskId("count", 0), handle_of(delta))]
-    commits = Commits(JobGraph(), storage)
+    commits = Commits({}, storage)
 
     def fails(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
@@ -97,7 +96,7 @@ def test_a_manifest_that_failed_and_was_stored_takes_no_state_with_it(
 def test_manifests_before_the_newest_committed_one_are_not_in_memory(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "checkpoints")
     storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
-    commits = Commits(JobGraph(), storage)
+    commits = Commits({}, storage)
     for number in range(1, 5):
         handles = [(SubtaskId("count", 0), handle_of(steps=number))]
         commits.store(CheckpointId(number), Generation(1), handles, False)

@@ -9,6 +9,8 @@ import pytest
 
 from flinkplus.config import MAX_IN_FLIGHT_MB, Options, options_from
 from flinkplus.errors import ConfigurationError
+from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
+from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.runtime.control.messages import MAX_BYTES
 from flinkplus.runtime.coordinator.setup.configs import configs
 from flinkplus.runtime.job.checks import check_loops, check_mode
@@ -79,8 +81,14 @@ def test_a_job_with_loops_takes_no_unaligned_checkpoints() -> None:
 
 
 def test_a_job_is_not_resumed_without_what_was_in_flight() -> None:
+    def manifest(overtaken: bool) -> Manifest:
+        handle = SnapshotHandle(
+            subtask="a[0]", generation=1, checkpoint=4, files=(), operator_state=OperatorState(), overtaken=overtaken
+        )
+        return Manifest(checkpoint=4, generation=1, subtasks={"a[0]": handle})
+
     aligned, unaligned = Options(), Options(checkpoint_mode="unaligned")
-    for before, now in ((aligned, aligned), (aligned, unaligned), (unaligned, unaligned)):
-        check_mode(before, now)
+    for found, now in ((False, aligned), (False, unaligned), (True, unaligned)):
+        check_mode(manifest(found), now)
     with pytest.raises(ConfigurationError, match="give an aligned_timeout instead"):
-        check_mode(unaligned, aligned)
+        check_mode(manifest(True), aligned)

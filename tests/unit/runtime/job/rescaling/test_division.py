@@ -185,7 +185,7 @@ class World:
             self.folder / "rescaling", self.storage.state_files, self.generation, self.checkpoint, GROUPS
         )
         old = OldStates(self.handles, place, False)
-        kinds = old._kinds
+        kinds = old.kinds
         self.parallelism = parallelism
         self.handles = []
         for index in range(parallelism):

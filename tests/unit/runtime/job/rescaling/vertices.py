@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,11 +13,13 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.base.operator import KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.routes import partitioner
 from flinkplus.operators.event_time.interval_join import IntervalJoin
+from flinkplus.protocol.program.comparison import Requests, compare
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_of
+from flinkplus.runtime.job.upgrading.programs import NO_CHANGE
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
 from flinkplus.state.backend import SubtaskState
@@ -48,10 +51,10 @@ class Vertex:
         self.storage = CheckpointStorage(str(folder / "checkpoints"))
         self.storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
         self._folder = folder
-        self._name = f"{operator.name}+out"
         self._number = 0
         self.now_ms = 0
         self.output: Counter[str] = Counter()
+        self.rows: list[dict[str, Any]] = []
         self._begin(parallelism, None)
 
     def _begin(self, parallelism: int, handles: dict[str, SnapshotHandle] | None) -> None:
@@ -60,7 +63,7 @@ class Vertex:
         self._instances: list[OperatorInstance] = []
         self._number += 1
         for index in range(parallelism):
-            name = str(SubtaskId(self._name, index))
+            name = str(SubtaskId(f"{self._operator.name}+out", index))
             work = self._folder / f"work{self._number}"
             state = SubtaskState(work, self.storage.state_files, name, self._number, max_parallelism=MAX_PARALLELISM)
             self._states.append(state)
@@ -86,7 +89,9 @@ class Vertex:
 
     def _take(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
-            self.output.update(map(repr, batch.to_pylist()))
+            rows = batch.to_pylist()
+            self.rows += rows
+            self.output.update(map(repr, rows))
 
     def manifest(self) -> Manifest:
         """A checkpoint. The vertex can be fed on after it."""
@@ -94,7 +99,9 @@ class Vertex:
         for index, (state, instance) in enumerate(zip(self._states, self._instances, strict=True)):
             part = OperatorPart(rows_in=1, rows_out=2, state=instance.snapshot(self._number))
             saved = OperatorState(operators={self._operator.name: part, "out": OperatorPart(rows_in=0, rows_out=0)})
-            handles[str(SubtaskId(self._name, index))] = state.persist(state.freeze(self._number, saved))
+            handles[str(SubtaskId(f"{self._operator.name}+out", index))] = state.persist(
+                state.freeze(self._number, saved)
+            )
         for vertex in self.graph.vertices:
             if vertex.is_source:
                 for index in range(self._parallelism):
@@ -110,11 +117,28 @@ class Vertex:
         manifest = self.manifest()
         self.close()
         self._number += 1
-        place = StatePlace(
-            self._folder / "rescaling", self.storage.state_files, self._number, self._number, MAX_PARALLELISM
-        )
         before = parallelism_of(manifest, self.graph)
-        handles = Rescaling(self.graph, manifest, before, parallelism, place).handles()
+        handles = Rescaling(self.graph, manifest, before, parallelism, self._place()).handles()
+        self._begin(parallelism, {str(subtask): handle for subtask, handle in handles})
+        return handles
+
+    def _place(self) -> StatePlace:
+        folder, files = self._folder / "rescaling", self.storage.state_files
+        return StatePlace(folder, files, self._number, self._number, MAX_PARALLELISM)
+
+    def upgrade(
+        self, operator: KeyedOperator, schema: pa.Schema, parallelism: int, requests: Requests = NO_CHANGE
+    ) -> Sequence[tuple[SubtaskId, SnapshotHandle]]:
+        """Stop at a checkpoint, and continue with another operator, which takes the state that is its own."""
+        manifest = self.manifest()
+        self.close()
+        self._number += 1
+        graph = graph_of(operator, schema)
+        change = compare(self.graph.program(MAX_PARALLELISM), graph.program(MAX_PARALLELISM), requests)
+        assert not change.refused, change.refused
+        before = parallelism_of(manifest, self.graph)
+        handles = Rescaling(graph, manifest, before, parallelism, self._place(), change).handles()
+        self.graph, self._operator, self._schema = graph, operator, schema
         self._begin(parallelism, {str(subtask): handle for subtask, handle in handles})
         return handles
 

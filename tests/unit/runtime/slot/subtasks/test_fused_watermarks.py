@@ -119,6 +119,20 @@ def test_a_watermark_follows_the_rows_it_was_made_of() -> None:
     assert wires.take() == [(0, [31]), (0, [40]), (0, 30)]
 
 
+def test_event_time_does_not_go_back_behind_inputs_of_another_program() -> None:
+    """An operator that has emitted up to 50 hears nothing of a watermark before that."""
+    graph = graph_of((WithWatermark("marks", "ts", 0), 0, False), (Firing("fires"), 1, True), (Firing("last"), 2, True))
+    wires = Wires()
+    before = fused(graph, 1, wires)
+    exhaust(before.advance(50))
+    assert wires.take() == [(1, [-50]), (1, 50)]
+    operators = fused(graph, 1, wires, before.stage(1))
+    exhaust(operators.advance(40))
+    assert wires.take() == []
+    exhaust(operators.advance(60))
+    assert wires.take() == [(1, [-60]), (1, 60)]
+
+
 def test_what_an_operator_gives_comes_before_the_watermark() -> None:
     graph = graph_of(
         (WithWatermark("marks", "ts", 0), 0, False),

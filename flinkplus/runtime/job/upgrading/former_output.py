@@ -1,0 +1,92 @@
+"""The output of a program that is replaced: completed as its last checkpoint says, before another program goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flinkplus.errors import CheckpointDirectoryError, ConfigurationError
+from flinkplus.protocol.program.comparison import Comparison, Requests
+from flinkplus.protocol.program.description import Program
+from flinkplus.protocol.snapshot.manifest import Manifest
+from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.job.plan import Plan
+from flinkplus.runtime.job.upgrading.programs import NO_CHANGE, check, compared, put_program, read_program
+from flinkplus.sinks.base import Sink
+from flinkplus.sinks.discard import DiscardSink
+from flinkplus.sinks.former import former_sink
+from flinkplus.state.durable.storage import CheckpointStorage
+
+IN_MEMORY = ("CollectSink", "DiscardSink")
+
+
+@dataclass
+class Adoption:
+    """Takes over the output of the checkpoint from which ``plan`` is resumed.
+
+    ``requests``: of a program that may differ from that of the checkpoint; ``None``: it must not.
+    ``change``: what has changed, once ``adopt`` was called.
+    """
+
+    plan: Plan
+    storage: CheckpointStorage
+    commits: Commits
+    requests: Requests | None
+    taken_over: Callable[[str], None]
+    change: Comparison | None = None
+
+    def adopt(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
+        """Commit what the checkpoint has staged, to the sinks of its own program; retract what is later.
+
+        Raises ``ConfigurationError`` if the program does not fit the checkpoint, ``CheckpointDirectoryError`` if it
+        must not differ; ``OutputDirectoryError``.
+        """
+        plan, storage, requests = self.plan, self.storage, self.requests
+        change = compared(manifest, plan.graph.program(plan.options.max_parallelism), requests or NO_CHANGE)
+        if not change.is_direct and (requests is None or manifest.final):
+            why = "the job has finished" if manifest.final else "its last checkpoint is of a newer program"
+            raise CheckpointDirectoryError(f"{why}, which is not the one to be resumed: run that one with resume=True")
+        self.change = check(change, storage.uri)
+        if requests is not None and not change.is_direct:
+            put_program(storage, plan, read_program(storage, requests.names(plan.name)).splits)
+        if change.is_direct:
+            self.commits.prepare(resume=True)
+            self.commits.adopt(checkpoint, manifest)
+        else:
+            self._continue_output(change, manifest)
+
+    def _continue_output(self, change: Comparison, manifest: Manifest) -> None:
+        """Complete the output of the program before; then prepare the sinks of the new one, to continue the same output
+        or to begin another."""
+        commits = self.commits
+        names = {name: former for name, former in change.origins.items() if name in commits.sinks}
+        followers = {former: name for name, former in names.items()}
+        sinks = {name: self._former(name, change, manifest, followers) for name in _sinks_of(change.old)}
+        before = Commits(sinks, self.storage, self.taken_over)
+        for former, name in followers.items():
+            if isinstance(sinks[former], type(commits.sinks[name])):
+                before.committers[former] = commits.committers[name]  # what it holds in memory goes on
+        before.prepare(resume=True)
+        before.adopt(CheckpointId(manifest.checkpoint), manifest)
+        for former, committer in before.committers.items():
+            if former not in followers:
+                committer.discard()  # what is staged after the checkpoint: nothing will describe it any more
+        commits.continue_from(before, names)
+
+    def _former(self, name: str, change: Comparison, manifest: Manifest, followers: Mapping[str, str]) -> Sink:
+        """A sink of the program before, as far as it is needed to commit and to retract."""
+        known = change.old.operators[name]
+        sink = former_sink(name, known.settings, self.plan.output_id)
+        if sink is None and name in followers:
+            sink = self.commits.sinks[followers[name]]
+        elif sink is None and known.body not in IN_MEMORY and manifest.commits[name].files:
+            raise ConfigurationError(
+                f"sink {name!r} is gone, and output of checkpoint {manifest.checkpoint} waits to be committed by it: "
+                "resume the program before, and stop it, which commits; then resume the new one"
+            )
+        return DiscardSink(name) if sink is None else sink
+
+
+def _sinks_of(program: Program) -> list[str]:
+    return [name for name, known in program.operators.items() if known.kind == "sink"]
