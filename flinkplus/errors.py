@@ -95,7 +95,7 @@ class UntrustedCheckpoint(FlinkPlusError):
 
 
 class UntrustedState(UntrustedCheckpoint):
-    """State that was not signed with the key here, and was to be read as data."""
+    """State that a user asked to read as data, and that is not signed with the key here."""
 
     ADVICE = (
         "give the key that it was signed with (signing_key=FILE, --signing-key FILE, FLINKPLUS_KEY_FILE), or read it "

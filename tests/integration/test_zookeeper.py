@@ -740,6 +740,7 @@ def test_a_server_that_cannot_be_started_again_is_not_waited_for_and_none_is_sta
         wait_until(lambda: told[-1] == RegistryReconnected(), "the server is back")
         registry.write([record_of(2, 1, 0)], urgent=True)
         assert RegistryLost("its server is down: ZooKeeperStartError: no memory") in told
+        wait_until(lambda: registry._down is None, "the supervisor knows that it serves; clients may know it before")
         (server,) = servers(others)
         server.kill()
         wait_until(lambda: [one for one in servers(others) if one.pid != server.pid] != [], "it is being started")

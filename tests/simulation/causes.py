@@ -39,7 +39,7 @@ class Causes:
         self._of_steps: dict[tuple[SubtaskId, int], Steps] = {}
 
     def divided(self, messages: Sequence[tuple[ChannelId, int]]) -> None:
-        """All begins anew from what is complete: what is in flight there depends on nothing else."""
+        """The whole job begins again from what is complete: what is in flight there depends on nothing else."""
         self._of_messages.update((message, {}) for message in messages)
 
     def began(self, subtask: SimSubtask) -> None:

@@ -151,7 +151,7 @@ class Checks:
 
     def _wrong(self, invariant: str, why: str) -> NoReturn:
         violated = self._world.violated or Violation(invariant, why)
-        self._world.violated = violated  # whoever catches what is raised here must not hide it
+        self._world.violated = violated  # code that catches what is raised here must not hide it
         raise violated
 
     # --- slots
@@ -867,7 +867,7 @@ class Checks:
             self._wrong("plans", f"parallelism {parallelism} is said to be reached, and {running} still run")
 
     def joins(self, process: SimSlot) -> None:
-        """A slot is about to be told to take part in the job."""
+        """The driver is about to order a slot to take part in the job."""
         coordinator = self._world.coordinator
         rescales = None if coordinator is None else coordinator.parts.rescales
         if rescales is not None and rescales.states.get(process.index) == "starting":

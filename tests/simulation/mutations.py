@@ -1697,7 +1697,7 @@ def the_machine_of_failover_hears_of_new_subtasks_too_late(original: Any) -> Any
 @mutation(Joining, "lost", rescaled=True)
 def slots_that_end_are_waited_for(original: Any) -> Any:
     """Slots that join wait for one that a rescale has ended (as the product did)."""
-    return lambda self, slot, over=False: original(self, slot)
+    return lambda self, slot, over=False: None if over else original(self, slot)
 
 
 @mutation(Routing, "take", rescaled=True)

@@ -15,7 +15,7 @@ from flinkplus.graph import Vertex
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask import rescaling
 from flinkplus.protocol.vocabulary import key_groups
-from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, SubtaskId, parallelism_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control.names import parse_channel
 from flinkplus.sources import dealing
@@ -32,11 +32,6 @@ Handles = Mapping[SubtaskId, SnapshotHandle]
 
 class NotAligned(Exception):
     """A checkpoint with messages that barriers have overtaken cannot be divided."""
-
-
-def parallelism_of(handles: Handles) -> int:
-    """The number of subtasks of each vertex."""
-    return 1 + max(subtask.index for subtask in handles)
 
 
 def states_of(handles: Handles, vertex: Vertex) -> list[OperatorState]:

@@ -22,7 +22,7 @@ from flinkplus.config import Options
 from flinkplus.errors import PeerProtocolError, ProcessCrashed
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.vocabulary.effects import JobState
-from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, parallelism_of
 from flinkplus.protocol.vocabulary.in_flight import JOB_SLOTS
 from flinkplus.protocol.vocabulary.messages import Message
 from flinkplus.runtime.base.step_note import EDGE, FIELDS, OPERATOR, PRODUCER, SEQ, SUBTASK, LastWords
@@ -54,7 +54,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.graph import RecordId, SimGraph
 from tests.simulation.parameters import HANGS_MS, MOST_SUBTASKS, Fault, Parameters, child
 from tests.simulation.phases import names_of, phase_and_kind, rescale_phase
-from tests.simulation.rescaling import NotAligned, divide, parallelism_of
+from tests.simulation.rescaling import NotAligned, divide
 from tests.simulation.slot import SimSlot
 from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief

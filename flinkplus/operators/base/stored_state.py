@@ -82,9 +82,9 @@ class StateView(ABC):
         return None
 
     @property
-    @abstractmethod
     def reads(self) -> tuple[str, ...]:
-        """The names of the states that it reads."""
+        """The names of the states that it reads: that of the operator itself, unless a view says more."""
+        return (self.operator,)
 
     @abstractmethod
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:

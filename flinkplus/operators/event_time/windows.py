@@ -123,11 +123,6 @@ class WindowView(StateView):
     def value_type(self) -> pa.DataType:
         return pa.struct([pa.field(a.output, a.result_type(self.schema)) for a in self.window.aggregates])
 
-    @property
-    @override
-    def reads(self) -> tuple[str, ...]:
-        return (self.operator,)
-
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
         window, value_type = self.window, self.value_type

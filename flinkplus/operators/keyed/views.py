@@ -90,11 +90,6 @@ class RankingView(StateView):
     def value_type(self) -> pa.DataType:
         return pa.list_(self.ranked)
 
-    @property
-    @override
-    def reads(self) -> tuple[str, ...]:
-        return (self.operator,)
-
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
         _, item, value = self.ranked
@@ -125,11 +120,6 @@ class ReducedView(StateView):
     @override
     def value_type(self) -> pa.DataType:
         return pa.struct(list(self.schema))
-
-    @property
-    @override
-    def reads(self) -> tuple[str, ...]:
-        return (self.operator,)
 
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from flinkplus.protocol.job.slots import SlotTable
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import JobEffect
-from flinkplus.protocol.vocabulary.ids import CheckpointId, invariant
+from flinkplus.protocol.vocabulary.ids import CheckpointId, invariant, parallelism_of
 
 
 class Rescale:
@@ -35,7 +35,7 @@ class Rescale:
         invariant(bool(event.subtasks), "a job has subtasks", requested=event.subtasks)
         slots.check_needed(event.slots)
         self._wanted, self._divided = event, False
-        return f"parallelism {1 + max(subtask.index for subtask in event.subtasks)}"
+        return f"parallelism {parallelism_of(event.subtasks)}"
 
     def advance(self, checkpoint: CheckpointId | None, until_ms: int) -> list[JobEffect] | None:
         """The interrupted job is quiet: order the division of ``checkpoint``. ``None`` when it may be deployed."""

@@ -9,8 +9,8 @@ Rules:
   older than whatever one of them has written since, and than the base that stands for the file in one of them;
 - a version has clips in all its files, or in none: those that are written later are behind them, without one.
 
-Invariant: a group for which a file does not count is either not owned, or counts in later files only. So whoever takes
-the files in may remove what a group holds before the first file that counts for it (``state.store``).
+Invariant: a group for which a file does not count is either not owned, or counts in later files only. So a store that
+takes the files in may remove what a group holds before the first file that counts for it (``state.store``).
 """
 
 from __future__ import annotations

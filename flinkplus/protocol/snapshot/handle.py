@@ -6,6 +6,7 @@ Rules: a slot makes it; the coordinator, the standbys and the manifest pass it o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -122,3 +123,8 @@ class SnapshotHandle(Document):
 
 START = SnapshotHandle(subtask="", generation=0, checkpoint=0, files=(), operator_state=OperatorState())
 """The handle of a job's start, before any checkpoint."""
+
+
+def is_aligned(handles: Iterable[SnapshotHandle]) -> bool:
+    """Whether no barrier of the checkpoint with these snapshots has overtaken a message: it can be divided."""
+    return not any(handle.overtaken for handle in handles)

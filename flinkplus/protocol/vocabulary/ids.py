@@ -7,6 +7,7 @@ them, and tuples are hashed and compared without running Python code.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, NewType
 
 from flinkplus.errors import InvariantViolation
@@ -48,3 +49,8 @@ def invariant(condition: bool, message: str, **context: object) -> None:
     if not condition:
         details = ", ".join(f"{name}={value}" for name, value in context.items())
         raise InvariantViolation(f"{message} ({details})" if details else message)
+
+
+def parallelism_of(subtasks: Iterable[SubtaskId]) -> int:
+    """The number of subtasks of each vertex, from all subtasks of a job; 1 for none."""
+    return 1 + max((subtask.index for subtask in subtasks), default=0)

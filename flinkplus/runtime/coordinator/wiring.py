@@ -34,11 +34,12 @@ from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.runtime.coordinator.drivers.rescale import Divide, RescaleDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
+from flinkplus.runtime.coordinator.membership.extra_slots import ExtraSlots, SlotProcessJobs
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.membership.rescales import Rescales
-from flinkplus.runtime.coordinator.membership.spares import SpareJobs, Spares
+from flinkplus.runtime.coordinator.membership.spares import Spares
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions, matched
 from flinkplus.runtime.coordinator.record.recorder import Recorder
@@ -70,7 +71,7 @@ class Parts:
         dispatch: Dispatch,
         calls: Calls,
         registry: RecordWriter | None = None,
-        jobs: SpareJobs | None = None,
+        jobs: SlotProcessJobs | None = None,
         divide: Divide | None = None,
     ) -> None:
         self.graph, self.options, self.commits, self._restore = graph, options, commits, restore
@@ -91,7 +92,8 @@ class Parts:
             dispatch, machines, deployment, recoveries, joining, crashes, calls, options, registry, reachability
         )
         requests = MoveRequests()
-        self.spares, self.rescales = self._make_spares(jobs, requests), self._make_rescales(jobs, requests)
+        extra = None if jobs is None else ExtraSlots(dispatch, machines, joining, calls, jobs)
+        self.spares, self.rescales = self._make_spares(extra, requests), self._make_rescales(extra, requests)
         self.moves = self._make_moves(requests)
         faults = Faults(options.faults, generation + 1)
         self.operations = Operations(dispatch, deployment, presence, graph, options, calls, machines, faults)
@@ -149,19 +151,19 @@ class Parts:
             failover = failover_protocol(self.graph, options, partial(self._machine, "failover", FailoverProtocol))
         return JobMachines(self.dispatch, self.deployment, job, checkpoints, failover)
 
-    def _make_spares(self, jobs: SpareJobs | None, requests: MoveRequests) -> Spares | None:
-        failover, timeout_s = self.machines.failover, self.options.slot_timeout
-        if failover is None or jobs is None:
+    def _make_spares(self, extra: ExtraSlots | None, requests: MoveRequests) -> Spares | None:
+        failover = self.machines.failover
+        if failover is None or extra is None:
             return None
-        parts = self.dispatch, self.machines, failover, self.deployment, self.joining, self.calls
-        return Spares(*parts, requests, jobs, timeout_s)
+        parts = self.dispatch, self.machines, failover, self.deployment, extra, requests
+        return Spares(*parts, self.options.slot_timeout)
 
-    def _make_rescales(self, jobs: SpareJobs | None, requests: MoveRequests) -> Rescales | None:
-        if jobs is None or self._divide is None:
+    def _make_rescales(self, extra: ExtraSlots | None, requests: MoveRequests) -> Rescales | None:
+        if extra is None or self._divide is None:
             return None
         vertices = tuple(vertex.name for vertex in self.graph.vertices)
-        parts = self.dispatch, self.machines, self.joining, self.calls, requests, jobs, self.commits.handles
-        return Rescales(*parts, vertices, self.options, self.options.slot_timeout)
+        parts = self.dispatch, self.machines, extra, requests, self.commits.handles, vertices
+        return Rescales(*parts, self.options, self.options.slot_timeout)
 
     def _make_moves(self, requests: MoveRequests) -> Moves:
         spares, rescale = self.spares, None if self.rescales is None else self.rescales.begin

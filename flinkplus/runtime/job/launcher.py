@@ -104,7 +104,7 @@ class _SlotContext:
 
 
 class SlotJobs:
-    """The Spark jobs of a job's slots, with a thread each; implements ``spares.SpareJobs``. Any thread may call it.
+    """The Spark jobs of a job's slots, with a thread each; implements ``SlotProcessJobs``. Any thread may call.
 
     ``make_config``: called once, in such a thread; may wait.
     ``on_failed``: called when the Spark job of a slot has failed and is submitted again (slot, reason).

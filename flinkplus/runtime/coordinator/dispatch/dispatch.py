@@ -135,7 +135,7 @@ class Deployment:
             self.first_started_s = self.began_s = self.clock.monotonic()
 
     def rescaled(self, parallelism: int, age_s: float) -> None:
-        """Continue with other subtasks, as a new run that began ``age_s`` ago: steady rates are divided anew."""
+        """Continue with other subtasks, as a new run that began ``age_s`` ago: it divides steady rates among them."""
         self.parallelism = parallelism
         self.run, self.began_s = self.run + 1, self.clock.monotonic() - age_s
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flinkplus.errors import ConfigurationError, described
+from flinkplus.protocol.snapshot.handle import is_aligned
 from flinkplus.protocol.vocabulary import effects, events
-from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, parallelism_of
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
@@ -61,7 +62,7 @@ class RescaleDriver:
         def divide() -> None:
             nonlocal overtaken
             try:
-                overtaken = any(handle.overtaken for handle in self._commits.handles(effect.checkpoint).values())
+                overtaken = not is_aligned(self._commits.handles(effect.checkpoint).values())
                 if overtaken:  # it became complete after the one for which the job was interrupted
                     raise ConfigurationError(f"checkpoint {effect.checkpoint} is unaligned")
                 self._divide(effect.checkpoint, new, generation, parallelism)
@@ -102,7 +103,3 @@ class RescaleDriver:
         self._figures.keep({str(subtask) for subtask in effect.subtasks})
         self._recoveries.rescaled([str(subtask) for subtask in effect.subtasks], after)
         self._machines.change_subtasks(after, effect.slots)
-
-
-def parallelism_of(subtasks: tuple[SubtaskId, ...]) -> int:
-    return 1 + max(subtask.index for subtask in subtasks)

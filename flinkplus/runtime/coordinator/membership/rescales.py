@@ -21,16 +21,14 @@ from enum import Enum
 from chain_backup.failover.placement import PlacementError
 from flinkplus.config import MOST_SPARES, Options
 from flinkplus.errors import FlinkPlusError, InsufficientSlots
-from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.snapshot.handle import SnapshotHandle, is_aligned
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
-from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Dispatch
+from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
-from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
+from flinkplus.runtime.coordinator.membership.extra_slots import ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
-from flinkplus.runtime.coordinator.membership.spares import ENDING_S, SpareJobs
 from flinkplus.runtime.coordinator.record.status import RescaleStatus
 
 log = logging.getLogger("flinkplus.coordinator")
@@ -72,10 +70,8 @@ class Rescales:
 
     _dispatch: Dispatch
     _machines: JobMachines
-    _joining: Joining
-    _calls: Calls
+    _extra: ExtraSlots
     _requests: MoveRequests
-    _jobs: SpareJobs
     _handles: Callable[[CheckpointId], Mapping[str, SnapshotHandle]]
     _vertices: Sequence[str]
     _options: Options
@@ -118,13 +114,13 @@ class Rescales:
         try:
             if missing:
                 spare = len(self._dispatch.processes.numbers) - len(own) - len(self._reserved)
-                self._jobs.check(max(parallelism, len(own)) + spare)
+                self._extra.check(max(parallelism, len(own)) + spare)
         except InsufficientSlots as error:
             self._requests.report(ScaleReported(request, "refused", str(error), no_room=True))
             return
         self._replace_open(f"replaced by a request for parallelism {parallelism}")
         for _ in range(missing):
-            self._start()
+            self._reserved.append(self._extra.start(reserved=True))
         surplus = len(self._reserved) - max(0, parallelism - len(own))
         for slot in self._reserved[len(self._reserved) - surplus :]:
             self._end(slot)
@@ -207,7 +203,7 @@ class Rescales:
     def _is_aligned(self, checkpoint: CheckpointId) -> bool:
         """Whether the checkpoint has no messages in flight that barriers have overtaken."""
         try:
-            return not any(handle.overtaken for handle in self._handles(checkpoint).values())
+            return is_aligned(self._handles(checkpoint).values())
         except FlinkPlusError as error:
             log.warning("checkpoint %d cannot be divided: %s", checkpoint, error)
             return False
@@ -256,31 +252,13 @@ class Rescales:
 
     # --- one slot
 
-    def _start(self) -> None:
-        slot = self._dispatch.processes.add(reserved=True)
-        self._reserved.append(slot)
-        self._machines.step_job(events.SpareAdded(slot))
-        log.info("starting slot %d", slot)
-        self._jobs.start(slot)
-
     def _end(self, slot: int) -> None:
         """End ``slot``, which is not needed."""
-        processes, reserved = self._dispatch.processes, slot in self._reserved
-        if reserved:
+        if slot in self._reserved:
             self._reserved.remove(slot)
         self._ending.add(slot)
-        log.info("ending slot %d", slot)
-        processes.end(slot)
-        if not reserved and self._machines.local_failover is not None:
-            self._joining.lost(slot, over=True)  # slots that are joining do not wait for it
-        self._dispatch.send(slot, control.Stop())
-        graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
-        self._jobs.end(slot, graceful_s, lambda: self._calls.ask(lambda: self._gone(slot)))
+        self._extra.end(slot, lambda: self._gone(slot))
 
     def _gone(self, slot: int) -> None:
-        process = self._dispatch.processes.remove(slot)
-        if process is not None:
-            self._dispatch.drop(process)
-        self._machines.step_job(events.SpareRemoved(slot))
         self._ending.discard(slot)
         self.look()

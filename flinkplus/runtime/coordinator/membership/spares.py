@@ -14,24 +14,19 @@ it can leave: no slot in a chain is ended. A new request cancels an unfinished o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
 
 from chain_backup.failover.effects import ReportMove
 from chain_backup.failover.events import ScaleRequested
 from chain_backup.failover.machine import FailoverProtocol
 from flinkplus.errors import InsufficientSlots
-from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import invariant
-from flinkplus.runtime.control import messages as control
-from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
+from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
-from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
+from flinkplus.runtime.coordinator.membership.extra_slots import ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
 
-ENDING_S = 10.0  # for a slot to end by itself, before its Spark job is cancelled
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -70,19 +65,6 @@ class _Scale:
     machine_done: bool = False
 
 
-class SpareJobs(Protocol):
-    """Starts and ends the processes of spare slots."""
-
-    def check(self, slots: int) -> None:
-        """Raises ``InsufficientSlots`` if the cluster is known to run fewer than ``slots`` slots at once."""
-
-    def start(self, slot: int) -> None:
-        """Start a process of ``slot``, and a new one whenever it dies."""
-
-    def end(self, slot: int, graceful_s: float, then: Callable[[], None]) -> None:
-        """Let ``slot`` end by itself within ``graceful_s``, otherwise end it; then call ``then``, in any thread."""
-
-
 @dataclass(eq=False, repr=False)
 class Spares:
     """The spare slots of one job.
@@ -95,10 +77,8 @@ class Spares:
     _machines: JobMachines
     _failover: FailoverProtocol
     _deployment: Deployment
-    _joining: Joining
-    _calls: Calls
+    _extra: ExtraSlots
     _requests: MoveRequests
-    _jobs: SpareJobs
     _timeout_s: float
 
     def __post_init__(self) -> None:
@@ -131,7 +111,7 @@ class Spares:
         new = count - len(staying) - len(back)
         try:
             if new:
-                self._jobs.check(len(self._dispatch.processes.own) + len(staying) + len(leaving) + new)
+                self._extra.check(len(self._dispatch.processes.own) + len(staying) + len(leaving) + new)
         except InsufficientSlots as error:
             self._requests.report(ScaleReported(request, "refused", str(error), no_room=True))
             return
@@ -255,30 +235,16 @@ class Spares:
     # --- one slot
 
     def _start(self) -> None:
-        slot = self._dispatch.processes.add()
+        slot = self._extra.start()
         self._spares[slot] = Spare(SpareState.STARTING, self._dispatch.clock.monotonic() + self._timeout_s)
-        self._machines.step_job(events.SpareAdded(slot))
-        log.info("starting spare slot %d", slot)
-        self._jobs.start(slot)
 
     def _end(self, slot: int) -> None:
         """End ``slot``, which must be in no chain."""
-        processes = self._dispatch.processes
         used = any(slot in chain for chain in self._failover.chains.values())
         invariant(not used, "a slot that is used ends", slot=slot)
         self._spares[slot].state = SpareState.ENDING
-        log.info("ending spare slot %d", slot)
-        processes.end(slot)
-        if self._machines.local_failover is not None:
-            self._joining.lost(slot, over=True)
-        self._dispatch.send(slot, control.Stop())
-        graceful_s = 0.0 if processes.get(slot) is None else ENDING_S
-        self._jobs.end(slot, graceful_s, lambda: self._calls.ask(lambda: self._gone(slot)))
+        self._extra.end(slot, lambda: self._gone(slot))
 
     def _gone(self, slot: int) -> None:
-        process = self._dispatch.processes.remove(slot)
-        if process is not None:
-            self._dispatch.drop(process)
-        self._machines.step_job(events.SpareRemoved(slot))
         del self._spares[slot]
         self.look()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from flinkplus.errors import CorruptState, described
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
-from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, parallelism_of
 from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.base.clock import Clock
@@ -260,7 +260,7 @@ class SlotOrders(SlotHost[S]):
     def _assign(self, assignment: Mapping[str, int]) -> None:
         """``assignment``: the slot of every subtask of the job, whose number may have changed."""
         self.slots = {parse_subtask(name): slot for name, slot in assignment.items()}
-        self.parallelism = self.in_flight.slots = 1 + max((subtask.index for subtask in self.slots), default=0)
+        self.parallelism = self.in_flight.slots = parallelism_of(self.slots)
 
     def _snapshotted(self, name: SubtaskId, generation: Generation, handle: SnapshotHandle) -> None:
         if self._failover is not None:

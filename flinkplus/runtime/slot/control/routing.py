@@ -3,7 +3,7 @@
 Rules: one thread. A message or credit for a subtask that is not here goes nowhere, but credit is kept for one that may
 come. Another slot is believed about its own subtasks only: what it sends on a channel whose end is elsewhere has no
 effect, and counts as a malformed frame. A message of an earlier deployment, which may have had other channels, has no
-effect, and is nobody's fault.
+effect, and counts for nothing.
 """
 
 from __future__ import annotations

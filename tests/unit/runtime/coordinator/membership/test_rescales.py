@@ -15,9 +15,9 @@ from flinkplus.protocol.vocabulary.effects import JobState, ReportRescale
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.commands.moves import check_parallelism
+from flinkplus.runtime.coordinator.membership.extra_slots import ENDING_S, ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
 from flinkplus.runtime.coordinator.membership.rescales import Rescales
-from flinkplus.runtime.coordinator.membership.spares import ENDING_S
 from tests.unit.runtime.coordinator.failover_job import Job
 from tests.unit.runtime.coordinator.membership.test_spares import Clock, Cluster
 
@@ -36,10 +36,8 @@ class World:
         self.rescales = Rescales(
             job.dispatch,
             job.machines,
-            job.joining,
-            calls,  # type: ignore[arg-type]
+            ExtraSlots(job.dispatch, job.machines, job.joining, calls, self.cluster),  # type: ignore[arg-type]
             requests,
-            self.cluster,
             self.handles,
             ("lines", "count"),
             given,

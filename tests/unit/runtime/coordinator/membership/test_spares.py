@@ -11,8 +11,9 @@ from flinkplus.errors import InsufficientSlots, MoveCancelled, MoveRefused, Peer
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.membership.extra_slots import ENDING_S, ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
-from flinkplus.runtime.coordinator.membership.spares import ENDING_S, Spares, SpareState
+from flinkplus.runtime.coordinator.membership.spares import Spares, SpareState
 from tests.unit.runtime.coordinator.failover_job import Job
 
 
@@ -67,10 +68,8 @@ class World:
             job.machines,
             job.protocol,
             job.deployment,
-            job.joining,
-            calls,
+            ExtraSlots(job.dispatch, job.machines, job.joining, calls, self.cluster),
             requests,
-            self.cluster,
             30.0,
         )
         self.moves = Moves(calls, job.machines, requests, self.spares.scale, self.spares.take)

@@ -30,6 +30,7 @@ from flinkplus.config import Options
 from flinkplus.operators.base.operator import KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.keyed.keyed import Count
 from flinkplus.operators.keyed.keyed_rows import Process
+from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.job.reading.drawn_plan import _of_plans
 from flinkplus.runtime.job.reading.found import FoundState, StateQuery, find_state
@@ -312,9 +313,14 @@ def test_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def remove(vertex: KeptVertex, number: int) -> None:
     """As a job removes a checkpoint that is not retained any more."""
     manifests = vertex.storage.manifests
-    names = {file.name for file in manifests.read(number).files}
+    names = {file.stored for file in manifests.read(number).files}
     manifests.remove(number)
     vertex.storage.state_files.remove(names - manifests.all_named())
+
+
+def gone(handle: SnapshotHandle) -> SnapshotHandle:
+    """Its files are not there any more: no newer checkpoint shares them."""
+    return replace(handle, files=tuple(replace(file, stored_as=f"{file.stored}-gone") for file in handle.files))
 
 
 def test_a_job_that_goes_on_meanwhile(vertex: KeptVertex, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +334,7 @@ def test_a_job_that_goes_on_meanwhile(vertex: KeptVertex, monkeypatch: pytest.Mo
             vertex.store()
             for number in numbers:
                 remove(vertex, number)
+            return replace(found, readings=tuple(replace(one, handle=gone(one.handle)) for one in found.readings))
         return found
 
     numbers = vertex.storage.manifests.checkpoints()

@@ -27,11 +27,8 @@ from flinkplus.protocol.vocabulary.key_groups import owner_of
 from flinkplus.state.hashing import group_of
 from flinkplus.state.reading.plain_objects import jsonable, to_json
 from tests.unit.runtime.job.reading.kept import KeptVertex, Row
-from tests.unit.runtime.job.rescaling.vertices import MAX_PARALLELISM
+from tests.unit.runtime.job.rescaling.vertices import MAX_PARALLELISM, SCHEMA
 
-SCHEMA = pa.schema(
-    [("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("ts", pa.int64()), ("d", pa.decimal128(10, 2))]
-)
 SIDES = JoinSide(SCHEMA, ("t",), "ts", "left_"), JoinSide(SCHEMA, ("t",), "ts", "right_")
 LOWER, UPPER, TTL, ROUNDS, KEYS = -20, 30, 150, 9, 40
 END_MS = 1 << 40

@@ -29,11 +29,8 @@ from flinkplus.operators.keyed.top import Top
 from flinkplus.protocol.snapshot.division import Estate
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.runtime.job.rescaling.keyed import GroupOwner
-from tests.unit.runtime.job.rescaling.vertices import Vertex
+from tests.unit.runtime.job.rescaling.vertices import SCHEMA, Vertex
 
-SCHEMA = pa.schema(
-    [("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("ts", pa.int64()), ("d", pa.decimal128(10, 2))]
-)
 KEYS, ROWS, ROUNDS = 40, 60, 12
 SIDE = JoinSide(SCHEMA, ("t",), "ts", "left_")
 

@@ -25,6 +25,9 @@ from flinkplus.sources.generator import Generator
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
 
+SCHEMA = pa.schema(
+    [("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("ts", pa.int64()), ("d", pa.decimal128(10, 2))]
+)
 MAX_PARALLELISM = 20
 
 
