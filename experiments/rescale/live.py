@@ -1,0 +1,124 @@
+"""One running job, whose parallelism changes step by step, and what each step took.
+
+The job is resumed from the filled one, at the first parallelism. A step begins when the job has run evenly for
+``CALM_S``: all subtasks run, no standby is missing, and the words keep up with their rate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from experiments.harness.running import Context, RunError, wait_until
+from experiments.recovery.measure import Arrival, milliseconds
+from experiments.rescale import measure
+from experiments.rescale.job import NAME, RescaledJob
+from experiments.rescale.measure import Step
+from experiments.rescale.records import new_outputs, read_records
+from flinkplus.api.job import JobHandle
+from flinkplus.cli.wordcount import TOKENIZE
+from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
+from flinkplus.protocol.vocabulary.phases import DURATIONS
+
+CALM_S = 5.0
+BEHIND_S = 1.0
+"""The words keep up: fewer have not been read than come in this time. Counts of the job are half a second old."""
+START_S, PATIENCE_S, POLL_S = 15.0, 90.0, 0.05
+PHASES_MS = ("prepare_ms", *(f"{phase}_ms" for phase in DURATIONS[1:-1]))
+KNOWN = (*measure.MEASURED, "moved_ms", *PHASES_MS, "checkpoint", "fallback")
+
+
+class LiveRun:
+    """One job with its steps. ``steps``: the figures of each, as far as they are known, also when it fails."""
+
+    def __init__(
+        self, context: Context[Any], job: RescaledJob, options: dict[str, Any], parallelisms: Sequence[int]
+    ) -> None:
+        self._context, self._job, self._options = context, job, options
+        self._deadline = 0.0
+        self._rescales: list[tuple[float, float, float]] = []
+        self.steps = [
+            {"before": before, "after": after, **dict.fromkeys(KNOWN), "exact": False, "recoveries": None}
+            for before, after in pairwise(parallelisms)
+        ]
+
+    def run(self) -> None:
+        """Run the job with all steps to its end, and check its output. Raises ``RunError``, or what the job raises."""
+        job = self._job
+        env = job.environment(self._context, self._options)
+        with env.execute(NAME, resume=True) as running:
+            self._deadline = time.monotonic() + PATIENCE_S + job.words / job.rate
+            try:
+                self._until(running, lambda: running.running_s is not None)
+                for step in self.steps:
+                    ready_s = self._await_calm(running)
+                    self._rescale(running, step, ready_s)
+                self._await_calm(running)
+                end_s = time.time()
+                self._until(running, lambda: running.done)
+                running.await_finish()
+            finally:  # the steps before the one at which a job fails are measured
+                metrics, rescales = running.metrics(), running.rescales()
+        self._note(rescales, end_s)
+        check = job.check(self._context)
+        words = metrics["operators"][TOKENIZE]["rows_out"]
+        exact = check.matches and check.words == job.words == words
+        whole = metrics["state_keys"] == job.keys + check.distinct
+        for step in self.steps:
+            step |= {"exact": exact and whole, "wrong": check.wrong, "example_of_wrong": check.example}
+            step |= {"state_keys": metrics["state_keys"], "state_bytes": metrics["state_bytes"]}
+            step["recoveries"] = metrics["recoveries"]
+
+    def _until(self, running: JobHandle, condition: Callable[[], bool]) -> None:
+        wait_until(running, condition, self._deadline, self._context.stop, POLL_S)
+
+    def _await_calm(self, running: JobHandle) -> float:
+        """Wait until the job has run evenly for ``CALM_S``; returns since when."""
+        since_s = 0.0
+
+        def is_calm() -> bool:
+            nonlocal since_s
+            due = self._job.rate * (running.running_s or 0.0)
+            behind = due - sum(running.rows_out(TOKENIZE).values())
+            even = running.state == "running" and not running.missing_standbys()
+            if not even or behind > self._job.rate * BEHIND_S:
+                since_s = 0.0
+                return False
+            since_s = since_s or time.time()
+            return time.time() >= since_s + CALM_S
+
+        self._until(running, is_calm)
+        return since_s
+
+    def _rescale(self, running: JobHandle, step: dict[str, Any], ready_s: float) -> None:
+        requested_s = time.time()
+        move = running.rescale(step["after"])
+
+        def moved() -> bool:
+            try:
+                move.await_done(0.0)
+            except TimeoutError:
+                return False
+            return True
+
+        self._until(running, moved)
+        self._rescales.append((ready_s, requested_s, time.time()))
+
+    def _note(self, rescales: Sequence[dict[str, Any]], end_s: float) -> None:
+        if len(rescales) != len(self.steps):
+            raise RunError(f"the job says that it was rescaled {len(rescales)} times, not {len(self.steps)}")
+        outputs = new_outputs(read_records(self._job.records))
+        until_s = [*(requested_s for _, requested_s, _ in self._rescales[1:]), end_s]
+        for step, told, (ready_s, requested_s, moved_s), end in zip(
+            self.steps, rescales, self._rescales, until_s, strict=True
+        ):
+            one = Step(step["before"], step["after"], ready_s, requested_s, end)
+            before = sum(rows for samples in outputs.values() for at, rows in samples if at < ready_s)
+            arrival = Arrival(self._job.rate, self._job.words - before)
+            step |= measure.figures(outputs, one, arrival, DEFAULT_MAX_PARALLELISM)
+            step |= {name: told[name] for name in (*PHASES_MS[1:], "checkpoint", "fallback")}
+            step["prepare_ms"] = milliseconds(requested_s, told["begin_s"])
+            step["moved_ms"] = milliseconds(requested_s, moved_s)
+            step["told"] = told
