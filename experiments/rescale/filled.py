@@ -1,7 +1,7 @@
 """A job whose state is filled, and that was then ended: what the jobs that are measured are resumed from.
 
-Each of them gets the files anew, under the paths of before: large ones by links, since no file of state is ever changed,
-and so their copy does not occupy the disk while the next job is measured.
+Each of them gets the files anew, under the paths of before. Large ones are links, since no file of state is ever
+changed: a copy would occupy the disk while the next job is measured.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Filled:
             def complete() -> int:
                 return int(running.metrics()["checkpoints_completed"])
 
-            def until(condition: Any) -> None:
+            def until(condition: Callable[[], bool]) -> None:
                 wait_until(running, condition, deadline, context.stop, POLL_S)
 
             until(lambda: running.running_s is not None)
@@ -70,4 +71,3 @@ def _second(source: str, target: str) -> None:
 
 def _kept(job: JobHandle) -> int:
     return sum(job.rows_out(KEEP).values())
-

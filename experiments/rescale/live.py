@@ -1,7 +1,7 @@
 """One running job, whose parallelism changes step by step, and what each step took.
 
 The job is resumed from the filled one, at the first parallelism. A step begins when the job has run evenly for
-``CALM_S``: all subtasks run, no standby is missing, and the words keep up with their rate.
+so many seconds: all subtasks run, no standby is missing, and the words keep up with their rate.
 """
 
 from __future__ import annotations
@@ -22,24 +22,32 @@ from flinkplus.cli.wordcount import TOKENIZE
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 
-CALM_S = 5.0
 BEHIND_S = 1.0
 """The words keep up: fewer have not been read than come in this time. Counts of the job are half a second old."""
-START_S, PATIENCE_S, POLL_S = 15.0, 90.0, 0.05
+START_S, PATIENCE_S, POLL_S = 5.0, 90.0, 0.05
+"""Seconds of input until a resumed job runs evenly; how long a job may take beside its input; between two looks."""
 PHASES_MS = ("prepare_ms", *(f"{phase}_ms" for phase in DURATIONS[1:-1]))
 KNOWN = (*measure.MEASURED, "moved_ms", *PHASES_MS, "checkpoint", "fallback")
 
 
 class LiveRun:
-    """One job with its steps. ``steps``: the figures of each, as far as they are known, also when it fails."""
+    """One job with its steps. ``calm_s``: how long it runs evenly before each, and after the last.
+
+    ``steps``: the figures of each, as far as they are known, also when it fails.
+    """
 
     def __init__(
-        self, context: Context[Any], job: RescaledJob, options: dict[str, Any], parallelisms: Sequence[int]
+        self,
+        context: Context[Any],
+        job: RescaledJob,
+        options: dict[str, Any],
+        parallelisms: Sequence[int],
+        calm_s: float,
     ) -> None:
-        self._context, self._job, self._options = context, job, options
+        self._context, self._job, self._options, self._calm_s = context, job, options, calm_s
         self._deadline = 0.0
         self._rescales: list[tuple[float, float, float]] = []
-        self.steps = [
+        self.steps: list[dict[str, Any]] = [
             {"before": before, "after": after, **dict.fromkeys(KNOWN), "exact": False, "recoveries": None}
             for before, after in pairwise(parallelisms)
         ]
@@ -50,32 +58,29 @@ class LiveRun:
         env = job.environment(self._context, self._options)
         with env.execute(NAME, resume=True) as running:
             self._deadline = time.monotonic() + PATIENCE_S + job.words / job.rate
-            try:
-                self._until(running, lambda: running.running_s is not None)
-                for step in self.steps:
-                    ready_s = self._await_calm(running)
-                    self._rescale(running, step, ready_s)
-                self._await_calm(running)
-                end_s = time.time()
-                self._until(running, lambda: running.done)
-                running.await_finish()
-            finally:  # the steps before the one at which a job fails are measured
-                metrics, rescales = running.metrics(), running.rescales()
+            self._until(running, lambda: running.running_s is not None)
+            for step in self.steps:
+                ready_s = self._await_calm(running)
+                self._rescale(running, step["after"], ready_s)
+            self._await_calm(running)
+            end_s = time.time()
+            self._until(running, lambda: running.done)
+            running.await_finish()
+            metrics, rescales = running.metrics(), running.rescales()
         self._note(rescales, end_s)
         check = job.check(self._context)
         words = metrics["operators"][TOKENIZE]["rows_out"]
         exact = check.matches and check.words == job.words == words
         whole = metrics["state_keys"] == job.keys + check.distinct
-        for step in self.steps:
-            step |= {"exact": exact and whole, "wrong": check.wrong, "example_of_wrong": check.example}
-            step |= {"state_keys": metrics["state_keys"], "state_bytes": metrics["state_bytes"]}
-            step["recoveries"] = metrics["recoveries"]
+        for known in self.steps:
+            known.update(exact=exact and whole, wrong=check.wrong, example_of_wrong=check.example)
+            known.update({name: metrics[name] for name in ("state_keys", "state_bytes", "recoveries")})
 
     def _until(self, running: JobHandle, condition: Callable[[], bool]) -> None:
         wait_until(running, condition, self._deadline, self._context.stop, POLL_S)
 
     def _await_calm(self, running: JobHandle) -> float:
-        """Wait until the job has run evenly for ``CALM_S``; returns since when."""
+        """Wait until the job has run evenly for ``calm_s``; returns since when."""
         since_s = 0.0
 
         def is_calm() -> bool:
@@ -87,14 +92,14 @@ class LiveRun:
                 since_s = 0.0
                 return False
             since_s = since_s or time.time()
-            return time.time() >= since_s + CALM_S
+            return time.time() >= since_s + self._calm_s
 
         self._until(running, is_calm)
         return since_s
 
-    def _rescale(self, running: JobHandle, step: dict[str, Any], ready_s: float) -> None:
+    def _rescale(self, running: JobHandle, parallelism: int, ready_s: float) -> None:
         requested_s = time.time()
-        move = running.rescale(step["after"])
+        move = running.rescale(parallelism)
 
         def moved() -> bool:
             try:
@@ -111,14 +116,14 @@ class LiveRun:
             raise RunError(f"the job says that it was rescaled {len(rescales)} times, not {len(self.steps)}")
         outputs = new_outputs(read_records(self._job.records))
         until_s = [*(requested_s for _, requested_s, _ in self._rescales[1:]), end_s]
-        for step, told, (ready_s, requested_s, moved_s), end in zip(
+        for known, told, (ready_s, requested_s, moved_s), end in zip(
             self.steps, rescales, self._rescales, until_s, strict=True
         ):
-            one = Step(step["before"], step["after"], ready_s, requested_s, end)
+            one = Step(known["before"], known["after"], ready_s, requested_s, end)
             before = sum(rows for samples in outputs.values() for at, rows in samples if at < ready_s)
             arrival = Arrival(self._job.rate, self._job.words - before)
-            step |= measure.figures(outputs, one, arrival, DEFAULT_MAX_PARALLELISM)
-            step |= {name: told[name] for name in (*PHASES_MS[1:], "checkpoint", "fallback")}
-            step["prepare_ms"] = milliseconds(requested_s, told["begin_s"])
-            step["moved_ms"] = milliseconds(requested_s, moved_s)
-            step["told"] = told
+            known.update(measure.figures(outputs, one, arrival, DEFAULT_MAX_PARALLELISM))
+            known.update({name: told[name] for name in (*PHASES_MS[1:], "checkpoint", "fallback")})
+            known["prepare_ms"] = milliseconds(requested_s, told["begin_s"])
+            known["moved_ms"] = milliseconds(requested_s, moved_s)
+            known["rescale"] = {name: part for name, part in told.items() if name != "restarted"}

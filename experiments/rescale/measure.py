@@ -60,7 +60,7 @@ def totals(samples: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
 def of_groups(outputs: Outputs, step: Step, max_parallelism: int) -> Trace:
     """The output of the key groups, by their two owners."""
     return {
-        f"{old.index} to {new.index}": totals([*outputs.get(old, ()), *outputs.get(new, ())])
+        f"{old.subtask} to {new.subtask}": totals([*outputs.get(old, ()), *outputs.get(new, ())])
         for old, new in owners_of_groups(step.before, step.after, max_parallelism)
     }
 
@@ -82,7 +82,7 @@ def switch_gap_ms(outputs: Outputs, step: Step, max_parallelism: int) -> float |
     gaps = []
     firsts = first_outputs(outputs, step.after, step.requested_s)
     for old, new in owners_of_groups(step.before, step.after, max_parallelism):
-        first_s, samples = firsts[new.index], outputs.get(old, ())
+        first_s, samples = firsts[new.subtask], outputs.get(old, ())
         if first_s is None or not samples:
             return None
         gaps.append(milliseconds(samples[-1][0], first_s))
@@ -91,9 +91,7 @@ def switch_gap_ms(outputs: Outputs, step: Step, max_parallelism: int) -> float |
 
 def within(outputs: Outputs, begin_s: float, end_s: float) -> Outputs:
     """What was put out in this span of time."""
-    return {
-        partition: [one for one in samples if begin_s <= one[0] < end_s] for partition, samples in outputs.items()
-    }
+    return {partition: [one for one in samples if begin_s <= one[0] < end_s] for partition, samples in outputs.items()}
 
 
 def figures(outputs: Outputs, step: Step, arrival: Arrival, max_parallelism: int) -> dict[str, Any]:

@@ -35,10 +35,10 @@ ROW_BYTES = 16
 
 
 class Partition(NamedTuple):
-    """The output of subtask ``index`` of ``parallelism``."""
+    """The output of one subtask of ``parallelism``, number ``subtask``."""
 
     parallelism: int
-    index: int
+    subtask: int
 
 
 class Batch(NamedTuple):
@@ -91,7 +91,7 @@ class _RecorderInstance(OperatorInstance):
     def _opened(self) -> int:
         directory = self._recorder.directory
         directory.mkdir(parents=True, exist_ok=True)
-        name = f"{self._partition.parallelism}-{self._partition.index}-{os.getpid()}-{time.time_ns()}{SUFFIX}"
+        name = f"{self._partition.parallelism}-{self._partition.subtask}-{os.getpid()}-{time.time_ns()}{SUFFIX}"
         return os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
     @override
