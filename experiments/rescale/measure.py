@@ -102,7 +102,7 @@ def figures(outputs: Outputs, step: Step, arrival: Arrival, max_parallelism: int
     all_rows = {"all": totals(one for samples in outputs.values() for one in samples)}
     caught_up_s = None if output_s is None else caught_up_at(all_rows, arrival, requested_s, output_s)
     end_s = step.until_s if caught_up_s is None else caught_up_s + AROUND_S
-    earlier = {str(one): totals(samples) for one, samples in outputs.items() if one.parallelism == step.before}
+    earlier = {str(one): totals(samples) for one, samples in within(outputs, 0.0, begin_s).items()}
     without_begin_s = max(step.ready_s, 2 * begin_s - end_s)
     groups = of_groups(outputs, step, max_parallelism)
     return {
@@ -110,11 +110,6 @@ def figures(outputs: Outputs, step: Step, arrival: Arrival, max_parallelism: int
         "caught_up_ms": milliseconds(requested_s, caught_up_s),
         "gap_ms": gap_ms(groups, groups, begin_s, end_s),
         "switch_gap_ms": switch_gap_ms(outputs, step, max_parallelism),
-        "without_gap_ms": gap_ms(within_trace(earlier, begin_s), earlier, without_begin_s, begin_s),
+        "without_gap_ms": gap_ms(earlier, earlier, without_begin_s, begin_s),
         "without_s": round(begin_s - without_begin_s, 3),
     }
-
-
-def within_trace(trace: Trace, end_s: float) -> Trace:
-    """What was put out before ``end_s``."""
-    return {name: [sample for sample in samples if sample[0] < end_s] for name, samples in trace.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,11 @@ def test_half_a_record_is_left_out(tmp_path: Path) -> None:
     assert new_outputs(read_records(tmp_path / "none")) == {}
 
 
+def test_the_same_count_of_another_key_is_new(tmp_path: Path) -> None:
+    record(tmp_path, 2, 0, {"a": 1}, {"b": 1, "c": 1}, {"a": 1})
+    assert [rows for _, rows in new_outputs(read_records(tmp_path))[Partition(2, 0)]] == [1, 2]
+
+
 # --- figures
 
 RATE = 1_000.0
@@ -138,6 +144,9 @@ def test_what_was_normal_is_looked_for_before_the_request_only() -> None:
     figures = measure.figures(outputs, step, Arrival(RATE, 10**9), 128)
     assert figures["without_gap_ms"] == pytest.approx(310, abs=11)
     assert figures["gap_ms"] == pytest.approx(70, abs=1)
+    late = {**outputs, slow: [one for one in outputs[slow] if not REQUEST_S - 0.7 < one[0] < REQUEST_S]}
+    figures = measure.figures(late, step, Arrival(RATE, 10**9), 128)
+    assert figures["gap_ms"] == pytest.approx(710, abs=11) and figures["without_gap_ms"] == pytest.approx(310, abs=11)
     short = Step(2, 3, 1_009.0, REQUEST_S, 1_020.0)
     assert measure.figures(outputs, short, Arrival(RATE, 10**9), 128)["without_s"] == 0.5
 
@@ -153,7 +162,8 @@ def test_a_partition_that_puts_out_nothing_has_no_time() -> None:
 def test_output_of_other_steps_does_not_count() -> None:
     outputs, step = change(0.05, until_s=1_015.0)
     others = {Partition(3, subtask): [*outputs[Partition(3, subtask)], (1_019.0, 5)] for subtask in range(3)}
-    later = {**outputs, **others, Partition(8, 0): [(1_016.0, 5)]}
+    before = steady(995.0, 1_000.9, rows=1_000)
+    later = {**outputs, **others, Partition(8, 0): [*before, (1_016.0, 5)]}
     arrival = Arrival(RATE, 10**9)
     assert measure.figures(later, step, arrival, 128) == measure.figures(outputs, step, arrival, 128)
 
@@ -163,6 +173,8 @@ def test_a_backlog_that_is_worked_off_slowly() -> None:
     slow = {Partition(3, n): [(at, 8 if at < 1_016.0 else 40) for at, _ in outputs[Partition(3, n)]] for n in range(3)}
     figures = measure.figures({**outputs, **slow}, step, Arrival(RATE, 10**9), 128)
     assert 6_000 < figures["caught_up_ms"] < 6_800 and figures["output_ms"] < 3_100
+    next_step = replace(step, until_s=1_015.0)
+    assert measure.figures({**outputs, **slow}, next_step, Arrival(RATE, 10**9), 128)["caught_up_ms"] is None
 
 
 def test_the_phases_of_a_restore() -> None:
