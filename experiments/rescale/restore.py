@@ -33,6 +33,7 @@ class RestoreRun:
     ) -> None:
         self._context, self._job, self._options = context, job, {**options, "parallelism": after}
         self.figures: dict[str, Any] = {"before": before, "after": after, **dict.fromkeys(KNOWN), "exact": False}
+        self.figures["recoveries"] = None
 
     def run(self) -> None:
         """Resume the job, run it to its end, and check its output. Raises ``RunError``, or what the job raises."""

@@ -27,6 +27,7 @@ def _row(group: Sequence[dict[str, Any]], seed: int, figures: Sequence[str], pha
     row: dict[str, Any] = {
         "runs": len(group),
         "exact_runs": sum(bool(run["exact"]) for run in group),
+        "recoveries": sum(run["recoveries"] or 0 for run in group),
         "unmeasured": sum(run[f"{figures[0]}_ms"] is None for run in group),
     }
     for name in figures:

@@ -11,7 +11,7 @@ from experiments.harness.console import interval, number, plain_table
 from experiments.rescale import live, restore
 
 Row = dict[str, Any]
-CASE_HEADINGS = ("change", "recovery", "MB", "exact")
+CASE_HEADINGS = ("change", "recovery", "MB")
 GAPS = {"gap": "around the change", "switch_gap": "of the switch", "without_gap": "without a change"}
 TIMES = {"running": "all subtasks run", "output": "first new output"}
 LIVE_TIMES = ("moved_ms", "moved_p95_ms", "output_ms", "caught_up_ms")
@@ -25,26 +25,34 @@ def tables(content: dict[str, Any]) -> list[object]:
 
 
 def _live(content: dict[str, Any]) -> list[Table]:
-    times = ("moved", "p95", "new output", "caught up", *_headings(live.PHASES_MS))
+    times = ("moved", "p95", "output", "caught up", *_headings(live.PHASES_MS), "recoveries")
+    cells = _numbers(*LIVE_TIMES, *live.PHASES_MS, "recoveries")
     return [
         _figures("Longest output gap of any partition, ms: median (95 % interval)", content, GAPS),
-        _rows("From the request, ms: medians", content, times, _numbers(*LIVE_TIMES, *live.PHASES_MS)),
+        _rows("From the request, ms: medians; recoveries meanwhile", content, times, cells),
     ]
 
 
 def _restored(content: dict[str, Any]) -> list[Table]:
-    phases = _rows("Its phases, ms: medians", content, _headings(restore.PHASES_MS), _numbers(*restore.PHASES_MS))
+    headings, cells = (*_headings(restore.PHASES_MS), "recoveries"), _numbers(*restore.PHASES_MS, "recoveries")
+    phases = _rows("Its phases, ms: medians; recoveries meanwhile", content, headings, cells)
     return [_figures("From resume, ms: median (95 % interval)", content, TIMES), phases]
 
 
 def _figures(title: str, content: dict[str, Any], figures: dict[str, str]) -> Table:
     """A line for each row of the summary and each of its ``figures``."""
     rows = [
-        (*_case(row), text, interval(row, name, "ms", 0), number(row[f"{name}_p95_ms"], 0))
+        (
+            *_case(row),
+            f"{row['exact_runs']} of {row['runs']}",
+            text,
+            interval(row, name, "ms", 0),
+            number(row[f"{name}_p95_ms"], 0),
+        )
         for row in content["summary"]
         for name, text in figures.items()
     ]
-    return plain_table(title, (*CASE_HEADINGS, ""), ("ms", "p95"), rows)
+    return plain_table(title, (*CASE_HEADINGS, "exact", ""), ("ms", "p95"), rows)
 
 
 def _numbers(*names: str) -> Callable[[Row], list[str]]:
@@ -62,7 +70,7 @@ def _rows(title: str, content: dict[str, Any], headings: Sequence[str], cells: C
 
 
 def _case(row: Row) -> tuple[str, ...]:
-    return change(row), row["recovery"], f"{row['state_mb']:,}", f"{row['exact_runs']} of {row['runs']}"
+    return change(row), row["recovery"], f"{row['state_mb']:,}"
 
 
 def change(row: Row) -> str:

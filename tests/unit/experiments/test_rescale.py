@@ -225,12 +225,18 @@ def test_each_run_finds_the_files_as_they_were(tmp_path: Path) -> None:
 
 def live_run(run: int, gap_ms: float | None, recovery: str = "standby", **more: Any) -> dict[str, Any]:
     known = {**dict.fromkeys(live.KNOWN), "gap_ms": gap_ms, "switch_gap_ms": gap_ms, "without_gap_ms": 20.0}
-    known |= {"moved_ms": 3_000.0, "prepare_ms": 2_900.0, "without_s": 4.0, "before": 2, "after": 8}
+    known |= {"recoveries": 0, "moved_ms": 3_000.0, "prepare_ms": 2_900.0, "without_s": 4.0, "before": 2, "after": 8}
     return {"state_mb": 10, "recovery": recovery, "run": run, **known, "exact": True, "error": None, **more}
 
 
 def restored_run(run: int, after: int) -> dict[str, Any]:
-    known = {**dict.fromkeys(restore.KNOWN, 500.0), "before": 2, "after": after, "output_ms": 1_000.0 + after}
+    known = {
+        **dict.fromkeys(restore.KNOWN, 500.0),
+        "before": 2,
+        "after": after,
+        "output_ms": 1_000.0 + after,
+        "recoveries": None,
+    }
     return {"state_mb": 1_000, "recovery": "standby", "run": run, **known, "exact": True, "error": None}
 
 
@@ -243,10 +249,12 @@ def content_of(runs: list[dict[str, Any]], restored: bool) -> dict[str, Any]:
 
 def test_a_row_for_each_change_mode_and_size() -> None:
     runs = [live_run(run, 40.0 + run) for run in range(11)]
-    runs += [live_run(0, None, "rollback", exact=False, error="RunError: interrupted")]
+    runs[3]["recoveries"] = 2
+    runs += [live_run(0, None, "rollback", exact=False, error="RunError: interrupted", recoveries=None)]
     standby, rollback = summarize(runs, 1, restored=False)
     assert (standby["before"], standby["after"], standby["recovery"], standby["state_mb"]) == (2, 8, "standby", 10)
     assert (standby["runs"], standby["exact_runs"], standby["unmeasured"]) == (11, 11, 0)
+    assert (standby["recoveries"], rollback["recoveries"]) == (2, 0)
     assert (standby["gap_ms"], standby["gap_p95_ms"]) == (45.0, 49.5)
     assert 40.0 <= standby["gap_low_ms"] < 45.0 < standby["gap_high_ms"] <= 50.0
     assert (standby["without_s"], standby["prepare_ms"]) == (4.0, 2_900.0)
