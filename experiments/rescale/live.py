@@ -58,15 +58,14 @@ class LiveRun:
         env = job.environment(self._context, self._options)
         with env.execute(NAME, resume=True) as running:
             self._deadline = time.monotonic() + PATIENCE_S + job.words / job.rate
-            self._until(running, lambda: running.running_s is not None)
-            for step in self.steps:
-                ready_s = self._await_calm(running)
-                self._rescale(running, step["after"], ready_s)
-            self._await_calm(running)
-            end_s = time.time()
-            self._until(running, lambda: running.done)
-            running.await_finish()
+            try:
+                end_s = self._carry_out(running)
+            except BaseException:  # the steps before the one at which a job fails are measured
+                self._note(running.rescales(), time.time())
+                raise
             metrics, rescales = running.metrics(), running.rescales()
+        if len(rescales) != len(self.steps):
+            raise RunError(f"the job says that it was rescaled {len(rescales)} times, not {len(self.steps)}")
         self._note(rescales, end_s)
         check = job.check(self._context)
         words = metrics["operators"][TOKENIZE]["rows_out"]
@@ -75,6 +74,18 @@ class LiveRun:
         for known in self.steps:
             known.update(exact=exact and whole, wrong=check.wrong, example_of_wrong=check.example)
             known.update({name: metrics[name] for name in ("state_keys", "state_bytes", "recoveries")})
+
+    def _carry_out(self, running: JobHandle) -> float:
+        """All steps, and the rest of the job; returns up to when the last step is looked at."""
+        self._until(running, lambda: running.running_s is not None)
+        for step in self.steps:
+            ready_s = self._await_calm(running)
+            self._rescale(running, step["after"], ready_s)
+        self._await_calm(running)
+        end_s = time.time()
+        self._until(running, lambda: running.done)
+        running.await_finish()
+        return end_s
 
     def _until(self, running: JobHandle, condition: Callable[[], bool]) -> None:
         wait_until(running, condition, self._deadline, self._context.stop, POLL_S)
@@ -112,13 +123,11 @@ class LiveRun:
         self._rescales.append((ready_s, requested_s, time.time()))
 
     def _note(self, rescales: Sequence[dict[str, Any]], end_s: float) -> None:
-        if len(rescales) != len(self.steps):
-            raise RunError(f"the job says that it was rescaled {len(rescales)} times, not {len(self.steps)}")
+        """The figures of the steps that were carried out. ``end_s``: up to when the last is looked at."""
         outputs = new_outputs(read_records(self._job.records))
         until_s = [*(requested_s for _, requested_s, _ in self._rescales[1:]), end_s]
-        for known, told, (ready_s, requested_s, moved_s), end in zip(
-            self.steps, rescales, self._rescales, until_s, strict=True
-        ):
+        steps = zip(self.steps, rescales, self._rescales, until_s, strict=False)
+        for known, told, (ready_s, requested_s, moved_s), end in steps:
             one = Step(known["before"], known["after"], ready_s, requested_s, end)
             before = sum(rows for samples in outputs.values() for at, rows in samples if at < ready_s)
             arrival = Arrival(self._job.rate, self._job.words - before)
