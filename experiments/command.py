@@ -13,6 +13,7 @@ from typing import Any
 
 EXPERIMENTS = {
     "recovery": ("recovery.experiment", "kill to first new output, by rollback and by standbys"),
+    "rescale": ("rescale.experiment", "another parallelism of a running job, and of a resumed one"),
     "cost": ("cost", "throughput, CPU and memory with 0, 1 and 2 standbys, no failures"),
     "overhead": ("overhead", "running time of a fixed input by interval and mode of checkpoints"),
     "baselines": ("baselines.experiment", "beside Apache Flink and Spark: throughput, latency, recovery"),

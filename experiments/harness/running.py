@@ -172,7 +172,7 @@ def wait_until(
     while not condition():
         if job.done:
             job.await_finish()
-            raise RunError("the input ended before the kill")
+            raise RunError("the input ended too early")
         if time.monotonic() > deadline:
             raise RunError(f"not finished in time; the job is {job.state}")
         if stop is not None and stop.is_set():

@@ -16,6 +16,9 @@ from experiments.harness.running import Context
 from experiments.overhead import OverheadSettings
 from experiments.recovery import experiment as recovery
 from experiments.recovery.experiment import Settings
+from experiments.rescale import experiment as rescale
+from experiments.rescale import live, restore
+from experiments.rescale.experiment import RescaleSettings
 from experiments.scaling import experiment as scaling
 from experiments.scaling.experiment import ScalingSettings
 from experiments.usage import UsageSettings
@@ -152,6 +155,37 @@ def test_running_time_measured_and_simulated(
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_a_running_job_is_rescaled(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "START_S", 1.0)
+    settings = RescaleSettings(
+        steps=(2, 3), recovery=("rollback",), state_mb=(1,), runs=1, rate=3_000, interval=0.2, calm=0.6, span=4.0
+    )
+    (run,) = rescale.runs(Context(spark, settings, tmp_path))
+    assert run["error"] is None and run["exact"] is True, run
+    assert (run["before"], run["after"], run["state_mb"], run["recoveries"]) == (2, 3, 1, 0)
+    assert run["state_keys"] > 1_000
+    assert 0 < run["switch_gap_ms"] <= run["gap_ms"] and run["without_gap_ms"] > 0
+    assert 0 < run["prepare_ms"] < run["moved_ms"] and 0 < run["output_ms"] <= run["caught_up_ms"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"made-up-{settings.words(1)}.txt"], "what a job made is gone"
+
+
+def test_a_job_is_resumed_at_the_same_and_at_another_parallelism(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "INPUT_S", 1.0)
+    settings = RescaleSettings(
+        restore=True, steps=(2, 3), recovery=("standby",), state_mb=(1,), runs=1, rate=3_000, interval=0.2, replicas=2
+    )
+    found = list(rescale.runs(Context(spark, settings, tmp_path)))
+    assert [(run["before"], run["after"]) for run in found] == [(2, 2), (2, 3)]
+    for run in found:
+        assert run["error"] is None and run["exact"] is True, run
+        assert run["state_keys"] > 1_000 and run["running_ms"] > 0 and run["output_ms"] > 0
+        assert sum(run[name] for name in ("divided_ms", "slots_ms", "subtasks_ms")) == pytest.approx(run["running_ms"])
+
+
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
     numbers = ["--parallelism", 2, "--rate", 3_000, "--interval", 0.2, "--runs", 50, "--kills", 1, "--no-warm-up"]
@@ -191,6 +225,8 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
         ),
         (["experiment", "scaling", "--parallelism", "2,0"], "'2,0' is not a list of whole numbers from 1 up"),
         (["experiment", "snapshots", "--changed", "0.1,2"], "'0.1,2' is not a list of shares, which are 1 at most"),
+        (["experiment", "rescale", "--steps", "2"], "--steps 2 has no change; give two parallelisms, such as 2,8"),
+        (["experiment", "rescale", "--steps", "2,8,2"], "'2,8,2' is not a list of whole numbers from 1 up"),
         (["experiment", "usage", "--failure", "host"], "invalid choice: 'host'"),
         (["experiment", "overhead", "--modes", "magic"], "'magic' is not a list of aligned, unaligned, synchronous"),
     ],

@@ -176,7 +176,7 @@ def test_what_is_wrong_is_reported_before_spark_starts(tmp_path: Path, arguments
     assert list(tmp_path.iterdir()) == []
 
 
-TEXT_EXPERIMENTS = ("recovery", "usage", "cost", "overhead", "baselines", "scaling", "soak")
+TEXT_EXPERIMENTS = ("recovery", "rescale", "usage", "cost", "overhead", "baselines", "scaling", "soak")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
