@@ -75,6 +75,16 @@ def draw(env: StreamEnvironment, rate: float, out: Path, corpus: Path, numbers: 
     table.key_by("k").sum("n", name="sum").to_parquet(str(out / "sums"), name="sums")
 
 
+def assert_phases(rescale: dict[str, Any]) -> None:
+    """All phases are known, and end one after the other; none of a failure."""
+    assert rescale["detect_ms"] is None and rescale["subtasks"] == []
+    before_output = [rescale[f"{phase}_ms"] for phase in ("fence", "promote", "restore")]
+    assert all(took > 0 for took in before_output)
+    # Rounded one by one.
+    assert sum(before_output) + rescale["replay_ms"] == pytest.approx(rescale["recovery_ms"], abs=0.01)
+    assert sum(before_output) < rescale["recovery_ms"] <= rescale["caught_up_ms"]
+
+
 def rows_of(out: Path, name: str) -> list[tuple[Any, ...]]:
     table = pq.read_table(out / name)
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
@@ -143,6 +153,7 @@ def test_every_kind_at_one_parallelism_after_another(
         wait_for_checkpoint(job, 3)
         job.rescale(4).await_done(PATIENCE_S)
         assert len(job.slot_pids()) == 4 and set(job.placement()) >= {"window+windows[3]", "window+windows[0]"}
+        wait_until(lambda: job.rescales()[-1]["caught_up_ms"] is not None, "new output of everything")
         job.rescale(2).await_done(PATIENCE_S)
         assert len(job.slot_pids()) == 2 and not {name for name in job.placement() if name.endswith("[2]")}
         wait_until(lambda: job.missing_standbys() == 0, "standbys")
@@ -150,6 +161,9 @@ def test_every_kind_at_one_parallelism_after_another(
         wait_until(lambda: len(job.recoveries()) == 2, "a recovery after the rescales")
         assert [recovery["mode"] for recovery in job.recoveries()] == ["standby", "standby"]
         assert [rescale["reason"] for rescale in job.rescales()] == ["parallelism 4", "parallelism 2"]
+        for index in range(4):
+            assert f"count+counts[{index}]" in job.rescales()[0]["restarted"]
+        assert_phases(job.rescales()[0])
         wait_for_checkpoint(job, 3)
     with run(SLOW, parallelism=1, recovery="rollback") as job:
         wait_for_checkpoint(job, 1)

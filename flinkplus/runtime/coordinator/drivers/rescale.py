@@ -101,5 +101,5 @@ class RescaleDriver:
         self._dispatch.processes.need(effect.slots)
         self._deployment.rescaled(after, self._age_s())
         self._figures.keep({str(subtask) for subtask in effect.subtasks})
-        self._recoveries.rescaled([str(subtask) for subtask in effect.subtasks], after)
+        self._recoveries.rescaled([str(subtask) for subtask in effect.subtasks])
         self._machines.change_subtasks(after, effect.slots)
