@@ -267,7 +267,8 @@ def test_a_failure_after_a_rescale_is_measured_by_what_the_new_subtasks_have_rep
     """The rescale stays unfinished, and so does an older recovery, whose subtasks have the same names."""
     log = recovery_log()
     log.rows_out = {"count[0]": 5, "lines[0]": 9}
-    log.entered("rollback", 1, "restore", "slot", ["count[0]"], "gone", 0.5)
+    log.entered("rollback", 1, "detect", "slot", ["count[0]"], "gone", 0.5)
+    log.entered("rollback", 1, "restore", "slot", ["count[0]"], "gone", 0.6)
     log.entered("rollback", 2, "detect", "rescale", [], "parallelism 2", 1.0)
     log.rescaled(["count[0]", "count[1]", "lines[0]", "lines[1]"])
     log.entered("rollback", 2, "restore", "rescale", [], "parallelism 2", 1.1)
@@ -279,3 +280,15 @@ def test_a_failure_after_a_rescale_is_measured_by_what_the_new_subtasks_have_rep
     log.progressed("count[1]", 2.2)
     assert [recovery["recovery_ms"] for recovery in log.as_dicts()] == pytest.approx([None, 200])
     assert log.rescales()[0]["recovery_ms"] is None
+
+
+def test_reports_alone_do_not_end_the_recovery_of_a_failure() -> None:
+    """A subtask knows best which of its rows is new, and reports that by itself."""
+    log = recovery_log()
+    log.reported({COUNT: 5}, 0.5)
+    for phase in ("detect", "restore"):
+        log.entered("rollback", 1, phase, "slot", [COUNT], "gone", 1.0)
+    log.reported({COUNT: 50}, 1.1)
+    assert log.rows_out == {COUNT: 50} and log.as_dicts()[0]["recovery_ms"] is None
+    log.progressed(COUNT, 1.2)
+    assert figures(log, "recovery", "caught_up") == pytest.approx([200, 200])
