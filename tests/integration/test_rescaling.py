@@ -13,8 +13,10 @@ from pyspark.sql import SparkSession
 
 from flinkplus import CheckpointDirectoryError, ConfigurationError, JobHandle, StreamEnvironment
 from flinkplus.api.stream import Stream
+from flinkplus.errors import MoveCancelled
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.job.rescaling.in_flight import InFlight
 from flinkplus.state.durable.blobs import Blobs
 from flinkplus.state.durable.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
@@ -193,8 +195,14 @@ def test_what_is_refused_and_a_driver_that_dies_half_way(
         words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
         return env.execute("words", resume=resume)
 
-    with run(False, parallelism=2, max_parallelism=4) as job:
+    with run(False, parallelism=2, max_parallelism=4, in_flight_mb=10) as job:
         wait_for_checkpoint(job, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(InFlight, "excess", lambda _, slot_bytes: f"{slot_bytes:,} bytes are not enough")
+            with pytest.raises(MoveCancelled, match="at parallelism 1 10,485,760 bytes are not enough"):
+                job.rescale(1).await_done(PATIENCE_S)
+        assert job.state == "running" and len(job.slot_pids()) == 2
+        assert job.rescales() == [], "the job is not interrupted for what is refused"
     for wrong, message in (
         ({"parallelism": 5, "max_parallelism": 4}, "parallelism 5 is above max_parallelism, which is 4"),
         ({"parallelism": 2}, "max_parallelism was 4 and is 128"),
