@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -19,15 +18,12 @@ from typing import Protocol, TypeAlias
 
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.state.backend import folder_name
-from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.durable.state_files import SMALL_BYTES, StateTransfers
 from flinkplus.state.file_system import SteadyFile, file_chunks, link_or_copy, sync_path
 from flinkplus.state.left import FILE_NAME, FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER, newest_checkpoint, paced
 from flinkplus.state.memtable import counted_keys
 from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.store import SubtaskStore
-
-SMALL_BYTES = 1 << 20
-"""Files up to this are most likely taken in from memory."""
 
 
 def base_name(name: str) -> str:
@@ -138,7 +134,7 @@ class DiskFile:
 class SlotDisk:
     """The folder of ``subtask`` in a slot's work directory."""
 
-    def __init__(self, work_dir: Path, subtask: str, storage: StateFiles) -> None:
+    def __init__(self, work_dir: Path, subtask: str, storage: StateTransfers) -> None:
         self.folder = folder_name(subtask)
         self._folder = work_dir / self.folder
         self._storage = storage
@@ -175,16 +171,7 @@ class SlotDisk:
         link_or_copy(self._folder / FILES_FOLDER / name, self._files / name)
 
     def download(self, file: StateFile) -> None:
-        path = self._files / f"{base_name(file.name)}.{threading.get_ident()}.downloading"
-        try:
-            self._storage.download(file, path)
-            file.check(file_chunks(path), file.name)
-            if file.bytes > SMALL_BYTES:  # or taking it in would wait for the disk, and a promotion for that
-                sync_path(path)
-            path.replace(self._place(base_name(file.name), Origin.DOWNLOADED))
-        except BaseException:
-            remove_file(path)
-            raise
+        self._storage.fetch(file, self._place(base_name(file.name), Origin.DOWNLOADED))
 
     def has_left(self, file: StateFile) -> bool:
         if not self._is_left:

@@ -79,9 +79,15 @@ class FailoverProtocol:
         self._planned.update_hosts(hosts)
         return {subtask: self._planned.deployment_slot(subtask, hosts) for subtask in self._topology.subtasks}
 
-    def check_slots(self, parallelism: int, slots: tuple[int, ...]) -> None:
-        """Check that the strategy gives every chain of that many subtasks on ``slots``. Raises ``PlacementError``."""
-        self._planned.replaced(replace(self._topology, parallelism=parallelism), slots)
+    def chains_on(
+        self, parallelism: int, slots: tuple[int, ...], hosts: Mapping[int, str] | None = None
+    ) -> Mapping[SubtaskId, tuple[int, ...]]:
+        """The chains that the strategy gives that many subtasks on ``slots``, each with its home first. ``hosts``: of
+        slots that are new (slot -> host). Raises ``PlacementError``."""
+        topology = replace(self._topology, parallelism=parallelism)
+        planned = self._planned.replaced(topology, slots)
+        planned.update_hosts(hosts or {})
+        return {subtask: planned.of(subtask) for subtask in topology.subtasks}
 
     @property
     def generations(self) -> Mapping[SubtaskId, Generation]:

@@ -29,7 +29,7 @@ from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
-from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.durable.state_files import StateTransfers
 from flinkplus.state.file_system import file_chunks, link_or_copy
 from flinkplus.state.hashing import GROUP_BYTES
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
@@ -98,7 +98,7 @@ class SubtaskState:
     def __init__(
         self,
         work_dir: Path,
-        storage: StateFiles,
+        storage: StateTransfers,
         subtask: str,
         generation: int,
         *,
@@ -380,13 +380,7 @@ class SubtaskState:
                 if candidate != path:
                     link_or_copy(candidate, path)
                 return path
-        fetched = path.with_suffix(".fetch")
-        try:
-            self._storage.download(file, fetched)
-            file.check(file_chunks(fetched), file.name)
-            fetched.replace(path)
-        finally:
-            fetched.unlink(missing_ok=True)
+        self._storage.fetch(file, path)
         return path
 
     def close(self, beside: Aside | None = None) -> None:

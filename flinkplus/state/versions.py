@@ -32,7 +32,7 @@ from pathlib import Path
 from flinkplus.errors import StateError
 from flinkplus.protocol.snapshot.files import FileKind, StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart
-from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.durable.state_files import StateTransfers
 from flinkplus.state.keycount import KeyCount
 from flinkplus.state.memtable import FrozenPart
 from flinkplus.state.removal import remove_file
@@ -124,7 +124,7 @@ class StateVersions:
         store: SubtaskStore,
         files: Sequence[StateFile],
         folder: Path,
-        storage: StateFiles,
+        storage: StateTransfers,
         prefix: str,
         generation: int,
         policy: BasePolicy,

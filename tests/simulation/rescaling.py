@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.graph import Vertex
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask import rescaling
 from flinkplus.protocol.vocabulary import key_groups
@@ -188,6 +189,14 @@ class SimDivider:
         """What the simulated job holds can always be divided, if it can be read."""
         if checkpoint not in self.commits.manifests:
             raise Unavailable(f"checkpoint {checkpoint} was dropped")
+
+    def files(self, checkpoint: CheckpointId, parallelism: int) -> dict[SubtaskId, tuple[StateFile, ...]]:
+        """All files of the checkpoint, for all subtasks: which ones does not matter here."""
+        self.check(checkpoint, parallelism)
+        handles: Handles = self.commits.manifests[checkpoint]["handles"]
+        files = tuple(file for handle in handles.values() for file in handle.files)
+        names = (SubtaskId(v.name, index) for v in self.world.graph.vertices for index in range(parallelism))
+        return dict.fromkeys(names, files)
 
     def divide(self, checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
         divide(self.world, self.commits, checkpoint, new, generation, parallelism)

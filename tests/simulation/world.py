@@ -277,6 +277,8 @@ class World:
         for starting in (coordinator.parts.spares, coordinator.parts.rescales):
             if starting is not None:
                 starting._timeout_s = SPARES_TIMEOUT_S
+        if coordinator.parts.rescales is not None:
+            coordinator.parts.rescales._prefetching._silence_s = SPARES_TIMEOUT_S
         if self.failover is not None and self.parameters.pending_versions:
             attempts = self.failover._attempts
             attempts._config = replace(attempts._config, pending_versions=True)

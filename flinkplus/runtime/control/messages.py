@@ -19,6 +19,7 @@ from flinkplus.errors import ControlMessageTooLarge, CorruptState, PeerProtocolE
 from flinkplus.path_names import checked_subtask
 from flinkplus.printable import printable
 from flinkplus.protocol.determinants.determinants import Span
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
 from flinkplus.runtime.control.promotion_order import PromotionOrder
@@ -284,6 +285,19 @@ class Stopped:
     """All subtasks are closed; the slot's Spark task is about to end."""
 
 
+@dataclass(frozen=True)
+class Prefetched:
+    """How far the files of a ``Prefetch`` are.
+
+    ``left_bytes``: to be fetched; 0: nothing is.
+    ``reason``: why a file was left out; otherwise empty.
+    """
+
+    request: int
+    left_bytes: int
+    reason: str = ""
+
+
 # --- coordinator -> slot
 
 
@@ -310,6 +324,19 @@ class Deploy:
     handles: dict[str, SnapshotHandle] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     notes_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Fetch state files that a deployment may need soon, and report how far that is; other prefetched files are not
+    needed any more.
+
+    ``request``: the number of this order, for ``Prefetched``.
+    ``files``: those of all subtasks that are to run, or to have a standby, on this slot.
+    """
+
+    request: int
+    files: tuple[StateFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -469,8 +496,10 @@ class Inject:
 
 SubtaskReport = Failed | Acknowledged | Declined | Exhausted | Progressed
 FailoverReport = Staged | Fenced | FencedPart | Promoted | PromotionFailed | Connected
-SlotReport = Register | StartFailed | Deployed | RestoreFailed | Heartbeat | PeersUnreached | SessionLost | Stopped
-JobOrder = Welcome | Deploy | Halt | Start | Drain | Stop | RegistryAddress
+SlotReport = (
+    Register | StartFailed | Deployed | RestoreFailed | Prefetched | Heartbeat | PeersUnreached | SessionLost | Stopped
+)
+JobOrder = Welcome | Prefetch | Deploy | Halt | Start | Drain | Stop | RegistryAddress
 FailoverOrder = Join | Connect | Chains | Fence | Promote | Trim
 CheckpointOrder = Trigger | Overtake | Abort | Complete
 FaultOrder = Die | Inject

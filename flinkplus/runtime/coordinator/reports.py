@@ -24,6 +24,7 @@ from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.membership.presence import Presence
+from flinkplus.runtime.coordinator.membership.rescales import Rescales
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
@@ -42,6 +43,7 @@ class Reports:
     _figures: Figures
     _presence: Presence
     _failover: FailoverDriver | None
+    _rescales: Rescales | None = None
 
     def take(self, connection: int, message: control.ControlMessage) -> None:
         """Handle a message on a connection. Raises ``PeerProtocolError`` for an impossible one."""
@@ -69,6 +71,9 @@ class Reports:
                 self._machines.step_job(
                     events.CheckpointRestoreFailed(Generation(generation), CheckpointId(checkpoint), why)
                 )
+            case control.Prefetched():
+                if self._rescales is not None:
+                    self._rescales.take_prefetched(process, message)
             case control.PeersUnreached():
                 self._presence.peers_unreached(process, message)
             case control.SessionLost(reason):

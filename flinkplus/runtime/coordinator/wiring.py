@@ -32,8 +32,9 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
-from flinkplus.runtime.coordinator.drivers.rescale import Divider, RescaleDriver
+from flinkplus.runtime.coordinator.drivers.rescale import RescaleDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
+from flinkplus.runtime.coordinator.membership.divider import Divider
 from flinkplus.runtime.coordinator.membership.extra_slots import ExtraSlots, SlotProcessJobs
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves
@@ -108,7 +109,7 @@ class Parts:
         )
         obey_failover = None if failover is None else failover.apply
         machines.obeyed_by(self._make_job_driver().apply, checkpoints.apply, obey_failover)
-        self.reports = Reports(dispatch, machines, deployment, recoveries, figures, presence, failover)
+        self.reports = Reports(dispatch, machines, deployment, recoveries, figures, presence, failover, self.rescales)
         self.view = JobView(
             dispatch, machines, deployment, calls, figures, presence, self.stamps, triggers, self.spares, self.rescales
         )
@@ -162,7 +163,7 @@ class Parts:
         if extra is None or self._divider is None:
             return None
         vertices = tuple(vertex.name for vertex in self.graph.vertices)
-        parts = self.dispatch, self.machines, extra, requests, self.commits.handles, self._divider.check, vertices
+        parts = self.dispatch, self.machines, extra, requests, self.commits.handles, self._divider, vertices
         return Rescales(*parts, self.options, self.options.slot_timeout)
 
     def _make_moves(self, requests: MoveRequests) -> Moves:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError, CorruptCheckpoint, UntrustedCheckpoint
 from flinkplus.protocol.program.comparison import Comparison, Requests
 from flinkplus.protocol.program.description import Program
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.manifest import Manifest
-from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.checks import check_mode, has_channel_state
@@ -156,11 +157,18 @@ class CheckpointDivider:
     scratch: Path
 
     def check(self, checkpoint: CheckpointId, parallelism: int) -> None:
+        with self._looking_at(checkpoint, parallelism) as rescaling:
+            rescaling.check()
+
+    def files(self, checkpoint: CheckpointId, parallelism: int) -> Mapping[SubtaskId, tuple[StateFile, ...]]:
+        with self._looking_at(checkpoint, parallelism) as rescaling:
+            return rescaling.shared_files()
+
+    def _looking_at(self, checkpoint: CheckpointId, parallelism: int) -> AbstractContextManager[Rescaling]:
+        """The division of ``checkpoint``, which is not stored."""
         manifest = self.commits.manifest(checkpoint)
         generation = Generation(manifest.generation)
-        parts = self.plan, self.storage, self.scratch, manifest, checkpoint, generation, parallelism
-        with _rescaling(*parts) as rescaling:
-            rescaling.check()
+        return _rescaling(self.plan, self.storage, self.scratch, manifest, checkpoint, generation, parallelism)
 
     def divide(self, checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
         manifest = self.commits.manifest(checkpoint)

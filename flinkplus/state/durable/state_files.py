@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.local_files import NoRegularFile
 from flinkplus.path_names import STATE_FILE_PARTS, checked_name
 from flinkplus.protocol.snapshot.files import StateFile
-from flinkplus.state.file_system import Files
+from flinkplus.state.file_system import Files, file_chunks, sync_path
 
 FOLDER = "state"
+SMALL_BYTES = 1 << 20
+"""RocksDB takes files up to this in from memory, most likely, and larger ones once they are on the disk."""
 _NAME = re.compile(r"(?P<generation>[0-9]+)-(?P<checkpoint>[0-9]+)-[0-9]+\.sst((\.[0-9a-f]+)?\.tmp)?\Z")
+
+
+class StateTransfers(Protocol):
+    """What a state needs of durable storage."""
+
+    def upload(self, local: Path, name: str) -> None:
+        """See ``StateFiles``."""
+
+    def fetch(self, file: StateFile, local: Path) -> None:
+        """See ``StateFiles``."""
 
 
 class StateFiles:
@@ -45,6 +59,19 @@ class StateFiles:
             ) from error
         except OSError as error:
             raise StateError(f"state file {file.stored} cannot be read from {self._uri!r}: {error}") from error
+
+    def fetch(self, file: StateFile, local: Path) -> None:
+        """As ``download``; ``local`` appears when it is whole and has the checksum of ``file``. Raises ``CorruptState``
+        if it has another one. A large file is on the disk then: RocksDB need not wait for that."""
+        part = local.with_name(f"{local.name}.{threading.get_ident()}.part")
+        try:
+            self.download(file, part)
+            file.check(file_chunks(part), file.stored)
+            if file.bytes > SMALL_BYTES:
+                sync_path(part)
+            part.replace(local)
+        finally:
+            part.unlink(missing_ok=True)
 
     def verify(self, file: StateFile) -> None:
         """Read the whole file. Raises ``CorruptState`` unless it has the size and the checksum of ``file``."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flinkplus.errors import ConfigurationError, described
 from flinkplus.protocol.snapshot.handle import is_aligned
@@ -18,21 +17,11 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, parallel
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.coordinator.membership.divider import Divider
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
 log = logging.getLogger("flinkplus.coordinator")
-
-
-class Divider(Protocol):
-    """Divides complete checkpoints of a running job; called by the storage worker."""
-
-    def check(self, checkpoint: CheckpointId, parallelism: int) -> None:
-        """Raise ``ConfigurationError`` if ``checkpoint`` cannot be divided for another parallelism. Stores nothing."""
-
-    def divide(self, checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
-        """Store the checkpoint ``new``: ``checkpoint`` for another parallelism. ``generation``: of the running
-        subtasks. Raises ``ConfigurationError`` if it cannot be divided."""
 
 
 @dataclass(eq=False, repr=False)

@@ -2,9 +2,12 @@
 
 The life of a request::
 
-    STARTING -- all new slots have registered --> CHECKPOINT -- one can be divided --> SWITCHING --> ENDING --> done
-        |                                          |      ^------ a failure came first ----'
-        '-- timeout: cancelled                     '-- it cannot: cancelled
+    STARTING -- all new slots have registered --> PREFETCHING -- slots have the state, or are silent --> CHECKPOINT
+        '-- timeout: cancelled
+
+    CHECKPOINT -- one can be divided --> SWITCHING --> ENDING --> done
+        |      ^------ a failure came first ----'
+        '-- it cannot: cancelled
 
 Rules: only the coordinator's thread calls this. New slots are reserved until the switch: they take no part in the job,
 and their loss costs only time. The machine of the job switches over, and so decides which subtasks a failure meanwhile
@@ -36,10 +39,14 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle, is_aligned
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
+from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
+from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
+from flinkplus.runtime.coordinator.membership.divider import Divider
 from flinkplus.runtime.coordinator.membership.extra_slots import ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
+from flinkplus.runtime.coordinator.membership.prefetching import MAX_ROUNDS, Places, Prefetching
 from flinkplus.runtime.coordinator.record.status import RescaleStatus
 
 UNREADABLE = (CorruptCheckpoint, CorruptState, UntrustedCheckpoint, StateError, OSError)
@@ -51,6 +58,7 @@ class RescalePhase(Enum):
     """How far a request is; see the module."""
 
     STARTING = "starting"
+    PREFETCHING = "prefetching"
     CHECKPOINT = "checkpoint"
     SWITCHING = "switching"
     ENDING = "ending"
@@ -80,8 +88,7 @@ class Rescales:
     """The requests of one job for another parallelism, one at a time.
 
     ``handles``: returns the snapshots of a complete checkpoint.
-    ``check``: raises ``ConfigurationError`` for one that cannot be divided for a parallelism; called by the storage
-    worker.
+    ``divider``: checks whether one can be divided for a parallelism; called by the storage worker.
     ``vertices``: names of the job's vertices.
     ``timeout_s``: timeout for new slots to start.
     """
@@ -91,7 +98,7 @@ class Rescales:
     _extra: ExtraSlots
     _requests: MoveRequests
     _handles: Callable[[CheckpointId], Mapping[str, SnapshotHandle]]
-    _check: Callable[[CheckpointId, int], None]
+    _divider: Divider
     _vertices: Sequence[str]
     _options: Options
     _timeout_s: float
@@ -101,6 +108,7 @@ class Rescales:
         self._reserved: list[int] = []
         self._ending: set[int] = set()
         self._reported: ScaleReported | None = None
+        self._prefetching = Prefetching(self._dispatch, self._divider.files, self._timeout_s, self.look)
 
     @property
     def status(self) -> RescaleStatus | None:
@@ -116,9 +124,13 @@ class Rescales:
         return {**dict.fromkeys(self._reserved, "starting"), **dict.fromkeys(self._ending, "ending")}
 
     def next_deadline_ms(self) -> int | None:
-        """When the time for new slots to start has passed (the machines' clock)."""
-        rescale = self._open
-        return int(rescale.until_s * 1000) + 1 if rescale and rescale.phase is RescalePhase.STARTING else None
+        """When the time for new slots to start, or for a report about files, has passed (the machines' clock)."""
+        until_s, rescale = None, self._open
+        if rescale is not None and rescale.phase is RescalePhase.STARTING:
+            until_s = rescale.until_s
+        elif rescale is not None and rescale.phase is RescalePhase.PREFETCHING:
+            until_s = self._prefetching.deadline_s
+        return None if until_s is None else int(until_s * 1000) + 1
 
     # --- requests
 
@@ -165,7 +177,7 @@ class Rescales:
         if failover is not None:
             new = [max(self._dispatch.processes.incarnations) + 1 + n for n in range(parallelism)]
             try:
-                failover.check_slots(parallelism, (*own, *new)[:parallelism])
+                failover.chains_on(parallelism, (*own, *new)[:parallelism])
             except PlacementError as error:
                 return str(error)
         return None
@@ -173,6 +185,7 @@ class Rescales:
     def _replace_open(self, reason: str) -> None:
         before, self._open = self._open, None
         if before is not None:
+            self._prefetching.end(used=False)
             self._requests.report(ScaleReported(before.request, "cancelled", reason))
 
     # --- progress
@@ -184,6 +197,8 @@ class Rescales:
             return
         if rescale.phase is RescalePhase.STARTING:
             self._await_slots(rescale)
+        if rescale.phase is RescalePhase.PREFETCHING:
+            self._await_files(rescale)
         if rescale.phase is RescalePhase.CHECKPOINT:
             self._await_checkpoint(rescale)
         if self._open is rescale:
@@ -195,12 +210,44 @@ class Rescales:
     def _await_slots(self, rescale: _Rescale) -> None:
         missing = self._missing()
         if not missing:
-            rescale.phase = RescalePhase.CHECKPOINT
-            rescale.seen = self._machines.job.restore_from
+            rescale.phase = RescalePhase.PREFETCHING
         elif self._dispatch.clock.monotonic() >= rescale.until_s:
             names = ", ".join(f"slot-{slot}" for slot in missing)
             why = f"Spark, which may have no room for more, had not started {names} after {self._timeout_s:g} s"
             self._cancel(rescale, why, no_room=True)
+
+    def _await_files(self, rescale: _Rescale) -> None:
+        """Have slots fetch what they can before the switch."""
+        prefetching, newest = self._prefetching, self._machines.job.restore_from
+        if prefetching.is_stuck:
+            names = ", ".join(f"slot-{slot}" for slot in sorted(prefetching.left))
+            log.warning("no slot has fetched state for %g s; left: %s", self._timeout_s, names or "all")
+        elif prefetching.is_under_way:
+            return
+        elif newest not in (None, prefetching.fetched) and prefetching.rounds < MAX_ROUNDS:
+            prefetching.begin(newest, rescale.parallelism, self._places(rescale))
+            return
+        rescale.phase = RescalePhase.CHECKPOINT
+        rescale.seen = newest
+
+    def _places(self, rescale: _Rescale) -> Places:
+        """Where the subtasks are to run, and to have standbys."""
+        failover, processes, slots = self._machines.failover, self._dispatch.processes, rescale.slots
+        if failover is None:
+            return {subtask: (slots[subtask.index % len(slots)],) for subtask in self._subtasks(rescale.parallelism)}
+        hosts = {slot: process.host for slot in slots if (process := processes.get(slot)) is not None}
+        try:
+            return failover.chains_on(rescale.parallelism, slots, hosts)
+        except PlacementError as error:  # the machine refuses the switch, or finds other places by then
+            log.info("nothing is prefetched: %s", error)
+            return {}
+
+    def _subtasks(self, parallelism: int) -> tuple[SubtaskId, ...]:
+        return tuple(sorted(SubtaskId(vertex, number) for vertex in self._vertices for number in range(parallelism)))
+
+    def take_prefetched(self, process: SlotProcess, message: control.Prefetched) -> None:
+        """Take the report of a slot about files."""
+        self._prefetching.take(process, message)
 
     def _await_checkpoint(self, rescale: _Rescale) -> None:
         """Switch over right after a checkpoint has become complete, so that little is repeated."""
@@ -228,7 +275,7 @@ class Rescales:
 
         def check() -> None:
             try:
-                self._check(checkpoint, rescale.parallelism)
+                self._divider.check(checkpoint, rescale.parallelism)
             except UNREADABLE:
                 raise
             except Exception as error:  # of an operator, too, which is created for the check
@@ -250,9 +297,7 @@ class Rescales:
 
     def _switch(self, rescale: _Rescale) -> None:
         rescale.phase = RescalePhase.SWITCHING
-        numbers = range(rescale.parallelism)
-        subtasks = tuple(sorted(SubtaskId(vertex, number) for vertex in self._vertices for number in numbers))
-        self._machines.step_job(events.RescaleRequested(subtasks, rescale.slots))
+        self._machines.step_job(events.RescaleRequested(self._subtasks(rescale.parallelism), rescale.slots))
 
     def _is_aligned(self, checkpoint: CheckpointId) -> bool:
         """Whether the checkpoint has no messages in flight that barriers have overtaken."""
@@ -266,6 +311,8 @@ class Rescales:
         match rescale.phase:
             case RescalePhase.STARTING:
                 return [f"slot-{slot}" for slot in self._missing()]
+            case RescalePhase.PREFETCHING:
+                return [f"slot-{slot}" for slot in sorted(self._prefetching.left)]
             case RescalePhase.ENDING:
                 return [f"slot-{slot}" for slot in sorted(self._ending)]
             case _:
@@ -291,6 +338,7 @@ class Rescales:
             self._cancel(rescale, report.reason)
         else:
             rescale.phase = RescalePhase.ENDING
+            self._prefetching.end(used=True)
             self._reserved = []
             for slot in rescale.before:
                 if slot not in rescale.slots:
@@ -299,6 +347,7 @@ class Rescales:
 
     def _cancel(self, rescale: _Rescale, reason: str, no_room: bool = False) -> None:
         log.warning("the job stays at parallelism %d: %s", len(self._dispatch.processes.own), reason)
+        self._prefetching.end(used=False)
         for slot in tuple(self._reserved):
             self._end(slot)
         self._open = None

@@ -28,6 +28,7 @@ from flinkplus.errors import ConfigurationError, CorruptCheckpoint
 from flinkplus.graph import JobGraph, Node, Vertex
 from flinkplus.operators.base.operator import Inherited, Operator, OperatorContext, OperatorInstance
 from flinkplus.protocol.program.comparison import Comparison, compare
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.subtask.rescaling import rescaled, rescaled_part, with_state
@@ -109,6 +110,23 @@ class Rescaling:
             self._positions(vertex)
             self._check_inheritance(vertex)
 
+    def shared_files(self) -> dict[SubtaskId, tuple[StateFile, ...]]:
+        """The files in storage that each new subtask takes from those before; no file is read or written. Raises
+        ``ConfigurationError`` for what cannot be divided, as far as that shows."""
+        found = {}
+        for vertex in self.graph.vertices:
+            keyed = VertexState(self.former, vertex, self.after, self.place)
+            for owner in self._owners(vertex):
+                name = SubtaskId(vertex.name, owner.index)
+                found[name] = keyed.shared_files(str(name), owner)
+        return found
+
+    def _owners(self, vertex: Vertex) -> list[GroupOwner]:
+        """What each new subtask owns."""
+        gathered = any(self.graph.exchanges[edge].route == "gather" for edge in vertex.inputs)
+        most = self.place.max_parallelism
+        return [GroupOwner(index, self.after, most, gathered) for index in range(self.after)]
+
     def _in_flight(self) -> InFlight:
         """The messages in flight, sent on to the new subtasks."""
         found = InFlight(self.graph, self.after, self.place.max_parallelism, self.former.edges)
@@ -178,15 +196,13 @@ class Rescaling:
                 )
 
     def _divided(self, vertex: Vertex, in_flight: InFlight) -> list[tuple[SubtaskId, SnapshotHandle]]:
-        gathered = any(self.graph.exchanges[edge].route == "gather" for edge in vertex.inputs)
         keyed = VertexState(self.former, vertex, self.after, self.place)
         positions = self._positions(vertex)
         found = []
         try:
-            for index in range(self.after):
-                ownership = GroupOwner(index, self.after, self.place.max_parallelism, gathered)
-                subtask = _NewSubtask(self, vertex, keyed, ownership)
-                found.append((SubtaskId(vertex.name, index), subtask.handle(positions[index], in_flight)))
+            for owner in self._owners(vertex):
+                subtask = _NewSubtask(self, vertex, keyed, owner)
+                found.append((SubtaskId(vertex.name, owner.index), subtask.handle(positions[owner.index], in_flight)))
         finally:
             keyed.close()
         return found

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from flinkplus.graph import Node, Vertex
 from flinkplus.operators.base.operator import KeyedState, Operator
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.runtime.job.rescaling.former import Former
 from flinkplus.runtime.job.rescaling.keyed import GroupOwner, OldStates, StatePlace
@@ -67,6 +68,13 @@ class VertexState:
         if self._whole:
             return self._place.state("after", subtask)
         return rewritten(subtask, list(self._taken.values()), owner.groups, self._place)
+
+    def shared_files(self, subtask: str, owner: GroupOwner) -> tuple[StateFile, ...]:
+        """The files in storage that one new subtask takes from those before, without pages."""
+        if not self._whole:
+            return ()
+        (old,) = self._olds.values()
+        return old.share(subtask, owner.groups).files
 
     def completed(self, own: SnapshotHandle, owner: GroupOwner) -> SnapshotHandle:
         """The snapshot of a new subtask. ``own``: of what was made anew, and of its pages."""

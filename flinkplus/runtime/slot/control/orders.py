@@ -67,6 +67,7 @@ class SlotOrders(SlotHost[S]):
         self._peers_serial: int | None = None
         self._deploying: control.Deploy | None = None
         self._restore_ms = 0.0
+        self._prefetched_in: Generation | None = None  # the deployment before the one that files are ready for
         self.malformed_frames = 0
         self._stopping = False
         self._silent: dict[int, int] = {}
@@ -86,6 +87,14 @@ class SlotOrders(SlotHost[S]):
     @abstractmethod
     def _welcome(self, incarnation: int) -> None:
         """The coordinator knows this slot now, as this incarnation."""
+
+    @abstractmethod
+    def _prefetch(self, order: control.Prefetch) -> None:
+        """Have state files ready beside the stream, and no others; ``Prefetched`` reports how far that is."""
+
+    @abstractmethod
+    def _drop_prefetched(self) -> None:
+        """The files that were prefetched are not needed any more."""
 
     @abstractmethod
     def _die(self) -> None:
@@ -176,6 +185,10 @@ class SlotOrders(SlotHost[S]):
                 self._pass_on(generation, CheckpointId(checkpoint), lambda one: one.abort, lambda one: one.abort)
             case control.Complete(generation, checkpoint):
                 self._pass_on(generation, CheckpointId(checkpoint), lambda one: one.complete, lambda one: one.complete)
+                self._drop_what_was_used(Generation(generation))
+            case control.Prefetch():
+                self._prefetched_in = self.deployed if message.files else None
+                self._prefetch(message)
             case control.Stop():
                 self._retire_all()
                 self.report(control.Stopped())
@@ -194,6 +207,12 @@ class SlotOrders(SlotHost[S]):
                 self._obey_failover(self._failover, message)
             case _:
                 log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
+
+    def _drop_what_was_used(self, generation: Generation) -> None:
+        """A checkpoint of deployment ``generation`` is complete: its subtasks and standbys have their files."""
+        if self._prefetched_in is not None and generation == self.deployed > self._prefetched_in:
+            self._prefetched_in = None
+            self._drop_prefetched()
 
     def _pass_on(
         self,

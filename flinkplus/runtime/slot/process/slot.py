@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,7 @@ from flinkplus.runtime.transport.wire.ports import (
 )
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
+from flinkplus.state.prefetched import PREFETCH_FOLDER, PrefetchedFiles
 from upstream_cache.retention import Retention
 
 if TYPE_CHECKING:
@@ -98,7 +99,16 @@ class CoordinatorLost(FlinkPlusError):
     """The control stream broke: the driver is gone, or has given this attempt up."""
 
 
-SlotEvent = LinkEvent | TransportEvent | SnapshotWritten | StandbyReady | SessionEvent
+@dataclass(frozen=True, slots=True)
+class FilesFetched:
+    """How far files are that were ordered by a ``control.Prefetch``; see ``control.Prefetched``."""
+
+    request: int
+    left_bytes: int
+    reason: str
+
+
+SlotEvent = LinkEvent | TransportEvent | SnapshotWritten | FilesFetched | StandbyReady | SessionEvent
 
 
 class Slot(SlotOrders[Subtask]):
@@ -122,7 +132,8 @@ class Slot(SlotOrders[Subtask]):
         self._attempt, self._on_welcome = attempt, on_welcome
         self._options = options
         self._scratch = scratch
-        self._storage = CheckpointStorage(config.checkpoint_dir).state_files
+        files = CheckpointStorage(config.checkpoint_dir).state_files
+        self._storage = PrefetchedFiles(files, scratch / PREFETCH_FOLDER)
         self._inbox: Inbox[SlotEvent] = Inbox()
         turn_s = options.snapshot_spread * (index % options.parallelism) / options.parallelism
         self._workers = SlotWorkers(turn_s, self._inbox.put)
@@ -249,6 +260,18 @@ class Slot(SlotOrders[Subtask]):
     def _renew(self, peer: int, reason: str) -> None:
         self._data.renew(peer, reason)
 
+    def _prefetch(self, order: control.Prefetch) -> None:
+        number = self._storage.begin(order.files)
+
+        def report(left_bytes: int, reason: str) -> None:
+            self._inbox.put(FilesFetched(order.request, left_bytes, reason))
+
+        if order.files:
+            self._workers.prefetch(lambda: self._storage.prefetch(number, order.files, report))
+
+    def _drop_prefetched(self) -> None:
+        self._workers.beside(self._storage.drop)
+
     def _die(self) -> None:
         disown()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -301,6 +324,8 @@ class Slot(SlotOrders[Subtask]):
                 self.peer_broken(peer, incarnation, reason)
             case PeerAttached(peer):
                 self.peer_attached(peer)
+            case FilesFetched(request, left_bytes, reason):
+                self._link.send(control.Prefetched(request, left_bytes, reason))
             case StandbyReady():
                 assert self._failover is not None
                 self._failover.ready(event)

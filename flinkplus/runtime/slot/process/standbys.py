@@ -23,7 +23,7 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.transport.wire.message_format import Message, MessageKind, encode
-from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.durable.state_files import StateTransfers
 
 log = logging.getLogger("flinkplus.slot")
 NO_CHANNEL = ChannelId(0, 0, 0)
@@ -38,7 +38,7 @@ class Standbys:
         self,
         slot: int,
         work_dir: Path,
-        storage: StateFiles,
+        storage: StateTransfers,
         send: Callable[[int, list[Any]], None],
         staged: Callable[[str, int, int], None],
         deliver: Callable[[StandbyReady], None],

@@ -80,7 +80,7 @@ def test_a_strategy_that_finds_no_chain_says_so_before_anything_changes() -> Non
 
     history = History()
     machine = FailoverProtocol(history.topology, 4, FailoverConfig(replicas=2), picky)
-    machine.check_slots(4, (0, 1, 2, 3))
+    machine.chains_on(4, (0, 1, 2, 3))
     with pytest.raises(PlacementError):
-        machine.check_slots(2, (0, 1))
+        machine.chains_on(2, (0, 1))
     assert machine.chains == {}

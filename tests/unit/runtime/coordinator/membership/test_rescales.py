@@ -17,6 +17,7 @@ from flinkplus.errors import (
     MoveRefused,
     StateError,
 )
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState, ReportRescale
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
@@ -50,7 +51,7 @@ class World:
             ExtraSlots(job.dispatch, job.machines, job.joining, calls, self.cluster),  # type: ignore[arg-type]
             requests,
             self.handles,
-            self.check,
+            self,  # type: ignore[arg-type]
             ("lines", "count"),
             given,
             30.0,
@@ -67,6 +68,9 @@ class World:
         self.checked.append((checkpoint, parallelism))
         if checkpoint in self.refused:
             raise self.refused[checkpoint]
+
+    def files(self, checkpoint: CheckpointId, parallelism: int) -> dict[SubtaskId, tuple[StateFile, ...]]:
+        return {}
 
     def look(self) -> None:
         self.rescales.look()
