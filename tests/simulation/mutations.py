@@ -60,6 +60,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
+from flinkplus.runtime.coordinator.membership.prefetching import Prefetching
 from flinkplus.runtime.coordinator.membership.rescales import RescalePhase, Rescales
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers
 from flinkplus.runtime.coordinator.promotion.promotions import Promotions
@@ -1731,6 +1732,12 @@ def slots_end_before_the_switch(original: Any) -> Any:
                 self._end(slot)
 
     return wait
+
+
+@mutation(Prefetching, "is_stuck", rescaled=True)
+def a_silent_slot_is_waited_for(original: Any) -> Any:
+    """The switch waits for files of a slot that reports nothing any more."""
+    return property(lambda self: False)
 
 
 @mutation(key_groups, "groups_of", rescaled=True)

@@ -3,6 +3,7 @@ machine of the job is played by the tests."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.commands.moves import check_parallelism
 from flinkplus.runtime.coordinator.membership.extra_slots import ENDING_S, ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
+from flinkplus.runtime.coordinator.membership.prefetching import MAX_ROUNDS
 from flinkplus.runtime.coordinator.membership.rescales import Rescales
 from tests.unit.runtime.coordinator.failover_job import Inline, Job
 from tests.unit.runtime.coordinator.membership.test_spares import Clock, Cluster
@@ -40,6 +42,7 @@ class World:
         self.overtaken: set[int] = set()
         self.checked: list[tuple[int, int]] = []
         self.refused: dict[int, Exception] = {}
+        self.stored: dict[str, tuple[StateFile, ...]] = {}
         self.answers = True
         job.dispatch.storage = Inline()  # type: ignore[assignment]
         requests, calls = MoveRequests(), job.calls
@@ -70,7 +73,24 @@ class World:
             raise self.refused[checkpoint]
 
     def files(self, checkpoint: CheckpointId, parallelism: int) -> dict[SubtaskId, tuple[StateFile, ...]]:
-        return {}
+        if checkpoint in self.refused:
+            raise self.refused[checkpoint]
+        return {
+            SubtaskId("count", at): tuple(replace(file, name=f"{checkpoint}-{file.name}") for file in files)
+            for at, files in enumerate(self.stored.values())
+        }
+
+    def orders(self) -> dict[int, control.Prefetch]:
+        """The orders to fetch files since the last call, by slot."""
+        slots = {process.connection: process.slot for process in self.job.processes.all()}
+        sent, self.job.wires.sent = self.job.wires.sent, []
+        return {slots[at]: message for at, message in sent if isinstance(message, control.Prefetch)}
+
+    def report(self, slot: int, order: control.Prefetch, left: int = 0, reason: str = "") -> None:
+        process = self.job.processes.get(slot)
+        assert process is not None
+        self.rescales.take_prefetched(process, control.Prefetched(order.request, left, reason))
+        self.look()
 
     def look(self) -> None:
         self.rescales.look()
@@ -320,3 +340,149 @@ def test_what_cannot_be_divided_is_said(world: World) -> None:
     with pytest.raises(MoveCancelled, match="operator 'odd' cannot be divided"):
         move.await_done(0)
     assert world.cluster.ended == {3: ENDING_S} and world.job.processes.own == (0, 1, 2)
+
+
+# --- state is fetched before the switch
+
+
+def state_of(*names: str) -> dict[str, tuple[StateFile, ...]]:
+    return {name: (StateFile(f"{name}.sst", "base", 1, 10, "checksum"),) for name in names}
+
+
+def prefetching(**options: Any) -> World:
+    """A job with a complete checkpoint, 7, which is to continue at parallelism 4, by rollbacks."""
+    world = World(False, **options)
+    world.stored = state_of("a", "b", "c", "d")
+    world.job.listening.restore_from = CheckpointId(7)
+    world.moves.rescale(4)
+    world.orders()
+    world.comes(3)
+    assert world.phase == "prefetching"
+    return world
+
+
+def test_slots_fetch_what_they_will_need_and_then_what_was_added() -> None:
+    world = prefetching()
+    orders = world.orders()
+    assert {slot: [file.name for file in order.files] for slot, order in orders.items()} == {
+        0: ["7-a.sst"], 1: ["7-b.sst"], 2: ["7-c.sst"], 3: ["7-d.sst"],
+    }  # fmt: skip
+    status = world.rescales.status
+    assert status is not None and status.left == ["slot-0", "slot-1", "slot-2", "slot-3"]
+    world.job.listening.restore_from = CheckpointId(8)
+    for slot in range(3):
+        world.report(slot, orders[slot])
+    world.report(3, orders[3], left=4)
+    status = world.rescales.status
+    assert status is not None and (status.phase, status.left) == ("prefetching", ["slot-3"]) and not world.orders()
+    world.report(3, orders[3])
+    again = world.orders()
+    assert [file.name for order in again.values() for file in order.files] == [f"8-{name}.sst" for name in "abcd"]
+    for slot, order in orders.items():
+        world.report(slot, order)
+    assert world.phase == "prefetching", "reports about the round before do not count"
+    for slot, order in again.items():
+        world.report(slot, order)
+    assert world.phase == "checkpoint" and world.requested == [], "the switch is at a newer checkpoint"
+    world.complete(9)
+    assert len(world.requested) == 1
+    world.switch()
+    assert not world.orders(), "slots drop what they have used by themselves"
+
+
+def test_standbys_are_fetched_for_too_where_they_will_be() -> None:
+    world = World()
+    world.stored = state_of("a", "b")
+    world.job.listening.restore_from = CheckpointId(7)
+    world.moves.rescale(2)
+    world.look()
+    orders = world.orders()
+    names = {slot: sorted(file.name for file in order.files) for slot, order in orders.items()}
+    assert names == {0: ["7-a.sst", "7-b.sst"], 1: ["7-a.sst", "7-b.sst"]}
+
+
+def test_there_are_not_more_rounds_than_help() -> None:
+    """Checkpoints come faster than slots fetch them."""
+    world = prefetching()
+    for checkpoint in range(8, 8 + MAX_ROUNDS):
+        world.job.listening.restore_from = CheckpointId(checkpoint)
+        orders = world.orders()
+        assert len(orders) == 4
+        for slot, order in orders.items():
+            world.report(slot, order)
+    assert world.phase == "checkpoint" and not world.orders()
+
+
+def test_a_silent_slot_is_not_waited_for_any_longer(caplog: pytest.LogCaptureFixture) -> None:
+    world = prefetching()
+    orders = world.orders()
+    assert world.rescales.next_deadline_ms() == 130_001
+    world.clock.now_s += 29
+    world.report(0, orders[0], left=3)
+    assert world.rescales.next_deadline_ms() == 159_001
+    world.clock.now_s += 30.001
+    world.job.listening.restore_from = CheckpointId(8)
+    world.look()
+    assert world.phase == "checkpoint" and world.rescales.next_deadline_ms() is None
+    assert "no slot has fetched state for 30 s; left: slot-0, slot-1, slot-2, slot-3" in caplog.text
+    assert not world.orders(), "there is no further round"
+    world.complete(9)
+    assert len(world.requested) == 1
+
+
+def test_a_slot_that_ends_is_not_waited_for() -> None:
+    world = prefetching()
+    orders = world.orders()
+    for slot in (0, 1, 2):
+        world.report(slot, orders[slot])
+    process = world.job.processes.get(3)
+    assert process is not None
+    world.job.presence.lose(process, "died")
+    world.look()
+    assert world.phase == "checkpoint"
+    world.job.register(3)
+    world.report(3, orders[3], left=10)
+    assert world.phase == "checkpoint" and world.rescales.next_deadline_ms() is None
+
+
+def test_files_that_cannot_be_had_do_not_end_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    world = prefetching()
+    for slot, order in world.orders().items():
+        world.report(slot, order, 0, "StateError: no answer" if slot == 2 else "")
+    assert world.phase == "checkpoint" and "slot 2 could not prefetch all state: StateError: no answer" in caplog.text
+
+
+def test_a_checkpoint_whose_files_are_not_known_is_left_to_the_check() -> None:
+    world = World(False)
+    world.refused[7] = ConfigurationError("operator 'odd' cannot be divided")
+    world.job.listening.restore_from = CheckpointId(7)
+    move = world.moves.rescale(2)
+    world.look()
+    assert world.phase == "checkpoint" and not world.orders()
+    world.refused[8] = world.refused.pop(7)
+    world.complete(8)
+    with pytest.raises(MoveCancelled, match="cannot be divided"):
+        move.await_done(0)
+
+
+@pytest.mark.parametrize("parallelism", [3, 2])
+def test_slots_drop_the_files_of_a_request_that_is_cancelled_or_replaced(parallelism: int) -> None:
+    world = prefetching()
+    world.orders()
+    world.answers = False
+    world.moves.rescale(parallelism)
+    dropped = world.orders()
+    assert set(dropped) == {0, 1, 2, 3} and not any(order.files for order in dropped.values())
+
+
+def test_files_of_a_request_that_has_ended_are_not_ordered() -> None:
+    """The storage worker answers late."""
+    world = World(False)
+    world.answers = False
+    world.stored = state_of("a", "b")
+    world.job.listening.restore_from = CheckpointId(7)
+    world.moves.rescale(2)
+    assert world.phase == "prefetching"
+    world.moves.rescale(3)
+    world.job.work()
+    assert world.phase is None and not world.orders()
