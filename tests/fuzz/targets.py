@@ -315,7 +315,7 @@ _HANDLE = SnapshotHandle.from_json({
 })  # fmt: skip
 _NAMED: dict[str, Any] = {
     "assignment": {"count[1]": 7}, "generations": {"count[1]": 7}, "failed": {"count[1]": 7}, "marks": {"count[1]": 7},
-    "handle": _HANDLE, "handles": {"count[1]": _HANDLE},
+    "handle": _HANDLE, "handles": {"count[1]": _HANDLE}, "files": _HANDLE.files,
 }  # fmt: skip
 _RUNS = [[3, [8, 16]]]
 _ORDER = PromotionOrder(

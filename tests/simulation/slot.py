@@ -38,6 +38,34 @@ SILENT = 0.1
 """How often a slot stops to fetch files, and does not say so."""
 
 
+class SimPrefetcher:
+    """Files come one by one, as slow as the storage is; now and then one cannot be had, or none comes any more."""
+
+    def __init__(self, slot: SimSlot) -> None:
+        self._slot = slot
+        self._order: control.Prefetch | None = None
+
+    def begin(self, order: control.Prefetch) -> None:
+        self._order = order
+        self._fetch(order, sum(file.bytes for file in order.files), "")
+
+    def _fetch(self, order: control.Prefetch, left: int, reason: str) -> None:
+        world = self._slot.world
+        if self._order is not order or not order.files or world.rng_divided.random() < SILENT:
+            return
+        reason = reason or ("download refused" if world.storage_fails and world.rng_divided.random() < 0.3 else "")
+        fetched = world.rng_divided.randint(1, max(1, left))
+        self._slot.later(world.storage_ms(), self._fetched, order, max(0, left - fetched), reason)
+
+    def _fetched(self, order: control.Prefetch, left: int, reason: str) -> None:
+        self._slot.report(control.Prefetched(order.request, left, reason))
+        if left:
+            self._fetch(order, left, reason)
+
+    def drop(self) -> None:
+        self._order = None
+
+
 class SimSlot(SlotOrders[SimSubtask]):
     """One process of slot ``index``. While it is paused, what happens to it waits."""
 
@@ -70,7 +98,7 @@ class SimSlot(SlotOrders[SimSubtask]):
         self.retention: Retention[Any] | None = None
         self.ids = MemoryStore()
         self._filters = 0
-        self.prefetched: control.Prefetch | None = None
+        self._prefetcher = SimPrefetcher(self)
         self.standbys = SimStandbys(self)
         if world.options.standbys or world.graph.loops:
             self.retention = Retention(
@@ -217,27 +245,6 @@ class SimSlot(SlotOrders[SimSubtask]):
 
     def _welcome(self, incarnation: int) -> None:
         self.incarnation = incarnation
-
-    def _prefetch(self, order: control.Prefetch) -> None:
-        """Files come one by one, as slow as the storage is; now and then one cannot be had, or none comes any more."""
-        self.prefetched = order
-        self._fetch(order, sum(file.bytes for file in order.files), "")
-
-    def _fetch(self, order: control.Prefetch, left: int, reason: str) -> None:
-        world = self.world
-        if self.prefetched is not order or not order.files or world.rng_divided.random() < SILENT:
-            return
-        reason = reason or ("download refused" if world.storage_fails and world.rng_divided.random() < 0.3 else "")
-        fetched = world.rng_divided.randint(1, max(1, left))
-        self.later(world.storage_ms(), self._fetched, order, max(0, left - fetched), reason)
-
-    def _fetched(self, order: control.Prefetch, left: int, reason: str) -> None:
-        self.report(control.Prefetched(order.request, left, reason))
-        if left:
-            self._fetch(order, left, reason)
-
-    def _drop_prefetched(self) -> None:
-        self.prefetched = None
 
     def _die(self) -> None:
         self.end("it was told to die")

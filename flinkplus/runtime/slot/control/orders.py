@@ -25,7 +25,7 @@ from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.failover import SlotFailover
 from flinkplus.runtime.slot.control.host import SlotHost
 from flinkplus.runtime.slot.control.peers import Peers
-from flinkplus.runtime.slot.control.ports import GraphPort, S
+from flinkplus.runtime.slot.control.ports import GraphPort, PrefetchPort, S
 from flinkplus.runtime.slot.control.routing import Routing
 
 log = logging.getLogger("flinkplus.slot")
@@ -33,9 +33,10 @@ log = logging.getLogger("flinkplus.slot")
 
 class SlotOrders(SlotHost[S]):
     """The protocol of slot ``index``; a driver derives from it. It sets ``_failover`` when there are standbys,
-    ``_peers`` always."""
+    ``_peers`` and ``_prefetcher`` always."""
 
     _peers: Peers
+    _prefetcher: PrefetchPort
 
     def __init__(
         self,
@@ -87,14 +88,6 @@ class SlotOrders(SlotHost[S]):
     @abstractmethod
     def _welcome(self, incarnation: int) -> None:
         """The coordinator knows this slot now, as this incarnation."""
-
-    @abstractmethod
-    def _prefetch(self, order: control.Prefetch) -> None:
-        """Have state files ready beside the stream, and no others; ``Prefetched`` reports how far that is."""
-
-    @abstractmethod
-    def _drop_prefetched(self) -> None:
-        """The files that were prefetched are not needed any more."""
 
     @abstractmethod
     def _die(self) -> None:
@@ -185,10 +178,12 @@ class SlotOrders(SlotHost[S]):
                 self._pass_on(generation, CheckpointId(checkpoint), lambda one: one.abort, lambda one: one.abort)
             case control.Complete(generation, checkpoint):
                 self._pass_on(generation, CheckpointId(checkpoint), lambda one: one.complete, lambda one: one.complete)
-                self._drop_what_was_used(Generation(generation))
+                if self._prefetched_in is not None and generation == self.deployed > self._prefetched_in:
+                    self._prefetched_in = None  # subtasks and standbys of this deployment have their files
+                    self._prefetcher.drop()
             case control.Prefetch():
                 self._prefetched_in = self.deployed if message.files else None
-                self._prefetch(message)
+                self._prefetcher.begin(message)
             case control.Stop():
                 self._retire_all()
                 self.report(control.Stopped())
@@ -207,12 +202,6 @@ class SlotOrders(SlotHost[S]):
                 self._obey_failover(self._failover, message)
             case _:
                 log.warning("slot %d: %s is not for a slot", self.index, type(message).__name__)
-
-    def _drop_what_was_used(self, generation: Generation) -> None:
-        """A checkpoint of deployment ``generation`` is complete: its subtasks and standbys have their files."""
-        if self._prefetched_in is not None and generation == self.deployed > self._prefetched_in:
-            self._prefetched_in = None
-            self._drop_prefetched()
 
     def _pass_on(
         self,

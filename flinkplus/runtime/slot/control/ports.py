@@ -16,6 +16,7 @@ from flinkplus.protocol.loops.cycles import Cycles
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
+from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import NamedVertex
 
 
@@ -38,6 +39,14 @@ class GraphPort(Protocol):
     def cycles(self) -> Cycles: ...
 
     def inputs_of(self, subtask: SubtaskId, parallelism: int) -> Iterable[tuple[ChannelId, SubtaskId]]: ...
+
+
+class PrefetchPort(Protocol):
+    """Fetches state files before they are needed, beside the stream; ``Prefetched`` reports how far that is."""
+
+    def begin(self, order: control.Prefetch) -> None: ...
+
+    def drop(self) -> None: ...
 
 
 class PlanPort(Protocol):

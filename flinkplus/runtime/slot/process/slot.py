@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,7 @@ from flinkplus.runtime.slot.control.orders import SlotOrders
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.slot.process.config import SlotConfig, slot_host
+from flinkplus.runtime.slot.process.prefetcher import FilesFetched, Prefetcher
 from flinkplus.runtime.slot.process.silence import SilenceWatch
 from flinkplus.runtime.slot.process.standbys import Standbys
 from flinkplus.runtime.slot.process.turns import Turns
@@ -82,7 +83,6 @@ from flinkplus.runtime.transport.wire.ports import (
 )
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
-from flinkplus.state.prefetched import PREFETCH_FOLDER, PrefetchedFiles
 from upstream_cache.retention import Retention
 
 if TYPE_CHECKING:
@@ -99,15 +99,6 @@ class CoordinatorLost(FlinkPlusError):
     """The control stream broke: the driver is gone, or has given this attempt up."""
 
 
-@dataclass(frozen=True, slots=True)
-class FilesFetched:
-    """How far files are that were ordered by a ``control.Prefetch``; see ``control.Prefetched``."""
-
-    request: int
-    left_bytes: int
-    reason: str
-
-
 SlotEvent = LinkEvent | TransportEvent | SnapshotWritten | FilesFetched | StandbyReady | SessionEvent
 
 
@@ -115,6 +106,7 @@ class Slot(SlotOrders[Subtask]):
     """The loop and what it owns."""
 
     graph: JobGraph
+    _prefetcher: Prefetcher
 
     def __init__(
         self,
@@ -129,12 +121,11 @@ class Slot(SlotOrders[Subtask]):
         options = config.options
         super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
         self._config = config
-        self._attempt, self._on_welcome = attempt, on_welcome
+        self._attempt, self._on_welcome, self._scratch = attempt, on_welcome, scratch
         self._options = options
-        self._scratch = scratch
-        files = CheckpointStorage(config.checkpoint_dir).state_files
-        self._storage = PrefetchedFiles(files, scratch / PREFETCH_FOLDER)
         self._inbox: Inbox[SlotEvent] = Inbox()
+        storage = CheckpointStorage(config.checkpoint_dir).state_files
+        self._prefetcher = Prefetcher(storage, scratch, self._inbox.put)
         turn_s = options.snapshot_spread * (index % options.parallelism) / options.parallelism
         self._workers = SlotWorkers(turn_s, self._inbox.put)
         self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
@@ -152,7 +143,7 @@ class Slot(SlotOrders[Subtask]):
             standbys = Standbys(
                 index,
                 scratch,
-                self._storage,
+                self._prefetcher.files,
                 self._data.send_beside,
                 self._staged,
                 self._inbox.put,
@@ -260,18 +251,6 @@ class Slot(SlotOrders[Subtask]):
     def _renew(self, peer: int, reason: str) -> None:
         self._data.renew(peer, reason)
 
-    def _prefetch(self, order: control.Prefetch) -> None:
-        number = self._storage.begin(order.files)
-
-        def report(left_bytes: int, reason: str) -> None:
-            self._inbox.put(FilesFetched(order.request, left_bytes, reason))
-
-        if order.files:
-            self._workers.prefetch(lambda: self._storage.prefetch(number, order.files, report))
-
-    def _drop_prefetched(self) -> None:
-        self._workers.beside(self._storage.drop)
-
     def _die(self) -> None:
         disown()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -324,8 +303,8 @@ class Slot(SlotOrders[Subtask]):
                 self.peer_broken(peer, incarnation, reason)
             case PeerAttached(peer):
                 self.peer_attached(peer)
-            case FilesFetched(request, left_bytes, reason):
-                self._link.send(control.Prefetched(request, left_bytes, reason))
+            case FilesFetched(report):
+                self._link.send(report)
             case StandbyReady():
                 assert self._failover is not None
                 self._failover.ready(event)
@@ -439,7 +418,7 @@ class Slot(SlotOrders[Subtask]):
     def _make_state(self, plan: SubtaskPlan) -> SubtaskState:
         return SubtaskState(
             self._scratch,
-            self._storage,
+            self._prefetcher.files,
             str(plan.subtask),
             plan.generation,
             max_entries=self._options.memtable_entries,
@@ -457,6 +436,7 @@ class Slot(SlotOrders[Subtask]):
         """Give everything back, bounded. ``keeps``: the state files stay, for the slot's next process."""
         self._retire_all()
         self._workers.close()
+        self._prefetcher.close()
         if self._failover is not None:
             self._failover.close(keeps)
         if self._session is not None:

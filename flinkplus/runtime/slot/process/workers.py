@@ -1,6 +1,6 @@
-"""What a slot does beside its loop: snapshots are persisted, state is compacted, files are removed or fetched.
+"""What a slot does beside its loop: snapshots are persisted, state is compacted, files are removed.
 
-Three threads: a checkpoint waits for one of them (snapshots), and never for the others.
+Two threads: a checkpoint waits for one of them (snapshots), and never for the other.
 
 Rules: results come back through the slot's inbox. The slots of a job persist in turn, for a part of the checkpoint
 interval: all at once would keep the stream from the processors.
@@ -47,7 +47,6 @@ class SlotWorkers:
         self._report = report
         self._snapshots = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-snapshots")
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-bases")
-        self._fetching = ThreadPoolExecutor(1, thread_name_prefix="flinkplus-prefetch")
 
     def persist(
         self, generation: Generation, name: SubtaskId, checkpoint: CheckpointId, work: Callable[[], SnapshotHandle]
@@ -76,14 +75,8 @@ class SlotWorkers:
         with contextlib.suppress(RuntimeError):  # the slot is closing: its scratch directory goes as a whole
             self._upkeep.submit(clear_away, work)
 
-    def prefetch(self, fetch: Callable[[], None]) -> None:
-        """Fetch files from storage, which may take long."""
-        with contextlib.suppress(RuntimeError):
-            self._fetching.submit(fetch)
-
     def close(self) -> None:
-        """Wait for what is under way, except for files from storage; drop the rest."""
-        self._fetching.shutdown(wait=False, cancel_futures=True)
+        """Wait for what is under way; drop the rest."""
         self._snapshots.shutdown(wait=True, cancel_futures=True)
         self._upkeep.shutdown(wait=True, cancel_futures=True)
 

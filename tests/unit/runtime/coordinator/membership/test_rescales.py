@@ -361,20 +361,23 @@ def prefetching(**options: Any) -> World:
     return world
 
 
+def left(world: World) -> list[str]:
+    status = world.rescales.status
+    return [] if status is None else status.left
+
+
 def test_slots_fetch_what_they_will_need_and_then_what_was_added() -> None:
     world = prefetching()
     orders = world.orders()
     assert {slot: [file.name for file in order.files] for slot, order in orders.items()} == {
         0: ["7-a.sst"], 1: ["7-b.sst"], 2: ["7-c.sst"], 3: ["7-d.sst"],
     }  # fmt: skip
-    status = world.rescales.status
-    assert status is not None and status.left == ["slot-0", "slot-1", "slot-2", "slot-3"]
+    assert left(world) == ["slot-0", "slot-1", "slot-2", "slot-3"]
     world.job.listening.restore_from = CheckpointId(8)
     for slot in range(3):
         world.report(slot, orders[slot])
     world.report(3, orders[3], left=4)
-    status = world.rescales.status
-    assert status is not None and (status.phase, status.left) == ("prefetching", ["slot-3"]) and not world.orders()
+    assert (world.phase, left(world)) == ("prefetching", ["slot-3"]) and not world.orders()
     world.report(3, orders[3])
     again = world.orders()
     assert [file.name for order in again.values() for file in order.files] == [f"8-{name}.sst" for name in "abcd"]
@@ -485,4 +488,4 @@ def test_files_of_a_request_that_has_ended_are_not_ordered() -> None:
     assert world.phase == "prefetching"
     world.moves.rescale(3)
     world.job.work()
-    assert world.phase is None and not world.orders()
+    assert not world.orders() and not left(world)

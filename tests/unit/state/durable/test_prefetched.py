@@ -13,9 +13,9 @@ import pytest
 
 from flinkplus.errors import CorruptState, StateError
 from flinkplus.protocol.snapshot.files import StateFile, digest_of
+from flinkplus.state.durable.prefetched import NICENESS, PrefetchedFiles
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.durable.storage import CheckpointStorage
-from flinkplus.state.prefetched import NICENESS, PrefetchedFiles
 
 
 class Store(StateFiles):
