@@ -23,7 +23,7 @@ from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts
 
 pytestmark = pytest.mark.integration
 
-ROWS, SLOW, FAST = 6_000, 250.0, 1e6
+ROWS, SLOW, FAST = 6_000, 100.0, 1e6
 NUMBERED, NAMED = "k long, g string, n long, ts long", "g string, m long, t long"
 LAPS = "n long, m long, laps long"
 KEYS, STEP_MS, WINDOW_MS = 23, 10, 1_000
