@@ -14,6 +14,8 @@ from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.files import OutputFiles
 
+DATABASE = "postgresql:"
+
 
 @dataclass(frozen=True)
 class FormerFileSink(Sink):
@@ -32,6 +34,7 @@ class FormerFileSink(Sink):
 
 
 def former_sink(name: str, settings: dict[str, Any], job_id: str) -> Sink | None:
-    """The sink of these settings; ``None`` for one without a location, whose output is not known."""
+    """The sink of these settings; ``None`` for one whose output is not known, or can be reached only with the program
+    that writes it."""
     where = settings.get(LOCATION)
-    return None if where is None else FormerFileSink(name, str(where), job_id=job_id)
+    return None if where is None or str(where).startswith(DATABASE) else FormerFileSink(name, str(where), job_id=job_id)

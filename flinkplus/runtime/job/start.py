@@ -42,6 +42,7 @@ from flinkplus.runtime.job.upgrading.programs import (
     compared,
     newest,
     read_program,
+    stage_in,
 )
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sources.base import Source
@@ -189,6 +190,7 @@ def _launch(
     try:
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
+        stage_in(plan.graph, directory.checkpoints)
         commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path, requests)
         if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry)

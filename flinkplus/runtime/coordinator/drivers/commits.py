@@ -66,7 +66,8 @@ class Commits:
         return not any(self._uncommitted.values())
 
     def prepare(self, resume: bool) -> None:
-        """Prepare every output directory. Raises ``OutputDirectoryError`` if one holds data, unless ``resume``."""
+        """Prepare every output. Raises ``OutputError`` if one cannot be used, such as a directory that holds data when not
+        ``resume``."""
         for committer in self.committers.values():
             committer.prepare(resume)
 
@@ -85,7 +86,7 @@ class Commits:
         for committer in self.committers.values():
             try:
                 committer.prepare(resume=True)
-            except errors.OutputDirectoryError:
+            except (errors.OutputDirectoryError, errors.OutputTableError):
                 committer.prepare(resume=False)
 
     def store(
@@ -128,9 +129,17 @@ class Commits:
         self._check()
         manifest = self.manifest(checkpoint)
         for name, part in manifest.commits.items():
-            self.committers[name].commit(checkpoint, part.files)
+            self._commit_sink(name, checkpoint, part.files)
             self._uncommitted[name] = not_yet_committed(self._uncommitted[name], checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if c >= checkpoint}
+
+    def _commit_sink(self, name: str, checkpoint: CheckpointId, files: Sequence[StagedFile]) -> None:
+        """A sink may know of another driver before the checkpoint directory does."""
+        try:
+            self.committers[name].commit(checkpoint, files)
+        except errors.JobRunsElsewhere as error:
+            self._taken_over(str(error))
+            raise
 
     def manifest(self, checkpoint: CheckpointId) -> Manifest:
         """The manifest, from memory or storage. Raises ``CorruptCheckpoint`` or ``UntrustedCheckpoint``."""
