@@ -25,6 +25,7 @@ SETTINGS = {
     "shared_buffers": "16MB",
     "max_connections": "30",
     "autovacuum": "off",
+    "unix_socket_directories": "''",
 }
 
 
@@ -66,7 +67,9 @@ class PostgresServer:
         password.write_text(PASSWORD)
         password.chmod(0o644)
         self._data = self.home / "data"
-        self._run("initdb", "-D", self._data, "-U", USER, "-A", "scram-sha-256", "--pwfile", password, "--no-sync", "-N")
+        self._run(
+            "initdb", "-D", self._data, "-U", USER, "-A", "scram-sha-256", "--pwfile", password, "--no-sync", "-N"
+        )
         self.start()
 
     def _run(self, *command: Any) -> None:
@@ -85,7 +88,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start the server and wait until it answers."""
         settings = [f"-c {name}={value}" for name, value in SETTINGS.items()]
-        options = " ".join([f"-p {self.port}", f"-k {self.home}", *settings])
+        options = " ".join([f"-p {self.port}", *settings])
         log = self.home / "log"
         self._run("pg_ctl", "-D", self._data, "-l", log, "-o", options, "-w", "-t", int(START_S), "start")
 

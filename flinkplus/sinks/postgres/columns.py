@@ -100,9 +100,12 @@ class CopyEncoder(Encoder):
             raise InputError(f"sink {self._sink!r}: key column {name!r} holds a null; filter such rows out before")
         if types.is_string(dtype) or types.is_large_string(dtype):
             if pc.any(pc.match_substring(column, "\0")).as_py():
-                raise InputError(f"sink {self._sink!r}: PostgreSQL stores no text with a NUL character: column {name!r}")
+                raise InputError(
+                    f"sink {self._sink!r}: PostgreSQL stores no text with a NUL character: column {name!r}"
+                )
             return column
         if types.is_date(dtype) or types.is_timestamp(dtype):
+            column = pc.cast(column, _written_as(dtype), safe=False)
             ends = pc.min_max(pc.year(column))
             if ends["min"].is_valid and not FIRST_YEAR <= ends["min"].as_py() <= ends["max"].as_py() <= LAST_YEAR:
                 years = f"{FIRST_YEAR} to {LAST_YEAR}"
@@ -110,8 +113,10 @@ class CopyEncoder(Encoder):
         if _written_as(dtype) == pa.string():
             if types.is_decimal(dtype):
                 return pc.cast(column, pa.string())
-            return pa.array([value if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string())
-        return column if column.type == _written_as(dtype) else pc.cast(column, _written_as(dtype), safe=False)
+            return pa.array(
+                [value if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string()
+            )
+        return column if column.type == _written_as(dtype) else pc.cast(column, _written_as(dtype))
 
 
 def _written_as(dtype: pa.DataType) -> pa.DataType:
@@ -124,7 +129,9 @@ def _written_as(dtype: pa.DataType) -> pa.DataType:
         return pa.float32()
     if types.is_date(dtype):
         return pa.date32()
-    return pa.timestamp("us", dtype.tz) if types.is_timestamp(dtype) else dtype
+    if types.is_timestamp(dtype):
+        return pa.timestamp("us", None if dtype.tz is None else "UTC")
+    return dtype
 
 
 def check_columns(schema: pa.Schema, keys: tuple[str, ...], sink: str) -> None:

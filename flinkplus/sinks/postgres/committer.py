@@ -26,8 +26,7 @@ from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import SinkCommitter, not_yet_committed
 from flinkplus.sinks.file_names import STAGING_DIRECTORY, OpenName, PartName
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.postgres.connecting import PATIENCE_S, patiently, transaction
-from flinkplus.sinks.postgres.sink import PostgresSink
+from flinkplus.sinks.postgres.connecting import PATIENCE_S, Address, patiently, transaction
 from flinkplus.sinks.postgres.table import LOCK_TIMEOUT, OutputTable, Progress
 
 T = TypeVar("T")
@@ -35,14 +34,22 @@ log = logging.getLogger("flinkplus")
 
 
 class PostgresCommitter(SinkCommitter):
-    """Commits the rows of one sink. Connects for each transaction: an idle connection may be dead."""
+    """Commits the rows of one sink. Connects for each transaction: an idle connection may be dead.
+
+    ``sink``: its name. ``staging``: the folder in ``files`` where its rows are staged.
+    """
 
     patience_s = PATIENCE_S
 
-    def __init__(self, sink: PostgresSink) -> None:
+    def __init__(
+        self, sink: str, job_id: str, address: Address, table: OutputTable, files: OutputFiles, staging: str
+    ) -> None:
         self._sink = sink
-        self._table = OutputTable(sink.table, sink.bound_schema, sink.keys, sink.place)
-        self._files = OutputFiles(sink.path)
+        self._job_id = job_id
+        self._address = address
+        self._table = table
+        self._files = files
+        self._staging = staging
         self._check: Callable[[], None] = lambda: None
         self._run: int | None = None
         self._committed_through = 0
@@ -54,15 +61,15 @@ class PostgresCommitter(SinkCommitter):
 
     def _transacted(self, action: Callable[[Any], T], patience_s: float, what: str) -> T:
         def once() -> T:
-            with transaction(self._sink.address, f"table {self._sink.place}") as connection:
+            with transaction(self._address, f"{self._table}") as connection:
                 connection.execute("SELECT set_config('application_name', %s, false)", [self._application])
                 return action(connection)
 
-        return patiently(once, patience_s, f"table {self._sink.place}: {what}")
+        return patiently(once, patience_s, f"{self._table}: {what}")
 
     @property
     def _application(self) -> str:
-        return f"flinkplus/{self._sink.job_id}"[:63]
+        return f"flinkplus/{self._job_id}"[:63]
 
     # --- before the first deployment ----------------------------------------------------------------------------------
 
@@ -73,34 +80,34 @@ class PostgresCommitter(SinkCommitter):
             self._take_over if resume else self._begin, self.patience_s if resume else 0.0, "ready"
         )
         self._run, self._committed_through = progress.run, progress.checkpoint
-        self._files.uploads.abort(self._sink.staging)
-        self._files.make_dir(self._sink.staging)
+        self._files.uploads.abort(self._staging)
+        self._files.make_dir(self._staging)
 
     def _begin(self, connection: Any) -> Progress:
         connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
         if not self._table.found(connection):
             self._table.make(connection)
         self._table.make_progress(connection)
-        known = self._table.progress(connection, self._sink.job_id)
-        if known is not None and (known.sink != self._sink.name or known.checkpoint):
+        known = self._table.progress(connection, self._job_id)
+        if known is not None and (known.sink != self._sink or known.checkpoint):
             raise OutputTableError(
-                f"table {self._sink.place} holds output of sink {known.sink!r} of this job already: give each sink of a "
+                f"{self._table} holds output of sink {known.sink!r} of this job already: give each sink of a "
                 "job a table of its own, or union their streams"
             )
-        return self._written(connection, Progress(self._sink.name, 1 if known is None else known.run + 1, 0, 0))
+        return self._written(connection, Progress(self._sink, 1 if known is None else known.run + 1, 0, 0))
 
     def _take_over(self, connection: Any) -> Progress:
         connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
         self._check()
         self._end_earlier_runs(connection)
         found = self._table.found(connection)
-        known = self._table.progress(connection, self._sink.job_id) if found else None
+        known = self._table.progress(connection, self._job_id) if found else None
         if known is None:
             raise OutputTableError(
-                f"table {self._sink.place} does not hold the output of the job to be resumed: give the database and "
+                f"{self._table} does not hold the output of the job to be resumed: give the database and "
                 "table that the job wrote to, or start a new job"
             )
-        return self._written(connection, replace(known, sink=self._sink.name, run=known.run + 1))
+        return self._written(connection, replace(known, sink=self._sink, run=known.run + 1))
 
     def _end_earlier_runs(self, connection: Any) -> None:
         """End what an earlier driver of this job, which may hang, has under way: it would hold the row of progress."""
@@ -112,7 +119,7 @@ class PostgresCommitter(SinkCommitter):
         )
 
     def _written(self, connection: Any, progress: Progress) -> Progress:
-        self._table.write_progress(connection, self._sink.job_id, progress)
+        self._table.write_progress(connection, self._job_id, progress)
         self._check()  # under the lock of the row: whoever begins later raises ``run`` after this
         return progress
 
@@ -128,10 +135,10 @@ class PostgresCommitter(SinkCommitter):
             )
         is_new = self._is_new_generation(files)
         for file in files:
-            self._files.delete(join(self._sink.staging, file.name))
+            self._files.delete(join(self._staging, file.name))
         if is_new:
             self._sweep(checkpoint)
-        self._files.uploads.abort_old(self._sink.staging)
+        self._files.uploads.abort_old(self._staging)
 
     def _commit(self, connection: Any, checkpoint: int, files: Sequence[StagedFile]) -> int:
         known = self._locked(connection)
@@ -140,25 +147,23 @@ class PostgresCommitter(SinkCommitter):
             return known.checkpoint
         self._table.load(connection, self._pieces(sorted(new, key=_order)))
         through, rows = max(file.checkpoint for file in new), sum(file.rows for file in new)
-        self._table.write_progress(
-            connection, self._sink.job_id, replace(known, checkpoint=through, rows=known.rows + rows)
-        )
+        self._table.write_progress(connection, self._job_id, replace(known, checkpoint=through, rows=known.rows + rows))
         return through
 
     def _locked(self, connection: Any) -> Progress:
         """The progress of this run, locked. Raises ``JobRunsElsewhere`` if another driver has taken the job over."""
         if self._run is None:
-            raise InvariantViolation(f"sink {self._sink.name!r} commits before it was prepared")
+            raise InvariantViolation(f"sink {self._sink!r} commits before it was prepared")
         if not self._table.found(connection):
-            raise OutputTableError(f"table {self._sink.place} has gone")
-        known = self._table.progress(connection, self._sink.job_id)
+            raise OutputTableError(f"{self._table} has gone")
+        known = self._table.progress(connection, self._job_id)
         if known is None or known.checkpoint < self._committed_through:
             raise OutputTableError(
-                f"table {self._sink.place}: the job's row of progress is missing or older than it was; the database "
+                f"{self._table}: the job's row of progress is missing or older than it was; the database "
                 "was changed or restored, and rows may be missing"
             )
         if known.run != self._run:
-            raise JobRunsElsewhere(f"another driver has taken over the job that writes table {self._sink.place}")
+            raise JobRunsElsewhere(f"another driver has taken over the job that writes {self._table}")
         return known
 
     def _pieces(self, files: Sequence[StagedFile]) -> Iterator[bytes]:
@@ -166,15 +171,15 @@ class PostgresCommitter(SinkCommitter):
         for file in files:
             size = 0
             try:
-                for piece in self._files.chunks(join(self._sink.staging, file.name)):
+                for piece in self._files.chunks(join(self._staging, file.name)):
                     size += len(piece)
                     yield piece
             except FileNotFoundError:
                 size = -1
             if size != file.bytes:
                 raise OutputTableError(
-                    f"table {self._sink.place}: staged file {file.name} of checkpoint {file.checkpoint} is missing in "
-                    f"{self._sink.path!r} or has not the {file.bytes} bytes that were written"
+                    f"{self._table}: staged file {file.name} of checkpoint {file.checkpoint} is missing in "
+                    f"{self._files.location!r} or has not the {file.bytes} bytes that were written"
                 )
 
     @override
@@ -183,8 +188,8 @@ class PostgresCommitter(SinkCommitter):
         committed = self._transacted(self._locked, self.patience_s, "read").checkpoint
         if committed > through:
             raise OutputTableError(
-                f"table {self._sink.place} holds the rows of checkpoint {committed}, and what is committed to a table "
-                f"cannot be taken back: the job cannot continue from {f'checkpoint {through}' if through else 'the start'}"
+                f"{self._table} holds the rows of checkpoint {committed}, and what is committed to a table cannot be "
+                f"taken back: the job cannot continue from {f'checkpoint {through}' if through else 'the start'}"
             )
         self._remove(lambda part: part.checkpoint > through, lambda unfinished: False)
 
@@ -206,10 +211,10 @@ class PostgresCommitter(SinkCommitter):
         )
 
     def _remove(self, staged: Callable[[PartName], bool], unfinished: Callable[[OpenName], bool]) -> None:
-        for entry in self._files.entries(self._sink.staging):
+        for entry in self._files.entries(self._staging):
             part, left = PartName.parse(entry.name), OpenName.parse(entry.name)
             if (part is not None and staged(part)) or (left is not None and unfinished(left)):
-                self._files.delete(join(self._sink.staging, entry.name))
+                self._files.delete(join(self._staging, entry.name))
 
     # --- at the end ---------------------------------------------------------------------------------------------------
 
@@ -219,10 +224,10 @@ class PostgresCommitter(SinkCommitter):
 
     @override
     def discard(self) -> None:
-        self._files.uploads.abort(self._sink.staging)
-        for entry in self._files.entries(self._sink.staging):
-            self._files.delete(join(self._sink.staging, entry.name))
-        self._files.delete_dir(self._sink.staging)
+        self._files.uploads.abort(self._staging)
+        for entry in self._files.entries(self._staging):
+            self._files.delete(join(self._staging, entry.name))
+        self._files.delete_dir(self._staging)
         if not self._files.entries(STAGING_DIRECTORY):
             self._files.delete_dir(STAGING_DIRECTORY)
 

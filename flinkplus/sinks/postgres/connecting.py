@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ DEFAULTS = {
 """So that a server whose host has gone is noticed within half a minute. What the user gives counts."""
 SESSION = "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET idle_in_transaction_session_timeout = '60s'"
 """The last one: a driver that hangs in the middle of a commit must not keep the next driver waiting."""
+CONFIRM = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 PATIENCE_S = 8.0
 """How long one call tries to reach a server; the coordinator repeats a failed commit several times."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
@@ -106,25 +107,26 @@ def transaction(address: Address, what: str) -> Iterator[Any]:
     """
     psycopg = psycopg_module()
     try:
-        with psycopg.connect(**{**DEFAULTS, **address.parameters, **address.secrets}) as connection:
+        connected = psycopg.connect(**{**DEFAULTS, **address.parameters, **address.secrets})
+        with closing(connected), connected as connection:  # also when the commit fails
             connection.execute(SESSION)
             # A role or database may have switched this off; then a crash of the server loses what it has confirmed.
-            connection.execute(
-                "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
-            )
+            connection.execute(CONFIRM)
             yield connection
     except psycopg.Error as error:
         text = address.shown(str(error)) or type(error).__name__
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == READ_ONLY:
-            advice = "" if address.secrets or "no password supplied" not in text else (
-                "; the password of a dsn is not stored with a job: set PGPASSWORD, or write a password file"
+            advice = (
+                ""
+                if address.secrets or "no password supplied" not in text
+                else ("; the password of a dsn is not stored with a job: set PGPASSWORD, or write a password file")
             )
             raise OutputUnavailable(f"{what}: {text}{advice}") from None
         raise OutputTableError(f"{what}: {text}") from None
 
 
 def patiently(action: Callable[[], T], patience_s: float, log_as: str) -> T:
-    """``action``, repeated while it raises ``OutputUnavailable``, until ``patience_s`` are over; then that is raised."""
+    """``action``, repeated while it raises ``OutputUnavailable``; after ``patience_s`` that error is raised."""
     begun, pause_s = time.monotonic(), FIRST_PAUSE_S
     while True:
         try:

@@ -16,8 +16,11 @@ from flinkplus.protocol.program.description import LOCATION
 from flinkplus.sinks.base import SinkCommitter
 from flinkplus.sinks.file_names import STAGING_DIRECTORY
 from flinkplus.sinks.file_writer import Encoder, FileSink
+from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.columns import CopyEncoder, check_columns
+from flinkplus.sinks.postgres.committer import PostgresCommitter
 from flinkplus.sinks.postgres.connecting import Address
+from flinkplus.sinks.postgres.table import OutputTable
 
 MODES = ("append", "upsert")
 LONGEST_NAME = 63
@@ -69,9 +72,9 @@ class PostgresSink(FileSink):
 
     @override
     def committer(self) -> SinkCommitter:
-        from flinkplus.sinks.postgres.committer import PostgresCommitter
-
-        return PostgresCommitter(self)
+        table = OutputTable(self.table, self.bound_schema, self.keys, self.place)
+        files = OutputFiles(self.path)
+        return PostgresCommitter(self.name, self.job_id, self.address, table, files, self.staging)
 
 
 def postgres_sink(
@@ -92,7 +95,9 @@ def postgres_sink(
             f"sink {name!r}: mode='upsert' needs key=, one column or several different ones; mode='append' takes none"
         )
     parts = tuple(table.split(".")) if isinstance(table, str) else ()
-    if not 1 <= len(parts) <= 2 or not all(0 < len(part.encode()) <= LONGEST_NAME and "\0" not in part for part in parts):
+    if not 1 <= len(parts) <= 2 or not all(
+        0 < len(part.encode()) <= LONGEST_NAME and "\0" not in part for part in parts
+    ):
         raise ConfigurationError(
             f"sink {name!r}: table {table!r} must be 'name' or 'schema.name', each of at most {LONGEST_NAME} bytes"
         )

@@ -82,7 +82,9 @@ class _TableColumn:
 
 class OutputTable:
     """The table ``name`` (schema, table; or table alone) for rows of ``schema``; with ``keys`` for rows that replace
-    each other. ``connection`` is that of a transaction everywhere; ``found`` must have been called in it or before."""
+    each other. ``where``: the database and table, for users. ``connection``: that of a transaction, in which ``found``
+    comes first.
+    """
 
     def __init__(self, name: Sequence[str], schema: pa.Schema, keys: tuple[str, ...], where: str) -> None:
         self._sql = psycopg_module().sql
@@ -92,8 +94,11 @@ class OutputTable:
         self._where = where
         self._name = self._given
 
+    def __str__(self) -> str:
+        return f"table {self._where}"
+
     def _error(self, text: str) -> OutputTableError:
-        return OutputTableError(f"table {self._where}: {text}")
+        return OutputTableError(f"{self}: {text}")
 
     @property
     def output(self) -> str:
@@ -114,7 +119,7 @@ class OutputTable:
     # --- at the begin of a run ----------------------------------------------------------------------------------------
 
     def found(self, connection: Any) -> bool:
-        """Whether the table exists; checks that it takes the rows, and notes its schema. Raises ``OutputTableError``."""
+        """Whether the table exists; checks that it takes the rows, notes its schema. Raises ``OutputTableError``."""
         text = self._sql.Identifier(*self._given).as_string(connection)
         row = connection.execute(_TABLE, [text]).fetchone()
         if row is None:
@@ -195,7 +200,9 @@ class OutputTable:
         """The row of a job, locked until the end of the transaction; ``None``: there is none."""
         if not self._has_progress(connection):
             return None
-        text = self._sql.SQL("SELECT format, sink, run, checkpoint, rows FROM {} WHERE job = %s AND output = %s FOR UPDATE")
+        text = self._sql.SQL(
+            "SELECT format, sink, run, checkpoint, rows FROM {} WHERE job = %s AND output = %s FOR UPDATE"
+        )
         row = connection.execute(text.format(self._progress), [job, self.output]).fetchone()
         if row is None:
             return None

@@ -66,7 +66,7 @@ class Commits:
         return not any(self._uncommitted.values())
 
     def prepare(self, resume: bool) -> None:
-        """Prepare every output. Raises ``OutputError`` if one cannot be used, such as a directory that holds data when not
+        """Prepare every output. Raises ``OutputError`` if one cannot be used: a directory that holds data, unless
         ``resume``."""
         for committer in self.committers.values():
             committer.prepare(resume)
