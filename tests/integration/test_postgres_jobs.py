@@ -3,6 +3,9 @@ once, and the rows that the same program collects."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ from pyspark.sql import SparkSession
 from flinkplus import JobFailed, JobHandle, StreamEnvironment
 from flinkplus.sinks.postgres.committer import PostgresCommitter
 from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
+from tests.integration.programs import Program
 from tests.postgres_server import PASSWORD, PostgresServer
 
 pytestmark = pytest.mark.integration
@@ -112,8 +116,7 @@ def test_slots_and_the_server_killed(
 def test_a_job_is_resumed_and_rescaled(
     spark: SparkSession, postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the program, and the server is killed and away when the job ends: what waits then is committed by the next run.
-    The password is neither in the checkpoint directory nor in the log."""
+    """At other parallelisms, live and by a resume. No password is in the checkpoint directory, nor in the log."""
     caplog.set_level("DEBUG", "flinkplus")
     home = tmp_path / "checkpoints"
 
@@ -158,3 +161,45 @@ def test_a_server_that_stays_away_ends_the_job_and_nothing_is_lost(
     with counting(spark, postgres, 1e6, checkpoint_dir=home).execute("away", resume="auto") as job:
         job.await_finish(PATIENCE_S)
     assert_exact(postgres)
+
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+from flinkplus import StreamEnvironment, spark_settings
+
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = builder.config(map=spark_settings()).getOrCreate()
+env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1, checkpoint_dir="checkpoints")
+words = env.generate(lambda i: f"w{i % 37}", schema="word string", count=6_000, rate=float(sys.argv[2]), name="words")
+counts = words.key_by("word").count(name="count")
+counts.to_postgres(sys.argv[1], "every", name="every")
+counts.to_postgres(sys.argv[1], "last", mode="upsert", key="word", name="last")
+with env.execute("program", resume="auto") as job:
+    job.await_finish()
+"""
+
+
+@pytest.mark.long
+def test_a_driver_killed_again_and_again(postgres: PostgresServer, tmp_path: Path) -> None:
+    """Each run is killed at some moment after it has committed more than the one before."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    committed = 0
+    for rate in ("1000", "1000", "1000", "1000000"):
+        program = Program([sys.executable, "program.py", postgres.dsn, rate], tmp_path)
+        try:
+            if rate != "1000":
+                assert program.wait() == 0, program.err
+                continue
+            ready = "SELECT to_regclass('every') IS NOT NULL"
+            program.wait_for(lambda: postgres.execute(ready) == [(True,)], "a table")
+            more = committed + 300
+            program.wait_for(lambda more=more: sum(every(postgres).values()) > more, "rows")  # type: ignore[misc]
+            os.kill(program.process.pid, signal.SIGKILL)
+            program.wait()
+            committed = sum(every(postgres).values())
+            assert PASSWORD not in program.err
+        finally:
+            program.end()
+    assert_exact(postgres)
+    assert postgres.execute("SELECT run FROM flinkplus_progress") == [(4,), (4,)]

@@ -298,6 +298,24 @@ def test_the_next_driver_finishes_a_commit_whose_answer_was_lost(
     assert content(postgres) == expected(1, 2) and staged_files(tmp_path) == []
 
 
+def test_what_is_confirmed_outlives_a_crash_of_the_server(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staged files are removed after a commit, so it must be on disk by then, whatever the role prefers."""
+    found, seen, commit = job(postgres, tmp_path), [], PostgresCommitter._commit  # type: ignore[var-annotated]
+
+    def noting(committer: PostgresCommitter, connection: Any, *arguments: Any) -> int:
+        seen.append(connection.execute("SHOW synchronous_commit").fetchone()[0])
+        return commit(committer, connection, *arguments)
+
+    monkeypatch.setattr(PostgresCommitter, "_commit", noting)
+    for setting in ("off", "local"):
+        postgres.execute(f"ALTER ROLE tester SET synchronous_commit = {setting}")
+        found.checkpoint(len(seen) + 1)
+    postgres.execute("ALTER ROLE tester RESET synchronous_commit")
+    assert seen == ["on", "local"]
+
+
 # --- a server that dies -----------------------------------------------------------------------------------------------
 
 
