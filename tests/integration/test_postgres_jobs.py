@@ -191,8 +191,9 @@ def test_a_driver_killed_again_and_again(postgres: PostgresServer, tmp_path: Pat
             if rate != "1000":
                 assert program.wait() == 0, program.err
                 continue
-            ready = "SELECT to_regclass('every') IS NOT NULL"
-            program.wait_for(lambda: postgres.execute(ready) == [(True,)], "a table")
+            program.wait_for(
+                lambda: postgres.execute("SELECT to_regclass('every') IS NOT NULL") == [(True,)], "a table"
+            )
             more = committed + 300
             program.wait_for(lambda more=more: sum(every(postgres).values()) > more, "rows")  # type: ignore[misc]
             os.kill(program.process.pid, signal.SIGKILL)
