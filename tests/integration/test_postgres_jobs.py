@@ -16,8 +16,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import JobFailed, JobHandle, StreamEnvironment
+from flinkplus.corpus import write_corpus
 from flinkplus.sinks.postgres.committer import PostgresCommitter
-from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
+from tests.documents import all_blocks
+from tests.integration.conftest import PATIENCE_S, expected_counts, wait_for_checkpoint, wait_until
 from tests.integration.programs import Program
 from tests.postgres_server import PASSWORD, PostgresServer
 
@@ -161,6 +163,19 @@ def test_a_server_that_stays_away_ends_the_job_and_nothing_is_lost(
     with counting(spark, postgres, 1e6, checkpoint_dir=home).execute("away", resume="auto") as job:
         job.await_finish(PATIENCE_S)
     assert_exact(postgres)
+
+
+def test_the_program_of_the_page(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = (block for block in all_blocks() if block.page == "docs/postgres.md" and block.language == "python")
+    monkeypatch.chdir(tmp_path)
+    Path("books").mkdir()
+    write_corpus("books/zipf.txt", words=2_000, vocabulary=100, seed=5)
+    text = block.text.replace("postgresql://me@db.example/shop", postgres.dsn)
+    assert PASSWORD in text
+    exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
+    assert Counter(dict(postgres.execute("SELECT * FROM word_counts"))) == expected_counts(Path("books/zipf.txt"))
 
 
 PROGRAM = """

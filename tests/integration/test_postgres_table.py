@@ -223,6 +223,15 @@ def test_an_earlier_driver_commits_nothing(postgres: PostgresServer, tmp_path: P
     assert content(postgres) == expected(1, 2)
 
 
+def test_a_sink_that_was_renamed_continues(postgres: PostgresServer, tmp_path: Path) -> None:
+    found = job(postgres, tmp_path)
+    found.checkpoint(1)
+    described = found.stage(2)
+    taken_over(postgres, tmp_path, name="renamed").committer.commit(2, described)
+    assert content(postgres) == expected(1, 2)
+    assert postgres.execute("SELECT sink, run, checkpoint, rows FROM flinkplus_progress") == [("renamed", 2, 2, 4)]
+
+
 def test_a_driver_that_was_replaced_does_not_take_over(postgres: PostgresServer, tmp_path: Path) -> None:
     job(postgres, tmp_path).checkpoint(1)
     late = job(postgres, tmp_path, resume=True)
@@ -302,7 +311,8 @@ def test_what_is_confirmed_outlives_a_crash_of_the_server(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Staged files are removed after a commit, so it must be on disk by then, whatever the role prefers."""
-    found, seen, commit = job(postgres, tmp_path), [], PostgresCommitter._commit  # type: ignore[var-annotated]
+    seen: list[str] = []
+    found, commit = job(postgres, tmp_path), PostgresCommitter._commit
 
     def noting(committer: PostgresCommitter, connection: Any, *arguments: Any) -> int:
         seen.append(connection.execute("SHOW synchronous_commit").fetchone()[0])

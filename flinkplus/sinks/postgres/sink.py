@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.sinks.base import SinkCommitter
-from flinkplus.sinks.file_names import STAGING_DIRECTORY
+from flinkplus.sinks.file_names import table_staging
 from flinkplus.sinks.file_writer import Encoder, FileSink
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.columns import CopyEncoder, check_columns
@@ -22,6 +21,7 @@ from flinkplus.sinks.postgres.committer import PostgresCommitter
 from flinkplus.sinks.postgres.connecting import Address
 from flinkplus.sinks.postgres.table import OutputTable
 
+SCHEME = "postgresql://"
 MODES = ("append", "upsert")
 LONGEST_NAME = 63
 """In bytes; PostgreSQL cuts longer names."""
@@ -55,8 +55,7 @@ class PostgresSink(FileSink):
     def staging(self) -> str:
         if not self.path:
             raise InvariantViolation(f"sink {self.name!r} is used before it knows the checkpoint directory")
-        digest = hashlib.blake2b(self.place.encode(), digest_size=8).hexdigest()
-        return f"{STAGING_DIRECTORY}/{self.job_id}-{digest}"
+        return table_staging(self.job_id, self.place)
 
     @override
     def check_schema(self, schema: pa.Schema) -> None:
@@ -64,7 +63,7 @@ class PostgresSink(FileSink):
 
     @override
     def settings(self) -> Mapping[str, JsonValue]:
-        return {LOCATION: f"postgresql://{self.place}", "mode": self.mode, "key": ", ".join(self.keys)}
+        return {LOCATION: f"{SCHEME}{self.place}", "mode": self.mode, "key": ", ".join(self.keys)}
 
     @override
     def encoder(self, stream: Any) -> Encoder:

@@ -6,6 +6,7 @@ import builtins
 import csv
 import datetime
 import io
+import json
 import pickle
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from flinkplus.sinks.postgres import connecting
 from flinkplus.sinks.postgres.columns import CopyEncoder, sql_type
 from flinkplus.sinks.postgres.connecting import Address, patiently
 from flinkplus.sinks.postgres.sink import PostgresSink, postgres_sink
-from tests.unit.sinks.harness import SCHEMA
+from tests.unit.sinks.harness import SCHEMA, context, rows
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
 SECRET = "secret%20word"
@@ -128,8 +129,26 @@ def test_a_sink_must_know_where_to_stage() -> None:
     assert len(staged) == 2
 
 
-def test_the_sink_of_a_program_before_is_not_made_from_its_description() -> None:
-    assert former_sink("out", dict(sink().settings()), "job-1") is None
+def test_a_table_of_the_program_before_is_left_only_when_nothing_waits(tmp_path: Path) -> None:
+    """The password of a sink that is gone is not known: its staged files say whether all is committed."""
+    bound = sink().bind(SCHEMA, "job-1").staged_in(str(tmp_path))
+    settings = json.loads(json.dumps(dict(bound.settings())))
+    assert former_sink("out", settings, "job-1", str(tmp_path), bound) is bound
+    writer = bound.writer(context(0), 1)
+    (tmp_path / bound.staging).mkdir(parents=True)
+    writer.write(rows(("a", 1)))
+    staged = writer.settle(writer.stage(4))
+    gone = former_sink("out", settings, "job-1", str(tmp_path))
+    assert gone is not None
+    committer = gone.committer()
+    with pytest.raises(ConfigurationError, match="output of checkpoint 4 waits to be committed by it"):
+        committer.commit(4, staged)
+    (tmp_path / bound.staging / staged[0].name).unlink()
+    committer.commit(4, staged)
+    committer.discard()
+    assert not (tmp_path / bound.staging).exists()
+    with pytest.raises(ConfigurationError, match="takes no rows"):
+        gone.writer(context(0), 1)
 
 
 # --- rows as text -----------------------------------------------------------------------------------------------------
