@@ -232,6 +232,32 @@ def test_a_sink_that_was_renamed_continues(postgres: PostgresServer, tmp_path: P
     assert postgres.execute("SELECT sink, run, checkpoint, rows FROM flinkplus_progress") == [("renamed", 2, 2, 4)]
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_rows_of_the_program_before_keep_their_columns(postgres: PostgresServer, tmp_path: Path, mode: str) -> None:
+    """They wait when the job is resumed with columns in another order, and one more."""
+    types = {"word": pa.int64(), "count": pa.int64()}
+    made = postgres_sink("out", postgres.dsn, "pairs", mode, "word" if mode == "upsert" else (), "checkpoint")
+    old = made.staged_in(str(tmp_path)).bind(pa.schema(list(types.items())), "job-1")
+    old.committer().prepare(resume=False)
+    writer = old.writer(context(0), 1)
+    writer.write(pa.RecordBatch.from_pylist([{"word": 1, "count": 2}], schema=old.bound_schema))
+    described = writer.settle(writer.stage(1))
+    postgres.execute("ALTER TABLE pairs ADD COLUMN more text")
+    columns = [("count", pa.int64()), ("more", pa.string()), ("word", pa.int64())]
+    new = made.staged_in(str(tmp_path)).bind(pa.schema(columns), "job-1")
+    committer, writer = new.committer(), new.writer(context(0), 100)
+    committer.prepare(resume=True)
+    writer.write(pa.RecordBatch.from_pylist([{"word": 3, "count": 4, "more": "m"}], schema=new.bound_schema))
+    committer.commit(2, [*described, *writer.settle(writer.stage(2))])
+    assert postgres.execute("SELECT word, count, more FROM pairs ORDER BY word") == [(1, 2, None), (3, 4, "m")]
+    fewer = made.staged_in(str(tmp_path)).bind(pa.schema([("word", pa.int64())]), "job-1")
+    writer.write(pa.RecordBatch.from_pylist([{"word": 5, "count": 6, "more": "m"}], schema=new.bound_schema))
+    committer = fewer.committer()
+    committer.prepare(resume=True)
+    with pytest.raises(OutputTableError, match="staged rows have columns"):
+        committer.commit(3, writer.settle(writer.stage(3)))
+
+
 def test_a_driver_that_was_replaced_does_not_take_over(postgres: PostgresServer, tmp_path: Path) -> None:
     job(postgres, tmp_path).checkpoint(1)
     late = job(postgres, tmp_path, resume=True)
@@ -253,8 +279,8 @@ def test_a_commit_that_hangs_does_not_keep_the_next_driver_waiting(postgres: Pos
     assert isinstance(committer, PostgresCommitter)
     pieces, resumed = committer._pieces, threading.Event()
 
-    def hanging(files: Any) -> Iterator[bytes]:
-        yield from pieces(files)
+    def hanging(file: Any) -> Iterator[bytes]:
+        yield from pieces(file)
         hung.set()
         resumed.wait(30)
 

@@ -1,10 +1,13 @@
 """Columns of a stream as those of a table, and rows as the text that ``COPY ... (FORMAT csv)`` reads.
 
-A null is an empty field; every value is quoted, an empty text too. Timestamps have microseconds, finer ones are cut.
+The first line has the names of the columns: when the text is read, the program may have others, in another order. A
+null is an empty field; every value is quoted, an empty text too. Timestamps have microseconds, finer ones are cut.
 """
 
 from __future__ import annotations
 
+import io
+from csv import reader
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +84,7 @@ class CopyEncoder(Encoder):
         self._keys = keys
         self._sink = sink
         self._schema = pa.schema([(field.name, _written_as(field.type)) for field in schema])
-        options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
+        options = csv.WriteOptions(include_header=True, quoting_style="all_valid")
         self._writer = csv.CSVWriter(stream, self._schema, write_options=options)
 
     @override
@@ -132,6 +135,12 @@ def _written_as(dtype: pa.DataType) -> pa.DataType:
     if types.is_timestamp(dtype):
         return pa.timestamp("us", None if dtype.tz is None else "UTC")
     return dtype
+
+
+def names_in(first_piece: bytes) -> list[str]:
+    """The names in the first line of such a text, given its first bytes, which have the whole line."""
+    text = io.StringIO(first_piece.decode(errors="replace"), newline="")
+    return next(reader(text), [])
 
 
 def check_columns(schema: pa.Schema, keys: tuple[str, ...], sink: str) -> None:

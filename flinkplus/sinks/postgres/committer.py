@@ -145,7 +145,7 @@ class PostgresCommitter(SinkCommitter):
         new = not_yet_committed(files, known.checkpoint)
         if not new:
             return known.checkpoint
-        self._table.load(connection, self._pieces(sorted(new, key=_order)))
+        self._table.load(connection, map(self._pieces, sorted(new, key=_order)))
         through, rows = max(file.checkpoint for file in new), sum(file.rows for file in new)
         self._table.write_progress(connection, self._job_id, replace(known, checkpoint=through, rows=known.rows + rows))
         return through
@@ -166,21 +166,20 @@ class PostgresCommitter(SinkCommitter):
             raise JobRunsElsewhere(f"another driver has taken over the job that writes {self._table}")
         return known
 
-    def _pieces(self, files: Sequence[StagedFile]) -> Iterator[bytes]:
-        """The content of staged files. Raises ``OutputTableError`` for one that is missing or has another size."""
-        for file in files:
-            size = 0
-            try:
-                for piece in self._files.chunks(join(self._staging, file.name)):
-                    size += len(piece)
-                    yield piece
-            except FileNotFoundError:
-                size = -1
-            if size != file.bytes:
-                raise OutputTableError(
-                    f"{self._table}: staged file {file.name} of checkpoint {file.checkpoint} is missing in "
-                    f"{self._files.location!r} or has not the {file.bytes} bytes that were written"
-                )
+    def _pieces(self, file: StagedFile) -> Iterator[bytes]:
+        """The content of a staged file. Raises ``OutputTableError`` if it is missing or has another size."""
+        size = 0
+        try:
+            for piece in self._files.chunks(join(self._staging, file.name)):
+                size += len(piece)
+                yield piece
+        except FileNotFoundError:
+            size = -1
+        if size != file.bytes:
+            raise OutputTableError(
+                f"{self._table}: staged file {file.name} of checkpoint {file.checkpoint} is missing in "
+                f"{self._files.location!r} or has not the {file.bytes} bytes that were written"
+            )
 
     @override
     def retract_after(self, checkpoint: int | None) -> None:

@@ -9,14 +9,14 @@ Names are used as they are written, with capital letters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from flinkplus.errors import OutputTableError
-from flinkplus.sinks.postgres.columns import MICROSECONDS, SqlType, sql_type
+from flinkplus.sinks.postgres.columns import MICROSECONDS, SqlType, names_in, sql_type
 from flinkplus.sinks.postgres.connecting import psycopg_module
 
 PROGRESS = "flinkplus_progress"
@@ -222,11 +222,11 @@ class OutputTable:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def load(self, connection: Any, pieces: Any) -> None:
-        """Add the rows of CSV text, given in pieces; with a key, the last row of each key counts."""
+    def load(self, connection: Any, files: Iterable[Iterator[bytes]]) -> None:
+        """Add the rows of CSV texts, each in pieces; with a key, the last row of each key counts."""
         sql, columns = self._sql, self._identifiers(self._columns.names)
         if not self._keys:
-            self._copy(connection, self._table, pieces)
+            self._copy(connection, self._table, files)
             return
         staged, number = sql.Identifier("pg_temp", "flinkplus_staged"), sql.Identifier(self._number_column())
         connection.execute(
@@ -237,7 +237,7 @@ class OutputTable:
         connection.execute(
             sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY").format(staged, number)
         )
-        self._copy(connection, staged, pieces)
+        self._copy(connection, staged, files)
         keys = self._identifiers(self._keys)
         others = [name for name in self._columns.names if name not in self._keys]
         sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others]
@@ -256,9 +256,15 @@ class OutputTable:
             name += "_"
         return name
 
-    def _copy(self, connection: Any, table: Any, pieces: Any) -> None:
-        text = self._sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)")
-        statement = text.format(table, self._identifiers(self._columns.names))
-        with connection.cursor() as cursor, cursor.copy(statement) as copy:
-            for piece in pieces:
-                copy.write(piece)
+    def _copy(self, connection: Any, table: Any, files: Iterable[Iterator[bytes]]) -> None:
+        """Columns that the table has got since a text was written are null or have their default value."""
+        text = self._sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv, HEADER true)")
+        for pieces in files:
+            first = next(pieces, b"")
+            names = names_in(first)
+            if not set(names) <= set(self._columns.names):
+                raise self._error(f"staged rows have columns {names}, and the stream has {self._columns.names}")
+            with connection.cursor() as cursor, cursor.copy(text.format(table, self._identifiers(names))) as copy:
+                copy.write(first)
+                for piece in pieces:
+                    copy.write(piece)

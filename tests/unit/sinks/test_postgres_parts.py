@@ -21,7 +21,7 @@ from pyspark import cloudpickle
 from flinkplus.errors import ConfigurationError, InputError, InvariantViolation, OutputUnavailable
 from flinkplus.sinks.former import former_sink
 from flinkplus.sinks.postgres import connecting
-from flinkplus.sinks.postgres.columns import CopyEncoder, sql_type
+from flinkplus.sinks.postgres.columns import CopyEncoder, names_in, sql_type
 from flinkplus.sinks.postgres.connecting import Address, patiently
 from flinkplus.sinks.postgres.sink import PostgresSink, postgres_sink
 from tests.unit.sinks.harness import SCHEMA, context, rows
@@ -41,7 +41,9 @@ def staged_text(batch: pa.RecordBatch, keys: tuple[str, ...] = ()) -> str:
     encoder = CopyEncoder(stream, batch.schema, keys, "out")
     encoder.write(batch)
     encoder.finish()
-    return stream.getvalue().to_pybytes().decode()
+    header, text = stream.getvalue().to_pybytes().decode().split("\n", 1)
+    assert names_in((header + "\n" + text).encode()) == batch.schema.names
+    return text
 
 
 # --- the address ------------------------------------------------------------------------------------------------------
@@ -214,6 +216,13 @@ def test_values_keep_every_digit() -> None:
 def test_what_the_database_would_refuse_is_refused_in_the_slot(array: pa.Array, why: str) -> None:
     with pytest.raises(InputError, match=why):
         staged_text(pa.RecordBatch.from_arrays([array], ["a"]), ("a",))
+
+
+def test_names_of_columns_may_hold_anything() -> None:
+    names = ['a"b', "c,d", "e\nf", "g é"]
+    stream = pa.BufferOutputStream()
+    CopyEncoder(stream, pa.schema([(name, pa.int64()) for name in names]), (), "out").finish()
+    assert names_in(stream.getvalue().to_pybytes() + b'"1"\xff') == names
 
 
 # --- repeated attempts ------------------------------------------------------------------------------------------------
