@@ -92,6 +92,23 @@ class PostgresServer:
         log = self.home / "log"
         self._run("pg_ctl", "-D", self._data, "-l", log, "-o", options, "-w", "-t", int(START_S), "start")
 
+    def set_system(self, name: str, value: str) -> None:
+        """Change a setting while the server runs."""
+        import psycopg
+
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(f"ALTER SYSTEM SET {name} = {value}")
+            connection.execute("SELECT pg_reload_conf()")
+
+    def place(self, name: str, content: bytes) -> Path:
+        """A file of the server's user beside its data, which others may not read."""
+        path = self.home / name
+        path.write_bytes(content)
+        path.chmod(0o600)
+        if self._as:
+            os.chown(path, self._as["user"], self._as["group"])
+        return path
+
     def kill(self) -> None:
         """SIGKILL for all its processes at once."""
         main = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))

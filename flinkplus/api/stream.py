@@ -221,7 +221,7 @@ class Stream:
         table: str,
         *,
         mode: str = "append",
-        key: str | Sequence[str] = (),
+        key: str | Sequence[str] | None = None,
         visibility: str = "checkpoint",
         name: str | None = None,
     ) -> str:

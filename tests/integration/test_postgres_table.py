@@ -6,6 +6,7 @@ import datetime
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ import pyarrow as pa
 import pytest
 
 from flinkplus.errors import JobRunsElsewhere, OutputTableError, OutputUnavailable
+from flinkplus.runtime.transport.auth import tls
+from flinkplus.sinks.postgres import committer as committing
+from flinkplus.sinks.postgres import connecting
 from flinkplus.sinks.postgres.committer import PostgresCommitter
 from flinkplus.sinks.postgres.sink import postgres_sink
+from flinkplus.sinks.postgres.table import OutputTable
 from tests.integration.conftest import wait_until
 from tests.postgres_server import PASSWORD, PostgresServer
 from tests.unit.sinks.harness import SCHEMA, Job, context, rows
@@ -155,6 +160,20 @@ def test_a_key_of_all_columns(postgres: PostgresServer, tmp_path: Path) -> None:
         ),
         ("TABLE counts (word text, count bigint, UNIQUE (word, count))", {"mode": "upsert", "key": "word"}, "exactly"),
         ("TABLE other (word text)", {"table": "nowhere.counts"}, 'schema "nowhere" does not exist'),
+        ("TABLE counts (word name, count bigint)", {}, "'word' is name"),
+        ("UNLOGGED TABLE counts (word text, count bigint)", {}, "unlogged table, which a crash of the server empties"),
+        (
+            "TABLE counts (word text, count bigint) PARTITION BY LIST (word); "
+            "CREATE UNLOGGED TABLE one PARTITION OF counts DEFAULT",
+            {},
+            "unlogged table",
+        ),
+        (
+            "DOMAIN short AS numeric(20, 0); CREATE DOMAIN shorter AS numeric(9); "
+            "CREATE TABLE counts (word text, count shorter)",
+            {},
+            "'count' is shorter",
+        ),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(
@@ -176,6 +195,59 @@ def test_a_wider_table_and_rows_of_others_are_fine(postgres: PostgresServer, tmp
     other = job(postgres, tmp_path / "other", job_id="job-2")
     other.checkpoint(1)
     assert len(content(postgres)) == 5
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_text_in_a_database_of_another_encoding(postgres: PostgresServer, tmp_path: Path, encoding: str) -> None:
+    """Neither the encoding of the database nor one in the DSN changes what the bytes of a text mean."""
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE other ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
+        try:
+            dsn = postgres.dsn.removesuffix("/postgres") + "/other?client_encoding=latin1"
+            found = job(postgres, tmp_path, dsn=dsn, table="zähler")
+            found.writers[0].write(rows(("é", 1)))
+            found.committer.commit(1, found.stage(1, with_rows=False))
+            with psycopg.connect(dsn, client_encoding="utf8") as reader:
+                assert reader.execute('SELECT word FROM "zähler"').fetchall() == [("é",)]
+        finally:
+            connection.execute("DROP DATABASE other WITH (FORCE)")
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_names_are_names_whatever_is_in_them(postgres: PostgresServer, tmp_path: Path, mode: str) -> None:
+    postgres.execute('CREATE SCHEMA "100%s"')
+    names = ['a"; DROP TABLE x; --', "select", "A", "a", "50%", "new\nline"]
+    schema = pa.schema([(name, pa.int64()) for name in names])
+    table = '100%s.t"; DROP TABLE x; --'
+    sink = postgres_sink("out", postgres.dsn, table, mode, names[::2] if mode == "upsert" else None, "checkpoint")
+    bound = sink.staged_in(str(tmp_path)).bind(schema, "job-1")
+    for run in (1, 2):
+        committer, writer = bound.committer(), bound.writer(context(0), run)
+        committer.prepare(resume=run > 1)
+        writer.write(pa.RecordBatch.from_pylist([{name: run for name in names}], schema=schema))
+        committer.commit(run, writer.settle(writer.stage(run)))
+    with psycopg.connect(postgres.dsn) as connection:
+        text = psycopg.sql.SQL("SELECT * FROM {}").format(psycopg.sql.Identifier(*table.split(".")))
+        cursor = connection.execute(text)
+        assert [column.name for column in cursor.description] == names and sorted(cursor) == [(1,) * 6, (2,) * 6]
+    postgres.execute('DROP SCHEMA "100%s" CASCADE')
+
+
+def test_two_jobs_may_make_the_table_at_once(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, both = OutputTable.make, threading.Barrier(2)
+    monkeypatch.setattr(OutputTable, "make", lambda *given: (time.sleep(0.2), make(*given)))
+
+    def begin(job_id: str) -> None:
+        both.wait()
+        job(postgres, tmp_path / job_id, job_id=job_id).checkpoint(1)
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(begin, ["job-1", "job-2"])) == [None, None]
+    assert len(content(postgres)) == 4
 
 
 def test_two_sinks_of_a_job_do_not_share_a_table(postgres: PostgresServer, tmp_path: Path) -> None:
@@ -350,6 +422,75 @@ def test_what_is_confirmed_outlives_a_crash_of_the_server(
         found.checkpoint(len(seen) + 1)
     postgres.execute("ALTER ROLE tester RESET synchronous_commit")
     assert seen == ["on", "local"]
+
+
+def test_a_driver_that_stood_still_in_a_transaction_commits_after_all(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ended its connection meanwhile, so that the table was not locked."""
+    monkeypatch.setattr(connecting, "SESSION", connecting.SESSION.replace("'60s'", "'50ms'"))
+    found, locked, pauses = job(postgres, tmp_path), PostgresCommitter._locked, [0.3]
+
+    def standing_still(committer: PostgresCommitter, connection: Any) -> Any:
+        known = locked(committer, connection)
+        if pauses:
+            time.sleep(pauses.pop())
+        return known
+
+    monkeypatch.setattr(PostgresCommitter, "_locked", standing_still)
+    found.checkpoint(1)
+    assert not pauses and content(postgres) == expected(1)
+
+
+def test_a_commit_does_not_wait_forever_for_a_lock(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would keep the driver's process, too, after the job was cancelled."""
+    monkeypatch.setattr(committing, "COMMIT_LOCK_TIMEOUT", "100ms")
+    found = job(postgres, tmp_path)
+    committer, described = found.committer, found.stage(1)
+    assert isinstance(committer, PostgresCommitter)
+    committer.patience_s = 0.0
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute("LOCK TABLE counts")
+        with pytest.raises(OutputUnavailable, match="lock timeout"):
+            committer.commit(1, described)
+    committer.commit(1, described)
+    assert content(postgres) == expected(1)
+
+
+@pytest.fixture
+def authority(postgres: PostgresServer) -> Iterator[bytes]:
+    """While a test runs, the server takes TLS connections, with a certificate of this authority for ``tls.NAME``."""
+    certificates = tls.made_for("postgres")
+    for name, text in {"ssl_cert_file": certificates.certificate, "ssl_key_file": certificates.key}.items():
+        postgres.set_system(name, f"'{postgres.place(name, text)}'")
+    postgres.set_system("ssl", "on")
+    wait_until(lambda: postgres.execute("SHOW ssl") == [("on",)], "TLS", 20)
+    yield certificates.authority
+    for name in ("ssl", "ssl_cert_file", "ssl_key_file"):
+        postgres.set_system(name, "DEFAULT")
+    wait_until(lambda: postgres.execute("SHOW ssl") == [("off",)], "no TLS", 20)
+
+
+def test_the_connection_is_encrypted_as_the_dsn_says(
+    postgres: PostgresServer, tmp_path: Path, authority: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted, other = tmp_path / "trusted.pem", tmp_path / "other.pem"
+    trusted.write_bytes(authority)
+    other.write_bytes(tls.made_for("another").authority)
+    dsn = postgres.dsn.replace("127.0.0.1", tls.NAME) + "?hostaddr=127.0.0.1&sslmode=verify-full&sslrootcert="
+    seen, commit = [], PostgresCommitter._commit
+
+    def noting(committer: PostgresCommitter, connection: Any, *arguments: Any) -> int:
+        seen.append(connection.execute("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").fetchone())
+        return commit(committer, connection, *arguments)
+
+    monkeypatch.setattr(PostgresCommitter, "_commit", noting)
+    with pytest.raises(OutputUnavailable, match="certificate verify failed"):
+        job(postgres, tmp_path, dsn=f"{dsn}{other}")
+    job(postgres, tmp_path, dsn=f"{dsn}{trusted}").checkpoint(1)
+    assert seen == [(True,)] and content(postgres) == expected(1)
 
 
 # --- a server that dies -----------------------------------------------------------------------------------------------

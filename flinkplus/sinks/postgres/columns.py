@@ -6,6 +6,7 @@ null is an empty field; every value is quoted, an empty text too. Timestamps hav
 
 from __future__ import annotations
 
+import datetime
 import io
 from csv import reader
 from dataclasses import dataclass
@@ -17,11 +18,17 @@ from pyarrow import csv
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.printable import printable
 from flinkplus.sinks.file_writer import Encoder
 
-TEXTS = ("text", "varchar", "bpchar", "citext", "json", "jsonb", "uuid", "name")
+TEXTS = ("text", "varchar", "bpchar", "citext", "json", "jsonb", "uuid")
+LONGEST_NAME = 63
+"""In bytes; PostgreSQL cuts longer names."""
 MICROSECONDS = 6
 FIRST_YEAR, LAST_YEAR = 1, 9999
+FIRST_DAY, END_DAY = ((datetime.date(*day) - datetime.date(1970, 1, 1)).days for day in ((1, 1, 1), (9999, 12, 31)))
+DAY_S = 86_400
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 @dataclass(frozen=True)
@@ -102,17 +109,13 @@ class CopyEncoder(Encoder):
         if name in self._keys and column.null_count:
             raise InputError(f"sink {self._sink!r}: key column {name!r} holds a null; filter such rows out before")
         if types.is_string(dtype) or types.is_large_string(dtype):
-            if pc.any(pc.match_substring(column, "\0")).as_py():
-                raise InputError(
-                    f"sink {self._sink!r}: PostgreSQL stores no text with a NUL character: column {name!r}"
-                )
+            self._check_text(name, column)
             return column
         if types.is_date(dtype) or types.is_timestamp(dtype):
-            column = pc.cast(column, _written_as(dtype), safe=False)
-            ends = pc.min_max(pc.year(column))
-            if ends["min"].is_valid and not FIRST_YEAR <= ends["min"].as_py() <= ends["max"].as_py() <= LAST_YEAR:
+            if not _is_in_range(column):
                 years = f"{FIRST_YEAR} to {LAST_YEAR}"
                 raise InputError(f"sink {self._sink!r}: column {name!r} holds a time outside of the years {years}")
+            column = pc.cast(column, _written_as(dtype), safe=False)
         if _written_as(dtype) == pa.string():
             if types.is_decimal(dtype):
                 return pc.cast(column, pa.string())
@@ -120,6 +123,29 @@ class CopyEncoder(Encoder):
                 [value if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string()
             )
         return column if column.type == _written_as(dtype) else pc.cast(column, _written_as(dtype))
+
+    def _check_text(self, name: str, column: pa.Array) -> None:
+        if pc.any(pc.match_substring(column, "\0")).as_py():
+            raise InputError(f"sink {self._sink!r}: PostgreSQL stores no text with a NUL character: column {name!r}")
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"sink {self._sink!r}: column {name!r} holds text that is not UTF-8 ({printable(error)}); cast it to "
+                "binary before"
+            ) from None
+
+
+def _is_in_range(column: pa.Array) -> bool:
+    """Whether all times are in the years that are written. Compares numbers, since arithmetic on times may overflow."""
+    dtype, per_day = column.type, 1
+    if pa.types.is_timestamp(dtype):
+        per_day = DAY_S * PER_SECOND[dtype.unit]
+    elif pa.types.is_date64(dtype):
+        per_day = DAY_S * PER_SECOND["ms"]
+    ends = pc.min_max(column.view(pa.int32() if pa.types.is_date32(dtype) else pa.int64()))
+    lowest, highest = ends["min"].as_py(), ends["max"].as_py()
+    return lowest is None or (FIRST_DAY * per_day <= lowest and highest < (END_DAY + 1) * per_day)
 
 
 def _written_as(dtype: pa.DataType) -> pa.DataType:
@@ -143,12 +169,22 @@ def names_in(first_piece: bytes) -> list[str]:
     return next(reader(text), [])
 
 
+def is_name(text: str) -> bool:
+    """Whether PostgreSQL can keep ``text`` as the name of a table or column, whole."""
+    return 0 < len(text.encode(errors="replace")) <= LONGEST_NAME and "\0" not in text
+
+
 def check_columns(schema: pa.Schema, keys: tuple[str, ...], sink: str) -> None:
     """Raises ``ConfigurationError`` for columns that a table cannot have, and for keys that are no columns."""
     names = schema.names
     if not names or len(set(names)) < len(names):
         raise ConfigurationError(f"sink {sink!r}: a table needs columns with different names, not {names}")
     for field in schema:
+        if not is_name(field.name):
+            raise ConfigurationError(
+                f"sink {sink!r}: a column of a table cannot have the name {field.name!r}: give it one of 1 to "
+                f"{LONGEST_NAME} bytes, without NUL"
+            )
         if sql_type(field.type) is None:
             raise ConfigurationError(
                 f"sink {sink!r}: column {field.name!r} of type {field.type} has no type in PostgreSQL here; cast it "

@@ -27,7 +27,7 @@ from flinkplus.sinks.base import SinkCommitter, not_yet_committed
 from flinkplus.sinks.file_names import STAGING_DIRECTORY, OpenName, PartName
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.connecting import PATIENCE_S, Address, patiently, transaction
-from flinkplus.sinks.postgres.table import LOCK_TIMEOUT, OutputTable, Progress
+from flinkplus.sinks.postgres.table import BEGIN_LOCK_TIMEOUT, COMMIT_LOCK_TIMEOUT, OutputTable, Progress
 
 T = TypeVar("T")
 log = logging.getLogger("flinkplus")
@@ -59,10 +59,13 @@ class PostgresCommitter(SinkCommitter):
     def allow_only_if(self, check: Callable[[], None]) -> None:
         self._check = self._files.check = check
 
-    def _transacted(self, action: Callable[[Any], T], patience_s: float, what: str) -> T:
+    def _transacted(
+        self, action: Callable[[Any], T], patience_s: float, what: str, lock_timeout: str = BEGIN_LOCK_TIMEOUT
+    ) -> T:
         def once() -> T:
             with transaction(self._address, f"{self._table}") as connection:
-                connection.execute("SELECT set_config('application_name', %s, false)", [self._application])
+                settings = ["application_name", self._application, "lock_timeout", lock_timeout]
+                connection.execute("SELECT set_config(%s, %s, false), set_config(%s, %s, false)", settings)
                 return action(connection)
 
         return patiently(once, patience_s, f"{self._table}: {what}")
@@ -84,7 +87,7 @@ class PostgresCommitter(SinkCommitter):
         self._files.make_dir(self._staging)
 
     def _begin(self, connection: Any) -> Progress:
-        connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
+        self._table.lock_names(connection)
         if not self._table.found(connection):
             self._table.make(connection)
         self._table.make_progress(connection)
@@ -97,7 +100,6 @@ class PostgresCommitter(SinkCommitter):
         return self._written(connection, Progress(self._sink, 1 if known is None else known.run + 1, 0, 0))
 
     def _take_over(self, connection: Any) -> Progress:
-        connection.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
         self._check()
         self._end_earlier_runs(connection)
         found = self._table.found(connection)
@@ -132,6 +134,7 @@ class PostgresCommitter(SinkCommitter):
                 lambda connection: self._commit(connection, checkpoint, files),
                 self.patience_s,
                 f"checkpoint {checkpoint} is committed",
+                COMMIT_LOCK_TIMEOUT,
             )
         is_new = self._is_new_generation(files)
         for file in files:
@@ -231,7 +234,7 @@ class PostgresCommitter(SinkCommitter):
             self._files.delete_dir(STAGING_DIRECTORY)
 
 
-def _order(file: StagedFile) -> tuple[int, int, str]:
+def _order(file: StagedFile) -> tuple[int, ...]:
     """The rows of one subtask in the order in which it wrote them."""
     part = PartName.parse(file.name)
-    return file.checkpoint, -1 if part is None else part.subtask, file.name
+    return (file.checkpoint,) if part is None else (file.checkpoint, part.subtask, part.generation, part.number)

@@ -26,6 +26,8 @@ DEFAULTS = {
     "tcp_user_timeout": "30000",
 }
 """So that a server whose host has gone is noticed within half a minute. What the user gives counts."""
+ENCODING = {"client_encoding": "utf8"}
+"""Rows are sent as UTF-8, whatever the database has; neither the DSN nor ``PGCLIENTENCODING`` may say otherwise."""
 SESSION = "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET idle_in_transaction_session_timeout = '60s'"
 """The last one: a driver that hangs in the middle of a commit must not keep the next driver waiting."""
 CONFIRM = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
@@ -34,6 +36,8 @@ PATIENCE_S = 8.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 READ_ONLY = "25006"
 """The server is a standby, or has become one: another host may be the primary."""
+FATAL = ("FATAL", "PANIC")
+"""The server has ended the connection, for example because this process stood still in a transaction."""
 
 log = logging.getLogger("flinkplus")
 
@@ -107,7 +111,7 @@ def transaction(address: Address, what: str) -> Iterator[Any]:
     """
     psycopg = psycopg_module()
     try:
-        connected = psycopg.connect(**{**DEFAULTS, **address.parameters, **address.secrets})
+        connected = psycopg.connect(**{**DEFAULTS, **address.parameters, **address.secrets, **ENCODING})
         with closing(connected), connected as connection:  # also when the commit fails
             connection.execute(SESSION)
             # A role or database may have switched this off; then a crash of the server loses what it has confirmed.
@@ -115,7 +119,8 @@ def transaction(address: Address, what: str) -> Iterator[Any]:
             yield connection
     except psycopg.Error as error:
         text = address.shown(str(error)) or type(error).__name__
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == READ_ONLY:
+        is_lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        if is_lost or error.sqlstate == READ_ONLY or error.diag.severity_nonlocalized in FATAL:
             advice = (
                 ""
                 if address.secrets or "no password supplied" not in text

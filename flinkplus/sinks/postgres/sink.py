@@ -16,15 +16,13 @@ from flinkplus.sinks.base import SinkCommitter
 from flinkplus.sinks.file_names import table_staging
 from flinkplus.sinks.file_writer import Encoder, FileSink
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.postgres.columns import CopyEncoder, check_columns
+from flinkplus.sinks.postgres.columns import LONGEST_NAME, CopyEncoder, check_columns, is_name
 from flinkplus.sinks.postgres.committer import PostgresCommitter
 from flinkplus.sinks.postgres.connecting import Address
-from flinkplus.sinks.postgres.table import OutputTable
+from flinkplus.sinks.postgres.table import PROGRESS, OutputTable
 
 SCHEME = "postgresql://"
 MODES = ("append", "upsert")
-LONGEST_NAME = 63
-"""In bytes; PostgreSQL cuts longer names."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class PostgresSink(FileSink):
 
 
 def postgres_sink(
-    name: str, dsn: str, table: str, mode: str, key: str | Sequence[str], visibility: str
+    name: str, dsn: str, table: str, mode: str, key: str | Sequence[str] | None, visibility: str
 ) -> PostgresSink:
     """See ``Stream.to_postgres``. Raises ``ConfigurationError``."""
     if visibility == "at_once":
@@ -88,16 +86,18 @@ def postgres_sink(
         raise ConfigurationError(f"sink {name!r}: visibility {visibility!r} must be 'checkpoint'")
     if mode not in MODES:
         raise ConfigurationError(f"sink {name!r}: mode {mode!r} must be one of {MODES}")
-    keys = (key,) if isinstance(key, str) else tuple(key)
+    keys = () if key is None else (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Sequence) else key
+    if not isinstance(keys, tuple) or not all(isinstance(one, str) for one in keys):
+        raise ConfigurationError(f"sink {name!r}: key {key!r} must be a column's name, or a list of such names")
     if bool(keys) != (mode == "upsert") or len(set(keys)) < len(keys):
         raise ConfigurationError(
             f"sink {name!r}: mode='upsert' needs key=, one column or several different ones; mode='append' takes none"
         )
     parts = tuple(table.split(".")) if isinstance(table, str) else ()
-    if not 1 <= len(parts) <= 2 or not all(
-        0 < len(part.encode()) <= LONGEST_NAME and "\0" not in part for part in parts
-    ):
+    if not 1 <= len(parts) <= 2 or not all(map(is_name, parts)):
         raise ConfigurationError(
             f"sink {name!r}: table {table!r} must be 'name' or 'schema.name', each of at most {LONGEST_NAME} bytes"
         )
+    if parts[-1] == PROGRESS:
+        raise ConfigurationError(f"sink {name!r}: the table {PROGRESS!r} is kept by jobs; give another name")
     return PostgresSink(name, address=Address.parse(dsn), table=parts, mode=mode, keys=keys)

@@ -21,8 +21,8 @@ from flinkplus.sinks.postgres.connecting import psycopg_module
 
 PROGRESS = "flinkplus_progress"
 PROGRESS_FORMAT = 1
-LOCK_TIMEOUT = "20s"
-"""Only for the begin of a run. A commit waits for others who lock the table as long as they do."""
+BEGIN_LOCK_TIMEOUT, COMMIT_LOCK_TIMEOUT = "20s", "60s"
+"""How long a transaction waits for others who lock the table, until it is tried again."""
 
 _PROGRESS_COLUMNS = (
     "job text NOT NULL, output text NOT NULL, format integer NOT NULL, sink text NOT NULL, run bigint NOT NULL, "
@@ -30,7 +30,8 @@ _PROGRESS_COLUMNS = (
     "PRIMARY KEY (job, output)"
 )
 _COLUMNS = """
-    SELECT a.attnum, a.attname, coalesce(b.typname, t.typname), coalesce(b.typtype, t.typtype) = 'e', a.atttypmod,
+    SELECT a.attnum, a.attname, coalesce(b.typname, t.typname), coalesce(b.typtype, t.typtype) = 'e',
+           CASE WHEN b.oid IS NULL THEN a.atttypmod ELSE t.typtypmod END,
            format_type(a.atttypid, a.atttypmod), a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
            a.attgenerated <> '' OR a.attidentity = 'a'
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype
@@ -42,7 +43,9 @@ _UNIQUE_KEYS = """
 """
 _TABLE = """
     SELECT c.oid, n.nspname, c.relname, c.relkind IN ('r', 'p'), has_table_privilege(c.oid, 'INSERT'),
-           has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'UPDATE')
+           has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'UPDATE'),
+           EXISTS (SELECT FROM pg_class p WHERE p.relpersistence = 'u'
+                   AND (p.oid = c.oid OR p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))))
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
 
@@ -58,7 +61,12 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class _TableColumn:
+class TableColumn:
+    """A column as the database describes it.
+
+    ``base``, ``modifier``: its type and the type's limits; of a domain, those of the type below it.
+    """
+
     number: int
     name: str
     base: str
@@ -75,7 +83,7 @@ class _TableColumn:
         if self.base not in wanted.fits:
             return False
         if self.base == "numeric" and self.modifier >= 0:
-            digits, scale = (self.modifier - 4) >> 16 & 0xFFFF, (self.modifier - 4) & 0x7FF
+            digits, scale = (self.modifier - 4) >> 16 & 0xFFFF, ((self.modifier - 4) & 0x7FF ^ 0x400) - 0x400
             return scale >= wanted.scale and digits - scale >= wanted.digits
         return not self.base.startswith("timestamp") or self.modifier in (-1, MICROSECONDS)
 
@@ -116,6 +124,11 @@ class OutputTable:
     def _progress(self) -> Any:
         return self._sql.Identifier(self._name[0], PROGRESS)
 
+    @property
+    def _progress_beside_values(self) -> Any:
+        """As ``_progress``, in a statement with values, where a percent sign begins the place of one."""
+        return self._sql.Identifier(self._name[0].replace("%", "%%"), PROGRESS)
+
     # --- at the begin of a run ----------------------------------------------------------------------------------------
 
     def found(self, connection: Any) -> bool:
@@ -124,13 +137,15 @@ class OutputTable:
         row = connection.execute(_TABLE, [text]).fetchone()
         if row is None:
             return False
-        oid, schema, name, is_table, may_insert, may_update = row
+        oid, schema, name, is_table, may_insert, may_update, is_unlogged = row
         self._name = (schema, name)
         if not is_table:
             raise self._error("this is a view or a foreign table; give an ordinary one")
+        if is_unlogged:
+            raise self._error("this is an unlogged table, which a crash of the server empties: ALTER TABLE SET LOGGED")
         if not may_insert or (self._keys and not may_update):
             raise self._error(f"the user may not {'select, insert and update' if self._keys else 'insert'} there")
-        found = [_TableColumn(*row) for row in connection.execute(_COLUMNS, [oid])]
+        found = [TableColumn(*row) for row in connection.execute(_COLUMNS, [oid])]
         self._check_columns(found)
         if self._keys:
             self._check_key(found, connection.execute(_UNIQUE_KEYS, [oid]).fetchall())
@@ -152,9 +167,13 @@ class OutputTable:
             parts.append(sql.SQL("PRIMARY KEY ({})").format(self._identifiers(self._keys)))
         connection.execute(sql.SQL("CREATE TABLE {} ({})").format(self._table, sql.SQL(", ").join(parts)))
 
-    def make_progress(self, connection: Any) -> None:
-        """Create ``flinkplus_progress`` unless it is there. Two who do so wait for each other."""
+    @staticmethod
+    def lock_names(connection: Any) -> None:
+        """Others who make tables for jobs wait until this transaction ends."""
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [PROGRESS])
+
+    def make_progress(self, connection: Any) -> None:
+        """Create ``flinkplus_progress`` unless it is there."""
         if not self._has_progress(connection):
             text = self._sql.SQL("CREATE TABLE {} (" + _PROGRESS_COLUMNS + ")")
             connection.execute(text.format(self._progress))
@@ -163,7 +182,7 @@ class OutputTable:
         text = self._progress.as_string(connection)
         return bool(connection.execute("SELECT to_regclass(%s) IS NOT NULL", [text]).fetchone()[0])
 
-    def _check_columns(self, found: list[_TableColumn]) -> None:
+    def _check_columns(self, found: list[TableColumn]) -> None:
         by_name = {column.name: column for column in found}
         for field in self._columns:
             column, wanted = by_name.pop(field.name, None), sql_type(field.type)
@@ -186,7 +205,7 @@ class OutputTable:
                     f"column {column.name!r} is not in the stream, must not be null, and has no default value"
                 )
 
-    def _check_key(self, found: list[_TableColumn], unique: list[tuple[str, int]]) -> None:
+    def _check_key(self, found: list[TableColumn], unique: list[tuple[str, int]]) -> None:
         numbers = {column.number for column in found if column.name in self._keys}
         if not any({int(text) for text in key.split()[:count]} == numbers for key, count in unique):
             raise self._error(
@@ -203,7 +222,7 @@ class OutputTable:
         text = self._sql.SQL(
             "SELECT format, sink, run, checkpoint, rows FROM {} WHERE job = %s AND output = %s FOR UPDATE"
         )
-        row = connection.execute(text.format(self._progress), [job, self.output]).fetchone()
+        row = connection.execute(text.format(self._progress_beside_values), [job, self.output]).fetchone()
         if row is None:
             return None
         if row[0] != PROGRESS_FORMAT:
@@ -218,7 +237,7 @@ class OutputTable:
             "checkpoint = EXCLUDED.checkpoint, rows = EXCLUDED.rows, changed = now()"
         )
         values = [job, self.output, PROGRESS_FORMAT, progress.sink, progress.run, progress.checkpoint, progress.rows]
-        connection.execute(text.format(self._progress), values)
+        connection.execute(text.format(self._progress_beside_values), values)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

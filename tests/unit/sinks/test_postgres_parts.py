@@ -19,15 +19,20 @@ import pytest
 from pyspark import cloudpickle
 
 from flinkplus.errors import ConfigurationError, InputError, InvariantViolation, OutputUnavailable
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.file_names import PartName
 from flinkplus.sinks.former import former_sink
 from flinkplus.sinks.postgres import connecting
 from flinkplus.sinks.postgres.columns import CopyEncoder, names_in, sql_type
+from flinkplus.sinks.postgres.committer import _order
 from flinkplus.sinks.postgres.connecting import Address, patiently
 from flinkplus.sinks.postgres.sink import PostgresSink, postgres_sink
+from flinkplus.sinks.postgres.table import TableColumn
 from tests.unit.sinks.harness import SCHEMA, context, rows
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
 SECRET = "secret%20word"
+NOT_UTF8 = pa.Array.from_buffers(pa.binary(), 1, pa.array([b"\xff"]).buffers()).view(pa.string())
 DSN = f"postgresql://me:{SECRET}@db.example:5433/shop"
 
 
@@ -102,6 +107,9 @@ def test_a_missing_psycopg_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) ->
         ({"table": ""}, "'name' or 'schema.name'"),
         ({"table": 7}, "'name' or 'schema.name'"),
         ({"table": "x" * 64}, "at most 63 bytes"),
+        ({"table": "public.flinkplus_progress"}, "kept by jobs; give another name"),
+        ({"key": 5}, "key 5 must be a column's name, or a list of such names"),
+        ({"key": ["a", 5]}, "must be a column's name"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], why: str) -> None:
@@ -116,6 +124,9 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], why: str
         (pa.schema([("a", pa.int64()), ("a", pa.int64())]), "needs columns with different names"),
         (pa.schema([("a", pa.list_(pa.int64()))]), "column 'a' of type list"),
         (pa.schema([("a", pa.duration("s"))]), "column 'a' of type duration"),
+        (pa.schema([("é" * 32, pa.int64())]), "cannot have the name 'é{32}'"),
+        (pa.schema([("", pa.int64())]), "cannot have the name ''"),
+        (pa.schema([("a\0b", pa.int64())]), "cannot have the name"),
         (pa.schema([("a", pa.int64())]), "key column 'word' is not in the stream"),
     ],
 )
@@ -211,11 +222,51 @@ def test_values_keep_every_digit() -> None:
         (pa.array([None], pa.string()), "key column 'a' holds a null"),
         (pa.array([4 * 10**6], pa.date32()), "outside of the years"),
         (pa.array([-(10**15)], pa.timestamp("ms")), "outside of the years"),
+        (pa.array([2**64 // 10**6 + 1], pa.timestamp("s")), "outside of the years"),  # in microseconds: 1970
+        (pa.array([67_536 * 365], pa.date32()), "outside of the years"),
+        (pa.array([2**62], pa.date64()), "outside of the years"),
+        (NOT_UTF8, "text that is not UTF-8"),
     ],
 )
 def test_what_the_database_would_refuse_is_refused_in_the_slot(array: pa.Array, why: str) -> None:
     with pytest.raises(InputError, match=why):
         staged_text(pa.RecordBatch.from_arrays([array], ["a"]), ("a",))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "texts"),
+    [
+        (pa.date32(), ("0001-01-01", "9999-12-31")),
+        (pa.timestamp("s"), ("0001-01-01 00:00:00.000000", "9999-12-31 00:00:00.000000")),
+        (pa.timestamp("us"), ("0001-01-01 00:00:00.000000", "9999-12-31 00:00:00.000000")),
+    ],
+)
+def test_the_first_and_the_last_year_are_written(dtype: pa.DataType, texts: tuple[str, str]) -> None:
+    days = [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)]
+    array = pa.array([day.date() if dtype == pa.date32() else day for day in days], dtype)
+    found = staged_text(pa.RecordBatch.from_arrays([array], ["a"]))
+    assert found == "".join(f'"{text}"\n' for text in texts)
+
+
+def test_a_numeric_holds_what_has_no_more_digits() -> None:
+    """Of tens and hundreds, too: a scale may be negative."""
+
+    def column(digits: int, scale: int) -> TableColumn:
+        modifier = ((digits << 16) | (scale & 0x7FF)) + 4
+        return TableColumn(1, "a", "numeric", False, modifier, "numeric", False, False)
+
+    tens, cents = sql_type(pa.decimal128(5, -2)), sql_type(pa.decimal128(5, 2))
+    assert tens is not None and cents is not None
+    assert column(5, -2).holds(tens) and column(7, 0).holds(tens) and not column(5, -3).holds(tens)
+    assert not column(5, 0).holds(tens)
+    assert column(5, 2).holds(cents) and not column(5, -2).holds(cents) and not column(6, 4).holds(cents)
+
+
+def test_rows_are_loaded_in_the_order_of_checkpoints_and_of_each_subtask() -> None:
+    parts = [PartName(2, 0, 1, 0), PartName(2, 1, 9, 9), PartName(2, 1, 10, 9), PartName(2, 1, 10, 10)]
+    files = [StagedFile(name=part.text("csv"), rows=1, checkpoint=part.checkpoint) for part in parts]
+    first = StagedFile(name=PartName(1, 5, 1, 1).text("csv"), rows=1, checkpoint=1)
+    assert sorted([*reversed(files), first], key=_order) == [first, *files]
 
 
 def test_names_of_columns_may_hold_anything() -> None:
