@@ -73,6 +73,14 @@ def postgres() -> Iterator[PostgresServer]:
     server.close()
 
 
+@pytest.fixture
+def empty_postgres(postgres: PostgresServer) -> Iterator[None]:
+    """What a test makes in the schema ``public`` goes with it."""
+    yield
+    postgres.execute("DROP SCHEMA public CASCADE")
+    postgres.execute("CREATE SCHEMA public")
+
+
 GRACE_S = 30.0
 """How long what a test has told to stop may take to be gone."""
 

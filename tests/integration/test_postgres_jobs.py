@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,12 @@ from tests.integration.conftest import PATIENCE_S, expected_counts, wait_for_che
 from tests.integration.programs import Program
 from tests.postgres_server import PASSWORD, PostgresServer
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("empty_postgres")]
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
 
 ROWS, KEYS = 6_000, 37
 EXPECTED = Counter((f"w{i % KEYS}", i // KEYS + 1) for i in range(ROWS))
 LAST = {f"w{key}": len(range(key, ROWS, KEYS)) for key in range(KEYS)}
-
-
-@pytest.fixture(autouse=True)
-def _empty(postgres: PostgresServer) -> Iterator[None]:
-    yield
-    postgres.execute("DROP SCHEMA public CASCADE")
-    postgres.execute("CREATE SCHEMA public")
 
 
 def counting(spark: SparkSession, postgres: PostgresServer, rate: float, **options: Any) -> StreamEnvironment:

@@ -156,7 +156,9 @@ class OutputTable:
         if len(self._given) == 1:
             (schema,) = connection.execute("SELECT current_schema()").fetchone()
             if schema is None:
-                raise self._error("no schema of the user's search_path exists; give the table as schema.name")
+                raise self._error(
+                    "the search_path has no schema that exists and that the user may use; give the table as schema.name"
+                )
             self._name = (schema, self._given[0])
         sql, parts = self._sql, []
         for field in self._columns:
