@@ -94,8 +94,8 @@ class PostgresCommitter(SinkCommitter):
         known = self._table.progress(connection, self._job_id)
         if known is not None and (known.sink != self._sink or known.checkpoint):
             raise OutputTableError(
-                f"{self._table} holds output of sink {known.sink!r} of this job already: give each sink of a job a table "
-                "of its own, or union their streams; to continue that output, write the server's address as before"
+                f"{self._table} holds output of sink {known.sink!r} of this job already: give each sink of a job a "
+                "table of its own, or union their streams; to go on with that output, give the address as before"
             )
         return self._written(connection, Progress(self._sink, 1 if known is None else known.run + 1, 0, 0))
 
