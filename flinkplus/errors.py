@@ -65,7 +65,19 @@ class InputError(FlinkPlusError):
     """Input that is missing, unreadable, changed, or not valid."""
 
 
-class OutputDirectoryError(FlinkPlusError):
+class OutputError(FlinkPlusError):
+    """Output that cannot be taken where it should go."""
+
+
+class OutputTableError(OutputError):
+    """A table of a database that cannot take the job's results."""
+
+
+class OutputUnavailable(OutputError, OSError):
+    """A database that does not answer, or could not do what was asked this time; the next attempt may succeed."""
+
+
+class OutputDirectoryError(OutputError):
     """An output directory that cannot take the job's results."""
 
 

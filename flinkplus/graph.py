@@ -100,7 +100,9 @@ class JobGraph:
     def fuse(self) -> JobGraph:
         """Cut the graph into vertices; returns self. Raises ``ConfigurationError`` when there is nothing to run."""
         if not any(node.kind == "sink" for node in self.nodes):
-            raise ConfigurationError("the job has no sink: end a stream with to_parquet, to_text, collect or discard")
+            raise ConfigurationError(
+                "the job has no sink: end a stream with to_parquet, to_text, to_postgres, collect or discard"
+            )
         for head in self.loop_heads():
             if not any(self.nodes[index].kind == "sink" for index in self.reached([head])):
                 raise ConfigurationError(

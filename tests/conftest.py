@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import psutil
@@ -23,6 +24,7 @@ import pytest
 from chain_backup.zookeeper import embedded
 from tests import java_classes
 from tests.examples import examples
+from tests.postgres_server import PostgresServer, binaries
 
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -58,6 +60,25 @@ def _log_level() -> Iterator[None]:
     level = log.level
     yield
     log.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server of this test process, which runs when a test begins and when it ends."""
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed: no initdb on the PATH or below /usr/lib/postgresql")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
+    server = PostgresServer(Path(os.environ["PYTEST_DEBUG_TEMPROOT"]))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def empty_postgres(postgres: PostgresServer) -> Iterator[None]:
+    """What a test makes in the schema ``public`` goes with it."""
+    yield
+    postgres.execute("DROP SCHEMA public CASCADE")
+    postgres.execute("CREATE SCHEMA public")
 
 
 GRACE_S = 30.0

@@ -8,7 +8,7 @@ Arrow record batches; functions on rows are slower. Schemas are DDL strings (``"
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -39,6 +39,7 @@ from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.parquet import ParquetSink
+from flinkplus.sinks.postgres.sink import postgres_sink
 from flinkplus.sinks.text import TextSink
 from flinkplus.state.file_system import absolute
 
@@ -213,6 +214,28 @@ class Stream:
     def to_text(self, path: str | os.PathLike[str], *, separator: str = "\t", name: str | None = None) -> str:
         """As ``to_parquet``, as lines of text with columns joined by ``separator``."""
         return self._sink(TextSink(self._env.name_for("text", name), absolute(os.fspath(path)), separator))
+
+    def to_postgres(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        mode: str = "append",
+        key: str | Sequence[str] | None = None,
+        visibility: str = "checkpoint",
+        name: str | None = None,
+    ) -> str:
+        """Exactly-once rows in ``table`` (or ``schema.table``) of a PostgreSQL database; returns the sink's name.
+
+        ``dsn``: ``postgresql://user:password@host:port/database``, or ``host=... dbname=...``. The password is not
+        stored with the job.
+        ``mode``: ``append``, or ``upsert``: a row replaces the one with the same ``key``. The rows of a key must come
+        from one subtask: put a ``key_by`` with these columns before.
+        ``visibility``: ``checkpoint``: all rows that a checkpoint covers become visible at once when it completes.
+
+        A missing table is created. Raises ``ConfigurationError``, also without the extra ``flinkplus[postgres]``.
+        """
+        return self._sink(postgres_sink(self._env.name_for("postgres", name), dsn, table, mode, key, visibility))
 
     def collect(self, *, name: str | None = None) -> str:
         """Keep the committed rows in the driver (``job.collected(name)``); for tests and small results."""

@@ -35,6 +35,7 @@ USAGE_ERRORS = (
     errors.ConfigurationError,
     errors.InputError,
     errors.OutputDirectoryError,
+    errors.OutputTableError,
     errors.CheckpointDirectoryError,
     errors.InsufficientSlots,
     errors.JavaError,

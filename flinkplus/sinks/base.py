@@ -127,6 +127,10 @@ class Sink(ABC):
             raise InvariantViolation(f"sink {self.name!r} is used before it was bound to a job")
         return self.schema
 
+    def staged_in(self, checkpoint_dir: str) -> Self:
+        """A copy for one run of the job, for a sink that stages its output in the checkpoint directory."""
+        return self
+
     def check_schema(self, schema: pa.Schema) -> None:
         """Raises ``ConfigurationError`` when rows of ``schema`` cannot be stored."""
         return None

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -56,3 +57,9 @@ class OpenName:
 def staging_directory(job_id: str) -> str:
     """Where a job keeps what is not committed, below its output directory."""
     return f"{STAGING_DIRECTORY}/{job_id}"
+
+
+def table_staging(job_id: str, place: str) -> str:
+    """Where a job keeps rows for a table that are not committed, below its checkpoint directory."""
+    digest = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+    return f"{STAGING_DIRECTORY}/{job_id}-{digest}"

@@ -21,7 +21,7 @@ from flinkplus.operators.base.columns import SMALL_ROWS, merge, plain
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import Sink, SinkWriter
+from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import OpenName, PartName, staging_directory
 from flinkplus.sinks.files import OutputFiles
@@ -49,6 +49,11 @@ class FileSink(Sink):
     suffix: ClassVar[str]
     path: str
 
+    @property
+    def staging(self) -> str:
+        """The folder below ``path`` for what is not committed."""
+        return staging_directory(self.job_id)
+
     @abstractmethod
     def encoder(self, stream: Any) -> Encoder:
         """Begins a file on ``stream``."""
@@ -59,7 +64,7 @@ class FileSink(Sink):
     def writer(self, context: OperatorContext, generation: int) -> FileSinkWriter:
         return FileSinkWriter(self, context, generation)
 
-    def committer(self) -> FileCommitter:
+    def committer(self) -> SinkCommitter:
         empty = pa.BufferOutputStream()
         self.encoder(empty).finish()
         content = empty.getvalue().to_pybytes()
@@ -102,7 +107,7 @@ class FileSinkWriter(SinkWriter):
     def __init__(self, sink: FileSink, context: OperatorContext, generation: int) -> None:
         self._sink = sink
         self._files = OutputFiles(sink.path)
-        self._staging = staging_directory(sink.job_id)
+        self._staging = sink.staging
         self._subtask = context.index
         self._generation = generation
         self._staged: dict[str, StagedFile] = {}

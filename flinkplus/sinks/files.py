@@ -13,7 +13,7 @@ import os
 import posixpath
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from flinkplus.state.durable.uploads import Uploads
 from flinkplus.state.file_system import filesystem_of
 
 TEMPORARY_SUFFIX = ".tmp"
+CHUNK_BYTES = 1 << 20
 ABSENT = (FileNotFoundError, NotADirectoryError)
 """Errors for a missing name, or for a file in the place of a directory above it."""
 
@@ -95,6 +96,13 @@ class OutputFiles:
         local = self._local
         with self._fs.open_input_stream(self._path(name)) if local is None else local.open(name) as stream:
             return bytes(stream.read())
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The content, a piece at a time. Raises ``FileNotFoundError``."""
+        local = self._local
+        with self._fs.open_input_stream(self._path(name)) if local is None else local.open(name) as stream:
+            while piece := stream.read(CHUNK_BYTES):
+                yield bytes(piece)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, whole or not at all; an existing one is replaced."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,12 @@ from typing_extensions import override
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.program.description import LOCATION
+from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 from flinkplus.sinks.file_committer import FileCommitter
+from flinkplus.sinks.file_names import table_staging
 from flinkplus.sinks.files import OutputFiles
+from flinkplus.sinks.postgres.sink import SCHEME
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,65 @@ class FormerFileSink(Sink):
         return FileCommitter(OutputFiles(self.path), self.job_id, self.name, "", b"")
 
 
-def former_sink(name: str, settings: dict[str, Any], job_id: str) -> Sink | None:
-    """The sink of these settings; ``None`` for one without a location, whose output is not known."""
-    where = settings.get(LOCATION)
-    return None if where is None else FormerFileSink(name, str(where), job_id=job_id)
+@dataclass(frozen=True)
+class FormerTableSink(Sink):
+    """A sink of before that wrote to a table, whose password is not known here. ``path``: the checkpoint directory.
+    ``staging``: the folder below it with the rows that wait."""
+
+    path: str
+    staging: str
+
+    @override
+    def writer(self, context: OperatorContext, generation: int) -> SinkWriter:
+        raise ConfigurationError(f"sink {self.name!r} belongs to the program before, and takes no rows")
+
+    @override
+    def committer(self) -> SinkCommitter:
+        return _FormerTableCommitter(self)
+
+
+class _FormerTableCommitter(SinkCommitter):
+    """Finds out whether all is committed: staged files are removed after that."""
+
+    def __init__(self, sink: FormerTableSink) -> None:
+        self._sink = sink
+        self._files = OutputFiles(sink.path)
+
+    @override
+    def allow_only_if(self, check: Callable[[], None]) -> None:
+        self._files.check = check
+
+    @override
+    def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
+        if any(self._files.info(f"{self._sink.staging}/{file.name}") is not None for file in files):
+            raise ConfigurationError(
+                f"sink {self._sink.name!r} is gone, and output of checkpoint {checkpoint} waits to be committed by it: "
+                "resume the program before, and stop it, which commits; then resume the new one"
+            )
+
+    @override
+    def retract_after(self, checkpoint: int | None) -> None:
+        """What is staged later goes with ``discard``; the table stays as it is."""
+
+    @override
+    def discard(self) -> None:
+        for entry in self._files.entries(self._sink.staging):
+            self._files.delete(f"{self._sink.staging}/{entry.name}")
+        self._files.delete_dir(self._sink.staging)
+
+
+def former_sink(
+    name: str, settings: dict[str, Any], job_id: str, checkpoint_dir: str, follower: Sink | None = None
+) -> Sink | None:
+    """The sink of these settings; ``None`` for one without a location, whose output is not known.
+
+    ``follower``: the sink of the new program that continues the output; only it can connect to a database.
+    """
+    where = str(settings.get(LOCATION, ""))
+    if not where:
+        return None
+    if not where.startswith(SCHEME):
+        return FormerFileSink(name, where, job_id=job_id)
+    if follower is not None:
+        return follower
+    return FormerTableSink(name, checkpoint_dir, table_staging(job_id, where.removeprefix(SCHEME)), job_id=job_id)

@@ -46,6 +46,7 @@ NOT_RUN = {
     # programs, by a part of their text
     "Cluster(workers=4)": "needs root and network namespaces: tests/integration/test_cluster.py",
     '.format("flinkplus-state")': "needs a checkpoint directory: tests/integration/test_state_data.py",
+    "db.example": "needs a database: tests/integration/test_postgres_jobs.py runs it with one",
     # commands, by how they begin, without the path of the program
     "make ": "setting up, or minutes of tests and measurements",
     "python -m tests.simulation": "minutes: tests/simulation/test_simulation.py runs seeds",

@@ -9,6 +9,7 @@ from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph
 from flinkplus.operators.base.operator import Operator
+from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.runtime.control.names import find_subtask
@@ -44,6 +45,19 @@ def check_loops(graph: JobGraph, options: Options) -> None:
         why = "checkpoints already hold the rows in the loop, and the barrier must return behind them; use 'aligned'"
     if names and why:
         raise ConfigurationError(f"{setting} cannot be used with a loop ({names}): {why}")
+
+
+def check_outputs(graph: JobGraph) -> None:
+    """Raises ``ConfigurationError`` for two sinks that write to one place: each would take the other's output for its
+    own."""
+    seen: dict[str, str] = {}
+    for name, sink in graph.sinks().items():
+        where = sink.settings().get(LOCATION)
+        if where is not None and (other := seen.setdefault(str(where), name)) != name:
+            raise ConfigurationError(
+                f"sinks {other!r} and {name!r} both write to {where}: give each a place of its own, or union their "
+                "streams"
+            )
 
 
 def check_faults(graph: JobGraph, options: Options) -> None:

@@ -25,7 +25,7 @@ from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
 from flinkplus.runtime.job import staging
-from flinkplus.runtime.job.checks import check_faults, check_loops, recovery_of
+from flinkplus.runtime.job.checks import check_faults, check_loops, check_outputs, recovery_of
 from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.launcher import check_cluster, coordinator_hosts
@@ -42,6 +42,7 @@ from flinkplus.runtime.job.upgrading.programs import (
     compared,
     newest,
     read_program,
+    stage_in,
 )
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sources.base import Source
@@ -150,6 +151,7 @@ def _plan_sources(
 def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
     """Checks of the options and of the cluster that need no files."""
     check_loops(graph, options)
+    check_outputs(graph)
     check_faults(graph, options)
     wanted(options.log)
     check_cluster(spark, options.parallelism)
@@ -189,6 +191,7 @@ def _launch(
     try:
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
+        stage_in(plan.graph, directory.checkpoints)
         commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path, requests)
         if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry)

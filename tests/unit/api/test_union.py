@@ -7,6 +7,7 @@ import pytest
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
+from flinkplus.runtime.job.checks import check_outputs
 from tests.unit.api.drawing import environment, numbers, shape
 
 
@@ -26,6 +27,18 @@ def test_rows_of_a_union_go_straight_to_their_keys() -> None:
     ]
     assert [env.graph.producer_vertex(edge).name for edge in range(3)] == ["a", "b", "c"]
     assert all(env.graph.consumer_vertex(edge).name == "count+out" for edge in range(3))
+
+
+def test_two_sinks_do_not_write_to_one_place() -> None:
+    env = environment()
+    a, b = numbers(env, "a"), numbers(env, "b")
+    a.union(b).to_text("/out", name="both")
+    a.to_text("/out/a", name="one")
+    a.discard(name="none")
+    check_outputs(env.graph)
+    b.to_parquet("/out", name="again")
+    with pytest.raises(ConfigurationError, match="sinks 'both' and 'again' both write to /out: give each a place"):
+        check_outputs(env.graph)
 
 
 def test_what_is_fused_with_a_union_is_fused_with_one_operator() -> None:

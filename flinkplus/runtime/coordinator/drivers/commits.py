@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flinkplus import errors
@@ -54,8 +55,14 @@ class Commits:
             committer.allow_only_if(self._check)
 
     def _check(self) -> None:
-        try:
+        with self._noticing():
             self._storage.runs.check()
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Report another driver that has taken the job over. A sink may know of it before the checkpoint directory."""
+        try:
+            yield
         except errors.JobRunsElsewhere as error:
             self._taken_over(str(error))
             raise
@@ -66,7 +73,8 @@ class Commits:
         return not any(self._uncommitted.values())
 
     def prepare(self, resume: bool) -> None:
-        """Prepare every output directory. Raises ``OutputDirectoryError`` if one holds data, unless ``resume``."""
+        """Prepare every output. Raises ``OutputError`` if one cannot be used: a directory that holds data, unless
+        ``resume``."""
         for committer in self.committers.values():
             committer.prepare(resume)
 
@@ -85,7 +93,7 @@ class Commits:
         for committer in self.committers.values():
             try:
                 committer.prepare(resume=True)
-            except errors.OutputDirectoryError:
+            except (errors.OutputDirectoryError, errors.OutputTableError):
                 committer.prepare(resume=False)
 
     def store(
@@ -128,7 +136,8 @@ class Commits:
         self._check()
         manifest = self.manifest(checkpoint)
         for name, part in manifest.commits.items():
-            self.committers[name].commit(checkpoint, part.files)
+            with self._noticing():
+                self.committers[name].commit(checkpoint, part.files)
             self._uncommitted[name] = not_yet_committed(self._uncommitted[name], checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if c >= checkpoint}
 
@@ -151,7 +160,8 @@ class Commits:
         self._check()
         self._storage.manifests.withdraw_after(checkpoint or 0)
         for committer in self.committers.values():
-            committer.retract_after(checkpoint)
+            with self._noticing():
+                committer.retract_after(checkpoint)
         self._manifests = {c: m for c, m in self._manifests.items() if checkpoint is not None and c <= checkpoint}
         self._uncommitted = dict.fromkeys(self.sinks, ())
         try:

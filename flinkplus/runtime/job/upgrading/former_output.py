@@ -77,9 +77,10 @@ class Adoption:
     def _former(self, name: str, change: Comparison, manifest: Manifest, followers: Mapping[str, str]) -> Sink:
         """A sink of the program before, as far as it is needed to commit and to retract."""
         known = change.old.operators[name]
-        sink = former_sink(name, known.settings, self.plan.output_id)
+        follower = self.commits.sinks.get(followers.get(name, ""))
+        sink = former_sink(name, known.settings, self.plan.output_id, self.storage.uri, follower)
         if sink is None and name in followers:
-            sink = self.commits.sinks[followers[name]]
+            sink = follower
         elif sink is None and known.body not in IN_MEMORY and manifest.commits[name].files:
             raise ConfigurationError(
                 f"sink {name!r} is gone, and output of checkpoint {manifest.checkpoint} waits to be committed by it: "

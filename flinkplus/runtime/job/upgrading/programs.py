@@ -153,3 +153,10 @@ def bind_sinks(graph: JobGraph, job_id: str) -> None:
     for node in graph.nodes:
         if isinstance(node.body, Sink):
             node.body = node.body.bind(node.schema, job_id)
+
+
+def stage_in(graph: JobGraph, checkpoint_dir: str) -> None:
+    """Sinks without a directory of their own stage their output in the checkpoint directory."""
+    for node in graph.nodes:
+        if isinstance(node.body, Sink):
+            node.body = node.body.staged_in(checkpoint_dir)

@@ -15,6 +15,7 @@ from flinkplus.protocol.snapshot.handle import START
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job.directory import LOCK_FILE, Claim
+from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.spark_log import COMPACT_INTERVAL, LOG_DIRECTORY, Layout, LoggedFile, SparkFileLog
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -73,6 +74,22 @@ def test_a_driver_that_was_replaced_does_nothing(tmp_path: Path, order: str) -> 
         ORDERS[order](commits)
     assert sorted(tmp_path.rglob("*")) == before
     assert len(told) == 1 and "another driver" in told[0]
+
+
+@pytest.mark.parametrize("order", ["commit", "retract_after"])
+def test_a_sink_may_be_the_first_to_know(tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output says that another driver has taken the job over, before the checkpoint directory does."""
+    told: list[str] = []
+    commits = Commits({"out": DiscardSink("out")}, driver(tmp_path, 1), told.append)
+    commits.store(CheckpointId(1), Generation(1), [], False)
+
+    def taken_over(*_: object) -> None:
+        raise JobRunsElsewhere("another driver writes this table")
+
+    monkeypatch.setattr(commits.committers["out"], order, taken_over)
+    with pytest.raises(JobRunsElsewhere):
+        ORDERS[order](commits)
+    assert told == ["another driver writes this table"]
 
 
 def test_a_manifest_that_was_being_written_does_not_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,213 @@
+"""Jobs that write to PostgreSQL: slots and the server killed with SIGKILL, a resume, a rescale; a reader finds each row
+once, and the rows that the same program collects."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkplus import JobFailed, JobHandle, StreamEnvironment
+from flinkplus.corpus import write_corpus
+from flinkplus.sinks.postgres.committer import PostgresCommitter
+from tests.documents import all_blocks
+from tests.integration.conftest import PATIENCE_S, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.programs import Program
+from tests.postgres_server import PASSWORD, PostgresServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("empty_postgres")]
+pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
+
+ROWS, KEYS = 6_000, 37
+EXPECTED = Counter((f"w{i % KEYS}", i // KEYS + 1) for i in range(ROWS))
+LAST = {f"w{key}": len(range(key, ROWS, KEYS)) for key in range(KEYS)}
+
+
+def counting(spark: SparkSession, postgres: PostgresServer, rate: float, **options: Any) -> StreamEnvironment:
+    """Counts of words, to a table of all rows, to one of the last row for each word, and collected."""
+    env = StreamEnvironment(spark, checkpoint_interval=0.15, **{"parallelism": 2, **options})
+    words = env.generate(lambda i: f"w{i % KEYS}", schema="word string", count=ROWS, rate=rate, name="words")
+    counts = words.key_by("word").count(name="count")
+    counts.to_postgres(postgres.dsn, "every", name="every")
+    counts.to_postgres(postgres.dsn, "last", mode="upsert", key="word", name="last")
+    counts.collect(name="collected")
+    return env
+
+
+def every(postgres: PostgresServer) -> Counter[Any]:
+    return Counter(postgres.execute("SELECT word, count FROM every"))
+
+
+def assert_exact(postgres: PostgresServer) -> None:
+    assert every(postgres) == EXPECTED
+    assert dict(postgres.execute("SELECT word, count FROM last")) == LAST
+
+
+def read_while(postgres: PostgresServer, stop: threading.Event, wrong: list[Any]) -> None:
+    """At any moment a reader finds whole checkpoints: for each word the counts 1 to n, and never fewer than before."""
+    seen: Counter[str] = Counter()
+    while not stop.wait(0.02):
+        try:
+            rows = postgres.execute("SELECT word, count(*), max(count), min(count) FROM every GROUP BY word")
+        except Exception:  # the server is away, or the table is not made yet
+            continue
+        for word, number, highest, lowest in rows:
+            if number != highest or lowest != 1 or number < seen[word]:
+                wrong.append((word, number, highest, lowest, seen[word]))
+            seen[word] = number
+
+
+def kill_in_a_commit(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The server gets SIGKILL in the next commit, once its rows are in the transaction, and comes back."""
+    killed, commit = threading.Event(), PostgresCommitter._commit
+
+    def killing(committer: PostgresCommitter, *arguments: Any) -> int:
+        through = commit(committer, *arguments)
+        if not killed.is_set():
+            postgres.kill()
+            killed.set()
+            threading.Timer(0.5, postgres.start).start()
+        return through
+
+    monkeypatch.setattr(PostgresCommitter, "_commit", killing)
+    return killed
+
+
+def test_slots_and_the_server_killed(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, wrong = threading.Event(), []  # type: ignore[var-annotated]
+    reader = threading.Thread(target=read_while, args=(postgres, stop, wrong))
+    reader.start()
+    try:
+        with counting(spark, postgres, 2_000.0).execute("killed") as job:
+            wait_for_checkpoint(job, 2)
+            assert job.kill("count:1", at="commit")
+            wait_until(lambda: bool(job.recoveries()), "a failover")
+            assert kill_in_a_commit(postgres, monkeypatch).wait(PATIENCE_S)
+            wait_until(lambda: job.missing_standbys() == 0 or job.done, "standbys")
+            assert job.kill("count:0")
+            job.await_finish(PATIENCE_S)
+            collected = job.collected("collected")
+            assert job.metrics()["committed_rows"] == {"every": ROWS, "last": ROWS, "collected": ROWS}
+    finally:
+        stop.set()
+        reader.join()
+    assert wrong == []
+    assert_exact(postgres)
+    assert every(postgres) == Counter((row["word"], row["count"]) for row in collected.to_pylist())
+    ((rows,),) = postgres.execute("SELECT rows FROM flinkplus_progress WHERE sink = 'every'")
+    assert rows == ROWS
+
+
+def test_a_job_is_resumed_and_rescaled(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At other parallelisms, live and by a resume. No password is in the checkpoint directory, nor in the log."""
+    caplog.set_level("DEBUG", "flinkplus")
+    home = tmp_path / "checkpoints"
+
+    def run(rate: float, parallelism: int) -> JobHandle:
+        env = counting(spark, postgres, rate, parallelism=parallelism, checkpoint_dir=home)
+        return env.execute("resumed", resume="auto")
+
+    with run(800.0, 2) as job:
+        wait_for_checkpoint(job, 2)
+        job.rescale(3).await_done(PATIENCE_S)
+        wait_for_checkpoint(job, 4)
+    assert 0 < sum(every(postgres).values()) < ROWS
+    with run(1e6, 1) as job:
+        assert job.restored_from is not None
+        assert_no_secret(home, str(job.metrics()))
+        job.await_finish(PATIENCE_S)
+    assert_exact(postgres)
+    assert PASSWORD not in caplog.text
+    assert not [path for path in home.rglob("*.csv")]
+
+
+def assert_no_secret(home: Path, status: str) -> None:
+    assert PASSWORD not in status
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert any(path.name == "plan" for path in files)
+    assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
+
+
+def test_a_server_that_stays_away_ends_the_job_and_nothing_is_lost(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresCommitter, "patience_s", 0.3)
+    home = tmp_path / "checkpoints"
+    with counting(spark, postgres, 2_000.0, checkpoint_dir=home).execute("away") as job:
+        wait_for_checkpoint(job, 2)
+        postgres.kill()
+        try:
+            with pytest.raises(JobFailed, match=r"output not committed: OutputUnavailable: table 127.0.0.1.*attempt 5"):
+                job.await_finish(PATIENCE_S)
+        finally:
+            postgres.start()
+    with counting(spark, postgres, 1e6, checkpoint_dir=home).execute("away", resume="auto") as job:
+        job.await_finish(PATIENCE_S)
+    assert_exact(postgres)
+
+
+def test_the_program_of_the_page(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = (block for block in all_blocks() if block.page == "docs/postgres.md" and block.language == "python")
+    monkeypatch.chdir(tmp_path)
+    Path("books").mkdir()
+    write_corpus("books/zipf.txt", words=2_000, vocabulary=100, seed=5)
+    text = block.text.replace("postgresql://me@db.example/shop", postgres.dsn)
+    assert PASSWORD in text
+    exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
+    assert Counter(dict(postgres.execute("SELECT * FROM word_counts"))) == expected_counts(Path("books/zipf.txt"))
+
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+from flinkplus import StreamEnvironment, spark_settings
+
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = builder.config(map=spark_settings()).getOrCreate()
+env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1, checkpoint_dir="checkpoints")
+words = env.generate(lambda i: f"w{i % 37}", schema="word string", count=6_000, rate=float(sys.argv[2]), name="words")
+counts = words.key_by("word").count(name="count")
+counts.to_postgres(sys.argv[1], "every", name="every")
+counts.to_postgres(sys.argv[1], "last", mode="upsert", key="word", name="last")
+with env.execute("program", resume="auto") as job:
+    job.await_finish()
+"""
+
+
+@pytest.mark.long
+def test_a_driver_killed_again_and_again(postgres: PostgresServer, tmp_path: Path) -> None:
+    """Each run is killed at some moment after it has committed more than the one before."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    committed = 0
+    for rate in ("1000", "1000", "1000", "1000000"):
+        program = Program([sys.executable, "program.py", postgres.dsn, rate], tmp_path)
+        try:
+            if rate != "1000":
+                assert program.wait() == 0, program.err
+                continue
+            program.wait_for(
+                lambda: postgres.execute("SELECT to_regclass('every') IS NOT NULL") == [(True,)], "a table"
+            )
+            more = committed + 300
+            program.wait_for(lambda more=more: sum(every(postgres).values()) > more, "rows")  # type: ignore[misc]
+            os.kill(program.process.pid, signal.SIGKILL)
+            program.wait()
+            committed = sum(every(postgres).values())
+            assert PASSWORD not in program.err
+        finally:
+            program.end()
+    assert_exact(postgres)
+    assert postgres.execute("SELECT run FROM flinkplus_progress") == [(4,), (4,)]
