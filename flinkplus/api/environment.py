@@ -23,10 +23,13 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.base.schema import parse_schema
+from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.plan import find_job
+from flinkplus.runtime.job.running import RunningJob
+from flinkplus.runtime.job.savepoints import has_checkpoints, resume_found, start_drawn
 from flinkplus.runtime.job.spark_types import arrow_schema
 from flinkplus.runtime.job.staging import check_dataframe
-from flinkplus.runtime.job.start import resume_job, start_job
+from flinkplus.runtime.job.start import start_job
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
@@ -134,7 +137,14 @@ class StreamEnvironment:
             raise ConfigurationError(f"{vertex.name!r} is throttled already")
         self.graph.nodes[node].rate = rows_per_s
 
-    def execute(self, name: str, *, resume: Resume = False, trust: bool = False) -> JobHandle:
+    def execute(
+        self,
+        name: str,
+        *,
+        resume: Resume = False,
+        trust: bool = False,
+        start_from: str | os.PathLike[str] | None = None,
+    ) -> JobHandle:
         """Start the job; returns its handle at once.
 
         ``resume``: ``False`` starts a new job; ``True`` resumes from the last complete checkpoint in
@@ -142,6 +152,8 @@ class StreamEnvironment:
         returns a handle in state ``finished`` and runs nothing, so the same command can be repeated until it succeeds.
         ``trust``: also resume a job that was signed with another key, which runs its author's code
         (``docs/security.md``).
+        ``start_from``: a savepoint (``JobHandle.savepoint``) that the new job begins with; the job has a
+        ``checkpoint_dir`` of its own, and the savepoint is only read. With ``resume="auto"``: unless there are checkpoints in ``checkpoint_dir``.
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
         ``InputError`` when the job cannot start; ``JobRunsElsewhere`` when another driver runs it;
@@ -151,6 +163,8 @@ class StreamEnvironment:
             raise ConfigurationError("this environment was executed already; draw the next job with a new one")
         if resume not in (True, False, "auto"):
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
+        if start_from is not None and resume is True:
+            raise ConfigurationError("give resume=True or start_from, not both; resume='auto' goes with start_from")
         self.graph.fuse()
         for node in self.graph.nodes:
             try:
@@ -159,9 +173,12 @@ class StreamEnvironment:
                 raise ConfigurationError(
                     f"operator {node.name!r} cannot be sent to the slots: {error}; let its function make what it needs"
                 ) from error
-        running = start_job(
-            self.spark, name, self.graph, self.options, self._frames, self.output_id, resume=resume, trust=trust
-        )
+        drawn = self.spark, name, self.graph, self.options
+        running: RunningJob | FinishedJob
+        if start_from is not None and not (resume and has_checkpoints(self.options)):
+            running = start_drawn(*drawn, self.output_id, os.fspath(start_from), trust=trust)
+        else:
+            running = start_job(*drawn, self._frames, self.output_id, resume=resume, trust=trust)
         self._executed = True
         return JobHandle(running)
 
@@ -172,11 +189,14 @@ class StreamEnvironment:
         *,
         trust: bool = False,
         name: str | None = None,
+        new_checkpoint_dir: str | os.PathLike[str] | None = None,
         **options: Unpack[RunOptions],
     ) -> JobHandle:
-        """Resume the job in ``checkpoint_dir``, as it was drawn, from its last complete checkpoint.
+        """Resume the job in ``checkpoint_dir``, as it was drawn, from its last complete checkpoint; or, if that is a
+        savepoint, start a new job from it.
 
         ``trust``: as in ``execute``.
+        ``new_checkpoint_dir``: of the new job that starts from a savepoint; needed there, and only there.
         ``name``: the name that the job must have; ``None``: any.
         ``options``: settings of this run; with another ``parallelism``, state and input are divided again.
 
@@ -184,4 +204,5 @@ class StreamEnvironment:
         ``UntrustedCheckpoint`` when the job is not signed with this user's key (option ``signing_key``).
         """
         found = find_job(os.fspath(checkpoint_dir), options.get("signing_key"), trust, name)
-        return JobHandle(resume_job(spark, found, dict(options)))
+        new = None if new_checkpoint_dir is None else os.fspath(new_checkpoint_dir)
+        return JobHandle(resume_found(spark, found, new, dict(options)))

@@ -21,6 +21,7 @@ from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_of
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
+from flinkplus.state.durable.savepoint import origin_of
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.removal import remove_folder
 
@@ -46,7 +47,10 @@ def begin_run(
             storage.manifests.withdraw_after(0)
         storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     try:
-        if resume and not storage.manifests.checkpoints():
+        origin = origin_of(storage) if resume else None
+        if origin is not None:
+            commits.succeed(origin, begun=storage.manifests.checkpoints()[-1] > origin.checkpoint)
+        elif resume and not storage.manifests.checkpoints():
             commits.prepare_again()
         else:
             commits.prepare(resume)

@@ -15,6 +15,7 @@ import time
 import uuid
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -38,6 +39,7 @@ from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import metrics_of
 from flinkplus.runtime.job.launcher import SlotJobs, coordinator_hosts
 from flinkplus.runtime.job.plan import Plan
+from flinkplus.runtime.job.savepoints import savepoint_writer
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, Access, publish, withdraw, write_access
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import Credentials
@@ -84,7 +86,10 @@ class RunningJob:
         bind, reach = coordinator_hosts(spark)
         shells = credentials.for_commands(self.job_id)
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
-        parts = Parts(plan.graph, plan.options, commits, restore, listeners.dispatch, calls, registry, self._slots)
+        writer_for = partial(savepoint_writer, storage, plan.options, directory.checkpoints)
+        parts = Parts(
+            plan.graph, plan.options, commits, restore, listeners.dispatch, calls, registry, self._slots, writer_for
+        )
         self.coordinator = Coordinator(parts, self.job_id)
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
@@ -209,6 +214,7 @@ class RunningJob:
             checkpoints=self.coordinator.figures.checkpoints()[-SHOWN:],
             recoveries=recoveries.as_dicts()[-SHOWN:],
             handovers=recoveries.handovers()[-SHOWN:],
+            savepoints=self.coordinator.savepoints.as_dicts()[-SHOWN:],
         )
 
     def metrics(self) -> dict[str, Any]:

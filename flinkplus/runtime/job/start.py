@@ -56,7 +56,7 @@ def start_job(
         raise ConfigurationError(
             "resume='auto' needs checkpoint_dir: without it the checkpoints are deleted when the job ends"
         )
-    _check(spark, graph, options)
+    check(spark, graph, options)
     directory = JobDirectory(spark, options)
     claimed: CheckpointStorage | None = None
     try:
@@ -81,7 +81,7 @@ def start_job(
                 node.body = staging.stage(frame, node.body, directory.checkpoints)
         storage.signed.job_id = output_id
         plan = Plan(name, output_id, graph, options)
-        return _launch(spark, plan, storage, directory, begun, auto=resume == "auto")
+        return launch(spark, plan, storage, directory, begun, auto=resume == "auto")
     except BaseException:
         if claimed is not None:
             claimed.ownership.release()
@@ -89,7 +89,7 @@ def start_job(
         raise
 
 
-def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
+def check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
     """Checks of the options and of the cluster that need no files."""
     check_loops(graph, options)
     check_faults(graph, options)
@@ -104,18 +104,18 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     check_mode(plan.options, given)
-    _check(spark, plan.graph, given)
+    check(spark, plan.graph, given)
     directory = JobDirectory(spark, given)
     try:
         job = identity_of(plan.name, plan.graph, given)
         storage.ownership.prepare(job, resume=True, claim=lambda: directory.claim(resume=True))
-        return _launch(spark, replace(plan, options=given), storage, directory, resume=True, auto=False)
+        return launch(spark, replace(plan, options=given), storage, directory, resume=True, auto=False)
     except BaseException:
         directory.remove()
         raise
 
 
-def _launch(
+def launch(
     spark: SparkSession, plan: Plan, storage: CheckpointStorage, directory: JobDirectory, resume: bool, auto: bool
 ) -> RunningJob | FinishedJob:
     plan = replace(plan, options=recovery_of(plan.graph, plan.options))

@@ -14,6 +14,7 @@ from flinkplus.state.file_system import Files
 BLOB_MAGIC = b"flinkplus-blob"
 PLAN_BLOB = "plan"
 ZOOKEEPER_BLOB = "zookeeper"
+ORIGIN_BLOB = "origin"
 FOLDER = "blobs"
 
 
@@ -54,7 +55,7 @@ class Blobs:
 
     def sign_again(self) -> None:
         """Sign the trusted blobs with our own key."""
-        for name in (PLAN_BLOB, ZOOKEEPER_BLOB):
+        for name in (PLAN_BLOB, ZOOKEEPER_BLOB, ORIGIN_BLOB):
             with suppress(CorruptCheckpoint):
                 self.put_signed(name, self.get_signed(name), private=name == ZOOKEEPER_BLOB)
 

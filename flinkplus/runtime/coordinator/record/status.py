@@ -100,3 +100,4 @@ class Status(Document):
     checkpoints: list[dict[str, Any]]
     recoveries: list[dict[str, Any]]
     handovers: list[dict[str, Any]]
+    savepoints: list[dict[str, Any]]
