@@ -152,8 +152,9 @@ class StreamEnvironment:
         returns a handle in state ``finished`` and runs nothing, so the same command can be repeated until it succeeds.
         ``trust``: also resume a job that was signed with another key, which runs its author's code
         (``docs/security.md``).
-        ``start_from``: a savepoint (``JobHandle.savepoint``) that the new job begins with; the job has a
-        ``checkpoint_dir`` of its own, and the savepoint is only read. With ``resume="auto"``: unless there are checkpoints in ``checkpoint_dir``.
+        ``start_from``: a savepoint (``JobHandle.savepoint``) that the new job begins with. The job has a
+        ``checkpoint_dir`` of its own, and the savepoint is only read. With ``resume="auto"``: unless there are
+        checkpoints in ``checkpoint_dir``.
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
         ``InputError`` when the job cannot start; ``JobRunsElsewhere`` when another driver runs it;

@@ -19,9 +19,9 @@ from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 from flinkplus.runtime.faults.points import check_point
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.running import RunningJob
-from flinkplus.runtime.job.savepoints import target_of
 from flinkplus.runtime.slot.subtasks.output_trace import read_traces
 from flinkplus.sinks.collect import CollectCommitter
+from flinkplus.state.file_system import absolute
 
 KILL_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 0.02
@@ -282,11 +282,11 @@ class JobHandle:
 
         Returns when the target is taken: its ``status`` says how far it is, its ``await_done`` waits for the end.
 
-        Raises ``SavepointRefused`` when ``target`` is not empty, cannot be written, or is in the checkpoint directory, when
-        another savepoint is under way, and when the job is over. ``await_done`` raises ``SavepointError`` when it was
-        not completed; the job runs on then.
+        Raises ``SavepointRefused`` when ``target`` is not empty, cannot be written, or is in the checkpoint directory,
+        when another savepoint is under way, and when the job is over. ``await_done`` raises ``SavepointError`` when it
+        was not completed; the job runs on then.
         """
-        savepoint = self._running.coordinator.savepoints.request(target_of(target), stop=False)
+        savepoint = self._running.coordinator.savepoints.request(absolute(os.fspath(target)), stop=False)
         savepoint.await_answer()
         return savepoint
 
@@ -295,7 +295,7 @@ class JobHandle:
 
         Exactly what the savepoint covers is visible as output. If it fails, the job runs on.
         """
-        savepoint = self._running.coordinator.savepoints.request(target_of(target), stop=True)
+        savepoint = self._running.coordinator.savepoints.request(absolute(os.fspath(target)), stop=True)
         savepoint.await_answer()
         return savepoint
 

@@ -126,8 +126,8 @@ class LocalDirectory:
                 target.write(chunk)
 
     def link(self, source: LocalDirectory, old: str, name: str) -> bool:
-        """Give the file ``old`` of ``source``, which nobody changes, the new name ``name`` here. ``False``, with nothing
-        done, where the file system cannot."""
+        """Give the file ``old`` of ``source``, which must never change, the new name ``name`` here. ``False``, with
+        nothing done, where the file system cannot."""
         with source._folder.at(old) as (there, last):
             if not stat.S_ISREG(source._folder.found_in(there, last, old).st_mode):
                 return False

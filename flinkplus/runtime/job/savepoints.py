@@ -1,12 +1,11 @@
-"""Savepoints at both ends: where a running job writes one, and how a new job starts from one.
+"""How a new job starts from a savepoint.
 
-A new job has an ID and a checkpoint directory of its own. The savepoint is copied there as its first checkpoint, and is
+It has an ID and a checkpoint directory of its own. The savepoint is copied there as its first checkpoint, and is
 not needed after that; from then on the job is resumed as any other.
 """
 
 from __future__ import annotations
 
-import os
 import uuid
 from dataclasses import replace
 from typing import Any
@@ -22,33 +21,26 @@ from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.plan import FoundJob, Plan, adopt, find_job, identity_of, plan_bytes
 from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN
+from flinkplus.runtime.job.running import RunningJob
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.job.start import check, launch, resume_job
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.state.durable.ownership import check_same_job
-from flinkplus.state.durable.savepoint import Savepoint, SavepointWriter, check_apart
+from flinkplus.state.durable.savepoint import FoundSavepoint
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.file_system import absolute
 
 
-def savepoint_writer(storage: CheckpointStorage, options: Options, checkpoint_dir: str, target: str) -> SavepointWriter:
-    """Opens ``target`` for a savepoint of the running job. Raises ``SavepointRefused``, ``CheckpointDirectoryError``,
-    and ``ConfigurationError`` for a key that cannot be used."""
-    check_apart(target, checkpoint_dir)
-    key = find_key(options.signing_key, target, make=True)
-    return SavepointWriter(storage, CheckpointStorage(target, key=key))
-
-
-def savepoint_of(found: FoundJob) -> Savepoint | None:
+def savepoint_of(found: FoundJob) -> FoundSavepoint | None:
     """The savepoint that was found; ``None``: it is the checkpoint directory of a job."""
     document = found.storage.ownership.savepoint()
     if document is None:
         return None
-    return Savepoint(found.storage, document, found.plan.output_id)
+    return FoundSavepoint(found.storage, document, found.plan.output_id)
 
 
-def find_savepoint(location: str, signing_key: str | None, trust: bool) -> tuple[FoundJob, Savepoint]:
+def find_savepoint(location: str, signing_key: str | None, trust: bool) -> tuple[FoundJob, FoundSavepoint]:
     """Raises as ``find_job``, and ``CheckpointDirectoryError`` for what is no savepoint."""
     found = find_job(absolute(location), signing_key, trust)
     savepoint = savepoint_of(found)
@@ -93,23 +85,27 @@ def resume_found(
         return _start_as_drawn(spark, found, savepoint, new_checkpoint_dir, overrides)
     if new_checkpoint_dir is not None:
         raise ConfigurationError(
-            f"{found.checkpoint_dir!r} is the checkpoint directory of the job, which keeps its checkpoints there: a new "
-            "one is only given with a savepoint"
+            f"{found.checkpoint_dir!r} is the checkpoint directory of the job, which keeps its checkpoints there: a "
+            "new one is only given with a savepoint"
         )
     return resume_job(spark, found, overrides)
 
 
 def _start_as_drawn(
-    spark: SparkSession, found: FoundJob, savepoint: Savepoint, checkpoint_dir: str | None, overrides: dict[str, Any]
+    spark: SparkSession,
+    found: FoundJob,
+    savepoint: FoundSavepoint,
+    checkpoint_dir: str | None,
+    overrides: dict[str, Any],
 ) -> RunningJob | FinishedJob:
-    """Start a new job from a savepoint, as the job was drawn. ``overrides``: options that differ from those of its plan.
+    """Start a new job from a savepoint, as the job was drawn. ``overrides``: options that differ from its plan's.
 
     Raises ``ConfigurationError`` without a checkpoint directory for the new job.
     """
     if checkpoint_dir is None:
         raise ConfigurationError(
-            f"{found.checkpoint_dir!r} is a savepoint, which is never written to: give the job that starts from it a new "
-            "checkpoint directory (new_checkpoint_dir=DIR, --checkpoint-dir DIR)"
+            f"{found.checkpoint_dir!r} is a savepoint, which is never written to: give the job that starts from it a "
+            "new checkpoint directory (new_checkpoint_dir=DIR, --checkpoint-dir DIR)"
         )
     plan = found.plan
     options = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
@@ -120,7 +116,7 @@ def _start_as_drawn(
     return _start(spark, Plan(plan.name, output_id, plan.graph, options), savepoint)
 
 
-def _start(spark: SparkSession, plan: Plan, savepoint: Savepoint) -> RunningJob | FinishedJob:
+def _start(spark: SparkSession, plan: Plan, savepoint: FoundSavepoint) -> RunningJob | FinishedJob:
     options = plan.options
     check(spark, plan.graph, options)
     directory = JobDirectory(spark, options)
@@ -146,8 +142,3 @@ def _start(spark: SparkSession, plan: Plan, savepoint: Savepoint) -> RunningJob 
             claimed.ownership.release()
         directory.remove()
         raise
-
-
-def target_of(target: str | os.PathLike[str]) -> str:
-    """Where a savepoint is to be: a URI, or an absolute path."""
-    return absolute(os.fspath(target))

@@ -75,14 +75,14 @@ def check_apart(target: str, checkpoint_dir: str) -> None:
         inside = kept in (found := Path(target).resolve(), *found.parents)
     if inside:
         raise SavepointRefused(
-            f"{target!r} is in the job's checkpoint directory {checkpoint_dir!r}, where files are removed; give another "
-            "place"
+            f"{target!r} is in the job's checkpoint directory {checkpoint_dir!r}, where files are removed; give "
+            "another place"
         )
 
 
 @dataclass(eq=False)
 class SavepointWriter:
-    """Writes one savepoint: ``begin``, ``copy``, ``publish``, one after the other, in any thread; ``remove`` undoes them.
+    """Writes one savepoint: ``begin``, ``copy``, ``publish``, one after the other, in any thread; ``remove`` undoes it.
 
     ``source``: of the job that runs.
     ``target``: opened with the key to sign with.
@@ -224,7 +224,7 @@ def copied_file(source: Files, target: Files, name: str, file: StateFile | None,
 
 
 @dataclass(frozen=True)
-class Savepoint:
+class FoundSavepoint:
     """A savepoint whose signature was checked. ``found``: what it says of itself."""
 
     storage: CheckpointStorage
@@ -288,6 +288,6 @@ def origin_of(storage: CheckpointStorage) -> Origin | None:
     if not storage.manifests.checkpoints():
         raise CheckpointDirectoryError(
             f"the job in {storage.uri!r} was being started from the savepoint {origin.savepoint!r}, which was not "
-            "copied to its end: start it from there again (start_from=, flinkplus resume SAVEPOINT --checkpoint-dir DIR)"
+            "copied to its end: start it from there again (start_from=, or flinkplus resume SAVEPOINT --checkpoint-dir)"
         )
     return origin

@@ -1,8 +1,8 @@
 """``SAVEPOINT.json``: what makes a directory a savepoint, and whose. It takes the place of ``JOB.json``.
 
 Rules:
-- it is the last file that is written, atomically: a savepoint exists if it does. Before the first file ``BEGUN_FILE`` is
-  written, and removed in the end: a directory that has only that one holds a savepoint that was not completed;
+- it is the last file that is written, atomically: a savepoint exists if it does. ``BEGUN_FILE`` is written first and
+  removed in the end: a directory that has only that one holds a savepoint that was not completed;
 - it is signed, for the job that the savepoint was taken of.
 """
 

@@ -2,7 +2,7 @@
 
 Rules:
 - the target is taken before the request counts, so that a wrong one is refused at once and costs the job nothing;
-- the core (``protocol.checkpoints.savepoints``) decides when the checkpoint is taken, copied, made to exist, or given up;
+- the core (``protocol.checkpoints.savepoints``) decides when the checkpoint is taken, copied, published, or given up;
 - neither the coordinator's thread nor the storage worker waits for a copy, so that checkpoints go on beside it;
 - every request ends, at the latest with the job. One that failed removes what it has written.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from flinkplus.errors import FlinkPlusError, SavepointError, SavepointRefused, described, without_secrets
+from flinkplus.protocol.checkpoints.savepoints import SavepointPhase
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
@@ -25,9 +26,7 @@ ANSWER_TIMEOUT_S = 60.0
 END_PATIENCE_S = 5.0  # for a copy, at the end of the job
 REPORT_S = 0.2
 KEPT = 100  # remembered requests
-SavepointStatus: TypeAlias = Literal[
-    "begun", "waiting", "taking", "complete", "copying", "publishing", "done", "failed"
-]
+SavepointStatus: TypeAlias = SavepointPhase | Literal["begun", "done", "failed"]
 
 log = logging.getLogger("flinkplus.coordinator")
 
@@ -36,9 +35,9 @@ class Savepoint:
     """A savepoint that was requested, and its progress. Any thread may read it.
 
     ``target``: where it is. ``number``: of the request.
-    ``status``: ``begun``: the target is being taken; ``waiting``: for its checkpoint to begin; ``taking``: its checkpoint
-    is under way; ``complete``: its output is being committed; ``copying``; ``publishing``: its last file is being
-    written; ``done``; ``failed``.
+    ``status``: ``begun``: the target is being taken; ``waiting``: for its checkpoint to begin; ``taking``: its
+    checkpoint is under way; ``complete``: its output is being committed; ``copying``; ``publishing``: its last file is
+    being written; ``done``; ``failed``.
     ``checkpoint``: the number of the checkpoint, once it is copied.
     """
 
@@ -59,8 +58,8 @@ class Savepoint:
     def await_done(self, timeout: float | None = None) -> str:
         """Wait until the savepoint is there; returns ``target``.
 
-        Raises ``SavepointRefused`` or ``SavepointError`` when it will not be, ``TimeoutError`` after ``timeout`` seconds:
-        it goes on then.
+        Raises ``SavepointRefused`` or ``SavepointError`` when it will not be; ``TimeoutError`` after ``timeout``
+        seconds: it goes on then.
         """
         return self._await(self._ended, timeout)
 
@@ -248,9 +247,9 @@ class SavepointDriver:
                 self._carry_out(savepoint, writer, lambda: writer.copy(checkpoint, stop), copied)
             case effects.PublishSavepoint(number):
                 self._carry_out(savepoint, writer, writer.publish, events.SavepointStored(number))
-            case effects.EndSavepoint(_, checkpoint, reason):
+            case effects.EndSavepoint(_, made_of, reason):
                 self._current = None
-                self._end(savepoint, writer, None if checkpoint is not None else SavepointError(reason))
+                self._end(savepoint, writer, None if made_of is not None else SavepointError(reason))
         self.look()
 
     def _end(self, savepoint: Savepoint, writer: SavepointWriter, error: SavepointError | None) -> None:
