@@ -1,4 +1,4 @@
-"""``flinkplus checkpoints``: what is in a checkpoint directory or savepoint, as tables or JSON; ``flinkplus savepoint``."""
+"""``flinkplus checkpoints``: what is in a checkpoint directory or savepoint; ``flinkplus savepoint``: takes one."""
 
 from __future__ import annotations
 
@@ -87,9 +87,10 @@ def _print_savepoint(news: dict[str, Any], as_json: bool) -> None:
 
 def tables(found: StoredCheckpoints) -> Group:
     job = "unknown job" if found.job is None else f"{found.job} ({found.job_id or 'not signed'})"
+    what = "a savepoint" if found.savepoint else f"{len(found)} checkpoints"
     parts: list[Any] = [
         text(
-            f"{job}: {'a savepoint' if found.savepoint else f'{len(found)} checkpoints'} in {found.directory} (format {_cell(found.format)}); "
+            f"{job}: {what} in {found.directory} (format {_cell(found.format)}); "
             f"{_size(found.stored_bytes)} of state files, {_size(found.unnamed_bytes)} that no checkpoint names"
         )
     ]

@@ -127,9 +127,6 @@ class FileCommitter(SinkCommitter):
         try:
             if self._read_owner() == {**self._owner, "job": job_id}:
                 self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
-                for entry in self._files.entries(staging := staging_directory(job_id)):
-                    self._files.delete(join(staging, entry.name))
-                self._files.delete_dir(staging)
             is_mine = self._read_owner() == self._owner
         except OSError as error:
             raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error

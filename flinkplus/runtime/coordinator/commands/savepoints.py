@@ -52,7 +52,6 @@ def add_savepoint_commands(commands: Commands, savepoints: SavepointDriver, call
         left = [wait_s]
 
         def look() -> None:
-            savepoints.look()
             if savepoint.error is not None:
                 later.give(savepoint.error)
             elif savepoint.status != seen or left[0] <= 0:

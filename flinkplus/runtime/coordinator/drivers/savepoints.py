@@ -41,9 +41,9 @@ class Savepoint:
     ``checkpoint``: the number of the checkpoint, once it is copied.
     """
 
-    def __init__(self, target: str, number: int, stop: bool) -> None:
+    def __init__(self, target: str, number: int, stop: bool, phase: Callable[[], SavepointPhase | None]) -> None:
         self.target, self.number, self.stop = target, number, stop
-        self.status: SavepointStatus = "begun"
+        self._phase = phase  # of the request that the core carries out
         self.checkpoint: int | None = None
         self.copied = Copied()
         self.began_s = time.time()
@@ -75,18 +75,23 @@ class Savepoint:
         return self.target
 
     @property
+    def status(self) -> SavepointStatus:
+        if self.ended:
+            return "done" if self.error is None else "failed"
+        return (self._phase() or "waiting") if self._answered.is_set() else "begun"
+
+    @property
     def ended(self) -> bool:
         return self._ended.is_set()
 
     def began(self) -> None:
         """Its target is taken."""
-        self.status = "waiting"
         self._answered.set()
 
     def end(self, error: FlinkPlusError | None) -> None:
         """``error``: why it is not there; ``None``: it is."""
         if not self.ended:
-            self.status, self.error, self.ended_s = "done" if error is None else "failed", error, time.time()
+            self.error, self.ended_s = error, time.time()
             self._ended.set()
             self._answered.set()
 
@@ -132,7 +137,7 @@ class SavepointDriver:
         """Begin a savepoint; returns at once. ``stop``: the job stops with it."""
         with self._lock:
             self._requests += 1
-            savepoint = Savepoint(target, self._requests, stop)
+            savepoint = Savepoint(target, self._requests, stop, lambda: self._machines.checkpoints.savepoint_phase)
             self._known = dict([*self._known.items(), (savepoint.number, savepoint)][-KEPT:])
             under_way = [one for one in self._known.values() if one is not savepoint and not one.ended]
             closed = self._closed or self._writer_for is None
@@ -229,12 +234,6 @@ class SavepointDriver:
         savepoint.began()
         self._machines.step_checkpoints(events.SavepointRequested(savepoint.number, savepoint.stop))
 
-    def look(self) -> None:
-        """Note where the savepoint under way is."""
-        phase = self._machines.checkpoints.savepoint_phase
-        if self._current is not None and phase is not None:
-            self._current[0].status = phase
-
     def apply(self, effect: effects.CopySavepoint | effects.PublishSavepoint | effects.EndSavepoint) -> None:
         """Carry out an effect of the core."""
         if self._current is None or self._current[0].number != effect.number:
@@ -250,7 +249,6 @@ class SavepointDriver:
             case effects.EndSavepoint(_, made_of, reason):
                 self._current = None
                 self._end(savepoint, writer, None if made_of is not None else SavepointError(reason))
-        self.look()
 
     def _end(self, savepoint: Savepoint, writer: SavepointWriter, error: SavepointError | None) -> None:
         place = without_secrets(savepoint.target)
