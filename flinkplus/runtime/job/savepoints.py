@@ -34,7 +34,7 @@ from flinkplus.state.file_system import absolute
 
 def savepoint_of(found: FoundJob) -> FoundSavepoint | None:
     """The savepoint that was found; ``None``: it is the checkpoint directory of a job."""
-    document = found.storage.ownership.savepoint()
+    document = found.storage.ownership.savepoint
     if document is None:
         return None
     return FoundSavepoint(found.storage, document, found.plan.output_id)

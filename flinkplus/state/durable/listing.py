@@ -172,11 +172,11 @@ class Listing:
             return None, _reason(error)
         except CheckpointDirectoryError as error:
             with suppress(OSError):
-                if self._storage.manifests.listed():
+                if self._storage.manifests.listed() and not self._storage.ownership.is_half_savepoint():
                     return None, _reason(error)
             raise
         self._job_id = job_id
-        self._savepoint = self._storage.ownership.savepoint()
+        self._savepoint = self._storage.ownership.savepoint
         return printable(job.get("name")), ""
 
     def _listed(self, job: str | None, problem: str) -> StoredCheckpoints:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -68,6 +69,8 @@ class Ownership:
         self._blobs = blobs
         self._manifests = manifests
         self._prepared: dict[str, Any] | None = None
+        self.savepoint: SavepointFile | None = None
+        """What the savepoint here says of itself, once ``job`` has read and checked it."""
 
     def prepare(
         self, job: dict[str, Any], resume: Resume, claim: Callable[[], None] = lambda: None, job_id: str | None = None
@@ -128,32 +131,37 @@ class Ownership:
 
     def job_and_id(self, key: Callable[[], SigningKey] | None = None) -> tuple[dict[str, Any], str]:
         """As ``job``, with the ID that the job's files are signed for."""
-        document = self._job_file() or self.savepoint()
+        document = self._job_file() or self._savepoint_file()
         if document is None:
             raise CheckpointDirectoryError(f"checkpoint directory {self._uri!r} holds no job; check the path")
         if key is not None:
             self._signed.key = key()
-        return document.job, self._check_signature(document)
+        job_id = self._check_signature(document)
+        self.savepoint = document if isinstance(document, SavepointFile) else None
+        return document.job, job_id
 
-    def savepoint(self) -> SavepointFile | None:
-        """What the savepoint here says of itself; ``None``: this is no savepoint. Its signature is not checked.
-
-        Raises ``CheckpointDirectoryError`` for a savepoint that was not completed.
-        """
+    def _savepoint_file(self) -> SavepointFile | None:
         found = self._read(SavepointFile)
-        if found is None and self._read_file(BEGUN_FILE) is not None:
+        if found is None and self.is_half_savepoint():
             raise CheckpointDirectoryError(
                 f"{self._uri!r} holds a savepoint that was not completed: its job, or its storage, failed meanwhile; "
                 "delete it, and use another savepoint"
             )
         return found
 
+    def is_half_savepoint(self) -> bool:
+        """Whether a savepoint was begun here, and not completed."""
+        return self._read_file(BEGUN_FILE) is not None and self._read_file(SAVEPOINT_FILE) is None
+
     def _refuse_savepoint(self) -> None:
-        if self._read_file(SAVEPOINT_FILE) is not None or self._read_file(BEGUN_FILE) is not None:
-            raise CheckpointDirectoryError(
-                f"{self._uri!r} is a savepoint, which is never written to: give the job a checkpoint directory of its "
-                "own, and start it from the savepoint (start_from=, flinkplus resume SAVEPOINT --checkpoint-dir DIR)"
-            )
+        for name in (SAVEPOINT_FILE, BEGUN_FILE):
+            with suppress(FileNotFoundError):
+                self._files.read(name)
+                raise CheckpointDirectoryError(
+                    f"{self._uri!r} is a savepoint, which is never written to: give the job a checkpoint directory of "
+                    "its own, and start it from the savepoint (start_from=, or flinkplus resume SAVEPOINT "
+                    "--checkpoint-dir DIR)"
+                )
 
     def sign_again(self) -> None:
         """Sign ``JOB.json`` with our own key."""

@@ -43,7 +43,7 @@ from flinkplus.state.file_system import Files, is_uri, linked
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin(Document):
+class SavepointOrigin(Document):
     """The savepoint that the job of a checkpoint directory was started from.
 
     ``savepoint``: where it was, without secrets.
@@ -112,13 +112,13 @@ class SavepointWriter:
         files, uri = self.target.files, self.target.uri
         try:
             there = files.first_name()
-            if there in (BEGUN_FILE, SAVEPOINT_FILE):
-                what = "a savepoint" if there == SAVEPOINT_FILE else "a savepoint that was not completed; delete it"
-                raise SavepointRefused(f"{uri!r} holds {what}; give a place that does not exist or is empty")
             if there is not None:
-                raise SavepointRefused(
-                    f"{uri!r} is not empty (it holds {printable(there)}); give a place that does not exist or is empty"
-                )
+                holds = f"is not empty (it holds {printable(there)})"
+                if self.target.ownership.is_half_savepoint():
+                    holds = "holds a savepoint that was not completed, which may be deleted"
+                elif SAVEPOINT_FILE in files.names(""):
+                    holds = "holds a savepoint"
+                raise SavepointRefused(f"{uri!r} {holds}; give a place that does not exist or is empty")
             files.make_root()
             self._written.append(BEGUN_FILE)
             files.write(BEGUN_FILE, self._token)
@@ -232,10 +232,10 @@ class FoundSavepoint:
     job_id: str
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> SavepointOrigin:
         """What the directory of a job that starts from it says of it."""
         place = without_secrets(self.storage.uri)
-        return Origin(savepoint=place, job_id=self.job_id, checkpoint=self.found.checkpoint)
+        return SavepointOrigin(savepoint=place, job_id=self.job_id, checkpoint=self.found.checkpoint)
 
     def manifest(self) -> Manifest:
         """Its checkpoint, of which every state file was read and compared, and all staged input is there.
@@ -274,7 +274,7 @@ class FoundSavepoint:
             raise StateError(f"the savepoint cannot be copied to {storage.uri!r}: {error}") from error
 
 
-def origin_of(storage: CheckpointStorage) -> Origin | None:
+def origin_of(storage: CheckpointStorage) -> SavepointOrigin | None:
     """The savepoint that the job of this directory was started from; ``None``: it began at the start.
 
     Raises ``CheckpointDirectoryError`` if it has not begun: its driver died while it copied the savepoint.
@@ -282,7 +282,7 @@ def origin_of(storage: CheckpointStorage) -> Origin | None:
     if ORIGIN_BLOB not in storage.blobs.names():
         return None
     try:
-        origin = Origin.from_json(parse_document(storage.blobs.get_signed(ORIGIN_BLOB)))
+        origin = SavepointOrigin.from_json(parse_document(storage.blobs.get_signed(ORIGIN_BLOB)))
     except ValueError as error:
         raise CorruptCheckpoint(f"blob {ORIGIN_BLOB} of {storage.uri!r} cannot be read: {error}") from error
     if not storage.manifests.checkpoints():

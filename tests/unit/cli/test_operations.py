@@ -118,6 +118,19 @@ STATUS: dict[str, Any] = {
     "checkpoints": [{**CHECKPOINT, "id": 6, "status": "complete", "duration_ms": 45.0}, CHECKPOINT],
     "recoveries": [RECOVERY, ROLLBACK],
     "handovers": [],
+    "savepoints": [
+        {
+            "target": "/backup/monday",
+            "stop": False,
+            "status": "failed",
+            "checkpoint": 5,
+            "files": 3,
+            "files_in_all": 9,
+            "bytes": 1_234_567,
+            "bytes_in_all": 7_654_321,
+            "reason": "StateError: no space left on device",
+        }
+    ],
 }
 
 
@@ -199,6 +212,9 @@ def test_the_tables_say_all_of_it() -> None:
         "spill volume full",
         "slot-0: 6, slot-2: 4 -2 catching up",
         "6 complete, the last is 6",
+        "/backup/monday",
+        "7,654,321",
+        "no space left on device",
         "in flight",
         "count[1]: InjectedFailure: on order",
         "fell back: no member left",

@@ -23,7 +23,7 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
-from flinkplus.state.durable.savepoint import Origin
+from flinkplus.state.durable.savepoint import SavepointOrigin
 from flinkplus.state.durable.storage import CheckpointStorage
 
 log = logging.getLogger("flinkplus")
@@ -45,7 +45,7 @@ class Commits:
         self._unsure = False  # whether the write of the last manifest failed, so that it may still appear
         self._uncommitted: dict[str, Sequence[StagedFile]] = dict.fromkeys(self.sinks, ())
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
-        self._origin: Origin | None = None
+        self._origin: SavepointOrigin | None = None
         for committer in self.committers.values():
             committer.allow_only_if(self._check)
 
@@ -74,12 +74,12 @@ class Commits:
             except errors.OutputDirectoryError:
                 committer.prepare(resume=False)
 
-    def check_successor(self, origin: Origin) -> None:
+    def check_successor(self, origin: SavepointOrigin) -> None:
         """Raises ``OutputDirectoryError`` if a job that starts from a savepoint cannot have its outputs."""
         for committer in self.committers.values():
             committer.check_successor(origin.job_id, origin.checkpoint)
 
-    def succeed(self, origin: Origin, begun: bool) -> None:
+    def succeed(self, origin: SavepointOrigin, begun: bool) -> None:
         """As ``prepare``, for a job that was started from a savepoint. ``begun``: it has had checkpoints since."""
         self._origin = origin
         if begun:

@@ -13,7 +13,6 @@ from flinkplus.protocol.vocabulary.effects import (
     EndSavepoint,
     OvertakeCheckpoint,
     PublishSavepoint,
-    StoreManifest,
     TriggerCheckpoint,
 )
 from flinkplus.protocol.vocabulary.events import (
@@ -65,9 +64,8 @@ def copying(history: History, now_ms: int, checkpoint: CheckpointId, stop: bool 
     assert of(TriggerCheckpoint, history.at(now_ms, SavepointRequested(1, stop))) == [trigger(checkpoint)]
     history.at(now_ms + 1, *acks(checkpoint), ManifestStored(checkpoint))
     assert history.machine.savepoint_phase == "complete"
-    assert of(CopySavepoint, history.at(now_ms + 2, OutputCommitted(checkpoint))) == [
-        CopySavepoint(1, checkpoint, stop)
-    ]
+    found = history.at(now_ms + 2, OutputCommitted(checkpoint))
+    assert of(CopySavepoint, found) == [CopySavepoint(1, checkpoint, stop)]
 
 
 def test_the_whole_life_of_a_savepoint() -> None:
@@ -94,9 +92,8 @@ def test_its_checkpoint_is_aligned_in_a_job_whose_others_are_not() -> None:
     history = started(aligned_timeout_ms=0)
     assert of(OvertakeCheckpoint, history.at(10, SavepointRequested(1, False))) == []
     assert of(OvertakeCheckpoint, history.time(500)) == []
-    complete(history, 600, C1)
-    assert history.at(700) == []
-    assert of(OvertakeCheckpoint, history.time(710)) == [OvertakeCheckpoint(C2, G1)]
+    found = history.at(600, *acks(C1), ManifestStored(C1), OutputCommitted(C1))
+    assert of(OvertakeCheckpoint, found) == [OvertakeCheckpoint(C2, G1)]
 
 
 def test_it_waits_for_the_checkpoint_under_way() -> None:
@@ -115,8 +112,7 @@ def test_its_checkpoint_is_kept_until_it_is_copied() -> None:
         history.time(now_ms)
         found = history.at(now_ms + 1, *acks(checkpoint), ManifestStored(checkpoint), OutputCommitted(checkpoint))
         assert of(DropCheckpoint, found) == []
-    history.at(500, SavepointCopied(1), SavepointStored(1))
-    assert of(TriggerCheckpoint, history.time(600)) == [trigger(C4)] or True
+    assert of(TriggerCheckpoint, history.at(500, SavepointCopied(1), SavepointStored(1))) == [trigger(C4)]
     dropped = history.at(601, *acks(C4), ManifestStored(C4), OutputCommitted(C4))
     assert of(DropCheckpoint, dropped) == [DropCheckpoint(C1), DropCheckpoint(C2), DropCheckpoint(C3)]
 
@@ -170,7 +166,6 @@ def test_it_fails_when_its_checkpoints_are_aborted_for_other_reasons() -> None:
 
 def test_a_copy_survives_a_rollback_to_its_checkpoint_and_not_one_behind_it() -> None:
     history = started()
-    complete(history, 100, C1)
     history.time(100)
     complete(history, 101, C1)
     copying(history, 110, C2)
@@ -205,4 +200,4 @@ def test_a_job_whose_input_has_ended_finishes_by_itself(before: bool) -> None:
     assert of(TriggerCheckpoint, history.at(12, SourceExhausted(S1, G1))) == [trigger(C2, final=True)]
     found = history.at(13, *acks(C1), ManifestStored(C1), OutputCommitted(C1))
     assert of(CopySavepoint, found) == [CopySavepoint(1, C1, False)], "its checkpoint was under way already"
-    assert of(StoreManifest, found) == [] and of(CommitOutput, found) == [CommitOutput(C1, False)]
+    assert of(CommitOutput, found) == [CommitOutput(C1, False)]
