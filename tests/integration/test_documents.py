@@ -56,6 +56,7 @@ NOT_RUN = {
     "flinkplus resume": "needs a driver that died: tests/integration/test_cli.py",
     "flinkplus supervise": "needs a driver that dies: tests/integration/test_supervise.py",
     "flinkplus checkpoints": "needs a checkpoint directory: tests/unit/cli/test_checkpoints.py",
+    "flinkplus savepoint": "needs a running job: tests/integration/test_savepoints.py",
     "flinkplus status": "needs a running job: tests/integration/test_operations.py",
     "flinkplus migrate": "needs a running job: tests/integration/test_moves.py",
     "flinkplus drain": "needs a running job: tests/integration/test_moves.py",

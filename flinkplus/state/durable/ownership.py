@@ -151,7 +151,11 @@ class Ownership:
 
     def is_half_savepoint(self) -> bool:
         """Whether a savepoint was begun here, and not completed."""
-        return self._read_file(BEGUN_FILE) is not None and self._read_file(SAVEPOINT_FILE) is None
+        return self._read_file(BEGUN_FILE) is not None and not self.is_savepoint()
+
+    def is_savepoint(self) -> bool:
+        """Whether a savepoint is here, damaged or not."""
+        return self._read_file(SAVEPOINT_FILE) is not None
 
     def _refuse_savepoint(self) -> None:
         for name in (SAVEPOINT_FILE, BEGUN_FILE):

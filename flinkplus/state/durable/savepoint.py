@@ -116,7 +116,7 @@ class SavepointWriter:
                 holds = f"is not empty (it holds {printable(there)})"
                 if self.target.ownership.is_half_savepoint():
                     holds = "holds a savepoint that was not completed, which may be deleted"
-                elif SAVEPOINT_FILE in files.names(""):
+                elif self.target.ownership.is_savepoint():
                     holds = "holds a savepoint"
                 raise SavepointRefused(f"{uri!r} {holds}; give a place that does not exist or is empty")
             files.make_root()
