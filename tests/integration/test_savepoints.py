@@ -129,7 +129,7 @@ def test_a_savepoint_of_a_job_that_runs_on(
     words: Words, spark: SparkSession, tmp_path: Path, corpus: Path, command: Command
 ) -> None:
     """Unaligned, with standbys and a kill meanwhile; output behind the savepoint is not written twice."""
-    options = {
+    options: dict[str, Any] = {
         "checkpoint_mode": "unaligned",
         "recovery": "standby",
         "checkpoint_interval": 0.2,

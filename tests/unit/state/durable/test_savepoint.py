@@ -199,11 +199,11 @@ class Failing(fs.FileSystemHandler):
     def get_type_name(self) -> str:
         return "failing"
 
-    copy_file = delete_dir = delete_dir_contents = delete_root_dir_contents = move = normalize_path = None  # type: ignore[assignment]
-    open_append_stream = open_input_file = None  # type: ignore[assignment]
+    copy_file = delete_dir = delete_dir_contents = delete_root_dir_contents = move = normalize_path = None
+    open_append_stream = open_input_file = None
 
 
-Failing.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+Failing.__abstractmethods__ = frozenset()
 
 
 def test_storage_that_fails_at_any_write_leaves_nothing(job: CheckpointStorage, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_storage_that_fails_at_any_write_leaves_nothing(job: CheckpointStorage, 
 def test_a_disk_that_fills(tmp_path: Path) -> None:
     job, disk = job_at(tmp_path / "state", tmp_path, size=100_000), tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=140k", "tmpfs", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=140k", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this container may not mount")
     try:
