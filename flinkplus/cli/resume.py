@@ -36,6 +36,8 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
             if terminal:
                 print(file=sys.stderr)
         job.await_finish()
+        if job.state == "stopped":
+            print("the job was stopped with a savepoint")
         result = {**job.metrics(), "checkpoints": job.checkpoints(), "recoveries": job.recoveries()}
     for name, count in result["committed_rows"].items():
         print(f"{name}: {count:,} rows committed in all")

@@ -222,7 +222,7 @@ class Ownership:
             return self._files.read(name)
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise CheckpointDirectoryError(
                 f"checkpoint directory {self._uri!r} cannot be read: {error}; check the path"
             ) from error
