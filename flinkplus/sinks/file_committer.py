@@ -101,9 +101,53 @@ class FileCommitter(SinkCommitter):
                 f"output directory {self._files.location}: {OWNER_FILE} is damaged ({error}); choose another directory"
             ) from error
 
+    # --- a new job that starts from a savepoint
+
+    def check_successor(self, job_id: str, checkpoint: int) -> None:
+        try:
+            owner = self._read_owner()
+            if owner == {**self._owner, "job": job_id}:
+                self._check_nothing_after(checkpoint)
+            elif owner != self._owner and (blocking := self._what_is_in_the_way()) is not None:
+                raise OutputDirectoryError(
+                    f"output directory {self._files.location} holds neither the output of the job that the savepoint "
+                    f"was taken of, nor nothing (it holds {printable(blocking)}): choose another one"
+                )
+        except OSError as error:
+            raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
+
+    def _check_nothing_after(self, checkpoint: int) -> None:
+        with self._loaded() as committed_through:
+            if committed_through > checkpoint:
+                raise OutputDirectoryError(
+                    f"output directory {self._files.location} holds output up to checkpoint {committed_through}, and "
+                    f"the savepoint is of checkpoint {checkpoint}: what comes after it would be there twice; choose "
+                    "another directory, or the newest savepoint, taken with stop_with_savepoint"
+                )
+
+    def succeed(self, job_id: str, checkpoint: int) -> None:
+        self.check_successor(job_id, checkpoint)
+        try:
+            if self._read_owner() == {**self._owner, "job": job_id}:
+                self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+            is_mine = self._read_owner() == self._owner
+        except OSError as error:
+            raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
+        self.prepare(resume=is_mine)
+
+    def _check_owner(self) -> None:
+        """Raises ``OutputDirectoryError`` once another job has taken over (``succeed``)."""
+        owner = self._read_owner()
+        if owner is not None and owner != self._owner:
+            raise OutputDirectoryError(
+                f"output directory {self._files.location} belongs to another job now, which was started from a "
+                "savepoint of this one"
+            )
+
     # --- while the job runs -------------------------------------------------------------------------------------------
 
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
+        self._check_owner()
         with self._loaded() as committed_through:
             new = not_yet_committed(files, committed_through)
             names = {file.name for file in new}
@@ -122,6 +166,7 @@ class FileCommitter(SinkCommitter):
         def is_later(part: PartName | None) -> bool:
             return part is not None and (checkpoint is None or part.checkpoint > checkpoint)
 
+        self._check_owner()
         with self._loaded():
             self._log.retain(lambda entry: not is_later(PartName.parse(entry.name)))
             for directory in ("", self._staging):
@@ -176,6 +221,7 @@ class FileCommitter(SinkCommitter):
     # --- at the end ---------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
+        self._check_owner()
         with self._loaded():
             visible = {entry.name for entry in self._log.all_files()} or {self._commit_empty_file()}
             for entry in self._files.entries():

@@ -30,6 +30,7 @@ from flinkplus.runtime.job.upgrading.former_output import Adoption
 from flinkplus.runtime.job.upgrading.programs import put_program
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
+from flinkplus.state.durable.savepoint import origin_of
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.removal import remove_folder
 
@@ -64,8 +65,11 @@ def begin_run(
         put_program(storage, plan)
         storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     try:
+        origin = origin_of(storage) if resume else None
         if not resume:
             commits.prepare(resume=False)
+        elif origin is not None:
+            commits.succeed(origin, begun=storage.manifests.checkpoints()[-1] > origin.checkpoint)
         elif not storage.manifests.checkpoints():
             commits.prepare_again()
         restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))

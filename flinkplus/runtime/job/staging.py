@@ -6,6 +6,8 @@ DataFrame are kept: others would change the order of the rows. The source splits
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import DataFrame
 
 from flinkplus.errors import LONGEST_DESCRIPTION, ConfigurationError, InputError, first_line
@@ -35,6 +37,12 @@ def stage(df: DataFrame, source: StagedParquet, directory: str, folder: str | No
         why = f"Spark could not stage the DataFrame: {spark_reason(error)}"
         raise InputError(f"source {source.name!r}: {why}") from error
     return source.staged_at(target)
+
+
+def moved(source: StagedParquet, directory: str) -> StagedParquet:
+    """The same source, whose files were copied below ``directory`` from where they had been staged."""
+    folder = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
+    return replace(source, files=tuple(f"{folder}/{file.rpartition('/')[2]}" for file in source.files))
 
 
 def spark_reason(error: Exception) -> str:

@@ -71,7 +71,7 @@ def start_job(
         raise ConfigurationError(
             "resume='auto' needs checkpoint_dir: without it the checkpoints are deleted when the job ends"
         )
-    _check(spark, graph, options)
+    check(spark, graph, options)
     directory = JobDirectory(spark, options)
     claimed: CheckpointStorage | None = None
     try:
@@ -93,7 +93,7 @@ def start_job(
         _plan_sources(graph, frames, directory.checkpoints, going_on, begun)
         storage.signed.job_id = output_id
         plan = Plan(name, output_id, graph, options)
-        return _launch(spark, plan, storage, directory, begun, auto=resume == "auto", requests=requests)
+        return launch(spark, plan, storage, directory, begun, auto=resume == "auto", requests=requests)
     except BaseException:
         if claimed is not None:
             claimed.ownership.release()
@@ -147,7 +147,7 @@ def _plan_sources(
         node.body = node.body.planned()
 
 
-def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
+def check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
     """Checks of the options and of the cluster that need no files."""
     check_loops(graph, options)
     check_faults(graph, options)
@@ -161,18 +161,18 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     """Resume a job. ``overrides``: options of this run that differ from those of the plan."""
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
-    _check(spark, plan.graph, given)
+    check(spark, plan.graph, given)
     directory = JobDirectory(spark, given)
     try:
         job = identity_of(plan.name, plan.graph, given)
         storage.ownership.prepare(job, resume=True, claim=lambda: directory.claim(resume=True), upgraded=True)
-        return _launch(spark, replace(plan, options=given), storage, directory, resume=True, auto=False)
+        return launch(spark, replace(plan, options=given), storage, directory, resume=True, auto=False)
     except BaseException:
         directory.remove()
         raise
 
 
-def _launch(
+def launch(
     spark: SparkSession,
     plan: Plan,
     storage: CheckpointStorage,

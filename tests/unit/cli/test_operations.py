@@ -120,6 +120,19 @@ STATUS: dict[str, Any] = {
     "handovers": [],
     "rescaling": {"parallelism": 4, "phase": "starting", "left": ["slot-3"]},
     "rescales": [],
+    "savepoints": [
+        {
+            "target": "/backup/monday",
+            "stop": False,
+            "status": "failed",
+            "checkpoint": 5,
+            "files": 3,
+            "files_in_all": 9,
+            "bytes": 1_234_567,
+            "bytes_in_all": 7_654_321,
+            "reason": "StateError: no space left on device",
+        }
+    ],
 }
 
 
@@ -203,6 +216,9 @@ def test_the_tables_say_all_of_it() -> None:
         "spill volume full",
         "slot-0: 6, slot-2: 4 -2 catching up",
         "6 complete, the last is 6",
+        "/backup/monday",
+        "7,654,321",
+        "no space left on device",
         "in flight",
         "count[1]: InjectedFailure: on order",
         "fell back: no member left",

@@ -23,6 +23,7 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
+from flinkplus.state.durable.savepoint import SavepointOrigin
 from flinkplus.state.durable.storage import CheckpointStorage
 
 log = logging.getLogger("flinkplus")
@@ -50,6 +51,7 @@ class Commits:
         self._unsure = False  # whether the write of the last manifest failed, so that it may still appear
         self._uncommitted: dict[str, Sequence[StagedFile]] = dict.fromkeys(self.sinks, ())
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
+        self._origin: SavepointOrigin | None = None
         for committer in self.committers.values():
             committer.allow_only_if(self._check)
 
@@ -87,6 +89,21 @@ class Commits:
                 committer.prepare(resume=True)
             except errors.OutputDirectoryError:
                 committer.prepare(resume=False)
+
+    def check_successor(self, origin: SavepointOrigin) -> None:
+        """Raises ``OutputDirectoryError`` if a job that starts from a savepoint cannot have its outputs."""
+        for committer in self.committers.values():
+            committer.check_successor(origin.job_id, origin.checkpoint)
+
+    def succeed(self, origin: SavepointOrigin, begun: bool) -> None:
+        """As ``prepare``, for a job that was started from a savepoint. ``begun``: it has had checkpoints since."""
+        self._origin = origin
+        if begun:
+            self.prepare(resume=True)
+            return
+        self.check_successor(origin)  # of all, before the first one is changed
+        for committer in self.committers.values():
+            committer.succeed(origin.job_id, origin.checkpoint)
 
     def store(
         self, checkpoint: CheckpointId, generation: Generation, handles: Sequence[tuple[SubtaskId, Any]], final: bool
@@ -147,8 +164,16 @@ class Commits:
         self.commit(checkpoint)
 
     def retract_after(self, checkpoint: CheckpointId | None) -> None:
-        """Retract output committed after ``checkpoint``, from which the job continues; newer checkpoints are void."""
+        """Retract output committed after ``checkpoint``, from which the job continues; newer checkpoints are void.
+
+        Raises ``CorruptCheckpoint`` for the start of a job that was started from a savepoint.
+        """
         self._check()
+        if checkpoint is None and self._origin is not None:
+            raise errors.CorruptCheckpoint(
+                f"no checkpoint can be restored, and the job began with the savepoint {self._origin.savepoint!r}: "
+                "start a new job from it"
+            )
         self._storage.manifests.withdraw_after(checkpoint or 0)
         for committer in self.committers.values():
             committer.retract_after(checkpoint)

@@ -1,0 +1,261 @@
+"""Savepoints of running jobs, and new jobs that start from them: nothing is lost or doubled, and faults are refused."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+import flinkplus
+from flinkplus import (
+    CheckpointDirectoryError,
+    ConfigurationError,
+    CorruptCheckpoint,
+    JobFailed,
+    JobHandle,
+    OutputDirectoryError,
+    SavepointError,
+    SavepointRefused,
+    StreamEnvironment,
+)
+from flinkplus.corpus import write_corpus
+from flinkplus.state.file_system import LocalDirectory
+from tests.integration.conftest import (
+    PATIENCE_S,
+    assert_exact,
+    expected_counts,
+    wait_for_checkpoint,
+    wait_until,
+)
+from tests.typed import Command
+
+pytestmark = pytest.mark.integration
+
+SLOW, FAST = 1_500.0, 1e7
+ROWS, KEYS = 1_500, 17
+
+
+class Words:
+    """The word count of these tests: each run draws it anew."""
+
+    def __init__(self, spark: SparkSession, place: Path, corpus: Path) -> None:
+        self.spark, self.place, self.corpus = spark, place, corpus
+
+    def start(
+        self, state: str, out: str, rate: float = SLOW, execute: dict[str, Any] | None = None, **options: Any
+    ) -> JobHandle:
+        settings = {"parallelism": 2, "checkpoint_interval": 0.1, "recovery": "rollback", **options}
+        env = StreamEnvironment(self.spark, checkpoint_dir=self.place / state, **settings)
+        words = env.read_text(self.corpus, name="lines").tokenize(name="words").throttle(rate)
+        words.key_by("word").count(name="count").to_parquet(str(self.place / out), name="out")
+        return env.execute("words", **(execute or {}))
+
+    def finish(self, state: str, out: str, start_from: Path, **options: Any) -> None:
+        with self.start(state, out, FAST, {"start_from": start_from}, **options) as job:
+            job.await_finish(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """10,000 words: seven seconds at the slow rate."""
+    path = tmp_path_factory.mktemp("corpus") / "zipf.txt"
+    write_corpus(str(path), words=10_000, vocabulary=1_000, seed=7)
+    return path
+
+
+@pytest.fixture
+def words(spark: SparkSession, tmp_path: Path, corpus: Path) -> Words:
+    return Words(spark, tmp_path, corpus)
+
+
+def files_below(place: Path) -> dict[str, tuple[int, int, int]]:
+    """Every file with what changes when somebody writes it."""
+    found = {path: path.stat() for path in place.rglob("*") if path.is_file()}
+    return {str(path.relative_to(place)): (s.st_mtime_ns, s.st_size, s.st_ino) for path, s in found.items()}
+
+
+def pairs(*outputs: Path) -> Counter[tuple[str, int]]:
+    found: Counter[tuple[str, int]] = Counter()
+    for output in outputs:
+        table = pq.read_table(output)
+        found.update(zip(table.column("word").to_pylist(), table.column("count").to_pylist(), strict=True))
+    return found
+
+
+def test_a_job_is_stopped_moved_and_continued_exactly_once(words: Words, tmp_path: Path, corpus: Path) -> None:
+    """Into the same output, at another parallelism, from a folder with another name; into another output as well."""
+    with words.start("state", "out") as job:
+        wait_for_checkpoint(job, 2)
+        taken = job.stop_with_savepoint(tmp_path / "taken")
+        assert taken.await_done(PATIENCE_S) == str(tmp_path / "taken")
+        job.await_finish(PATIENCE_S)
+        assert job.state == "stopped"
+        metrics = job.metrics()
+    rows = metrics["committed_rows"]["out"]
+    visible = pairs(tmp_path / "out")
+    assert 0 < sum(visible.values()) == rows < sum(expected_counts(corpus).values())
+    assert metrics["last_savepoint"] == str(tmp_path / "taken") and metrics["savepoints_completed"] == 1
+    shutil.copytree(tmp_path / "taken", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "taken")
+    shutil.rmtree(tmp_path / "state")
+    before = files_below(tmp_path / "moved")
+    found = flinkplus.checkpoints(tmp_path / "moved", verify=True)
+    assert (
+        found.savepoint
+        and found.intact
+        and [(one.number, one.kind) for one in found] == [(taken.checkpoint, "savepoint")]
+    )
+    with pytest.raises(CheckpointDirectoryError, match="is a savepoint, which is never written to"):
+        words.start("moved", "out", execute={"resume": True})
+    words.finish("other-state", "other", tmp_path / "moved", parallelism=1)
+    assert pairs(tmp_path / "out") == visible
+    everything = Counter((word, n) for word, total in expected_counts(corpus).items() for n in range(1, total + 1))
+    assert pairs(tmp_path / "out", tmp_path / "other") == everything
+    words.finish("new", "out", tmp_path / "moved", parallelism=3)
+    assert_exact(tmp_path / "out", expected_counts(corpus))
+    assert files_below(tmp_path / "moved") == before
+    with pytest.raises(OutputDirectoryError, match="neither the output of the job"):
+        words.finish("third", "out", tmp_path / "moved")
+    assert not any(path.is_file() for path in (tmp_path / "third").rglob("*") if not path.name.startswith("."))
+
+
+def test_a_savepoint_of_a_job_that_runs_on(
+    words: Words, spark: SparkSession, tmp_path: Path, corpus: Path, command: Command
+) -> None:
+    """Unaligned, with standbys and a kill meanwhile; output behind the savepoint is not written twice."""
+    options: dict[str, Any] = {
+        "checkpoint_mode": "unaligned",
+        "recovery": "standby",
+        "checkpoint_interval": 0.2,
+        "retained_checkpoints": 1,
+    }
+    with words.start("state", "out", **options) as job:
+        wait_for_checkpoint(job, 1)
+        taken = job.savepoint(tmp_path / "one")
+        assert job.kill("count:1")
+        assert taken.await_done(PATIENCE_S)
+        code, out, err = command("savepoint", tmp_path / "two", "--checkpoint-dir", tmp_path / "state")
+        assert code == 0, err
+        assert out.splitlines()[-1].startswith(f"savepoint {tmp_path / 'two'}: checkpoint ")
+        code, _, err = command("savepoint", tmp_path / "two", "--checkpoint-dir", tmp_path / "state")
+        assert code == 1 and "holds a savepoint" in err
+        with pytest.raises(SavepointRefused, match="in the job's checkpoint directory"):
+            job.savepoint(tmp_path / "state" / "inside")
+        later = job.metrics()["last_checkpoint"] + 2
+        wait_until(lambda: job.metrics()["last_checkpoint"] >= later or job.done, "later checkpoints")
+        assert job.state == "running"
+    (one,) = flinkplus.checkpoints(tmp_path / "one", verify=True)
+    assert one.status == "readable" and one.in_flight_bytes == 0
+    with pytest.raises(OutputDirectoryError, match="what comes after it would be there twice"):
+        words.finish("new", "out", tmp_path / "one")
+    with pytest.raises(ConfigurationError, match="never written to"):
+        StreamEnvironment.resume(spark, tmp_path / "one")
+    words.finish("new", "other", tmp_path / "one", checkpoint_mode="aligned")
+    expected = expected_counts(corpus)
+    found = pairs(tmp_path / "other")
+    behind = Counter(word for word, _ in found.elements())
+    assert found == Counter((word, expected[word] - n) for word, count in behind.items() for n in range(count))
+
+
+def test_staged_input_and_collected_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """A DataFrame belongs to the savepoint; as the job was drawn, by ``resume`` with a new checkpoint directory."""
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1, checkpoint_dir=tmp_path / "state")
+    numbers = env.from_spark(spark.range(ROWS).selectExpr("id", f"id % {KEYS} as k"), name="numbers").throttle(1_500.0)
+    numbers.key_by("k").sum("id", name="sum").collect(name="sums")
+    with env.execute("numbers") as job:
+        wait_for_checkpoint(job, 1)
+        job.stop_with_savepoint(tmp_path / "taken").await_done(PATIENCE_S)
+        job.await_finish(PATIENCE_S)
+        before = job.collected("sums").num_rows
+    shutil.rmtree(tmp_path / "state")
+    with StreamEnvironment.resume(spark, tmp_path / "taken", new_checkpoint_dir=tmp_path / "new", parallelism=1) as job:
+        job.await_finish(PATIENCE_S)
+        after = job.collected("sums")
+        assert job.metrics()["committed_rows"]["sums"] == ROWS
+    assert before + after.num_rows == ROWS and before > 0
+    totals: dict[int, int] = {}
+    for k, total in zip(after.column("k").to_pylist(), after.column("sum").to_pylist(), strict=True):
+        totals[k] = max(totals.get(k, 0), total)
+    assert totals == {k: sum(range(k, ROWS, KEYS)) for k in range(KEYS)}
+    (tmp_path / "taken" / next(name for name in files_below(tmp_path / "taken") if name.startswith("staged"))).unlink()
+    assert [one.status for one in flinkplus.checkpoints(tmp_path / "taken")] == ["damaged"]
+    with pytest.raises(CorruptCheckpoint, match="cannot be read"):
+        StreamEnvironment.resume(spark, tmp_path / "taken", new_checkpoint_dir=tmp_path / "again")
+
+
+def test_storage_that_fails_half_way_leaves_the_job_running(
+    words: Words, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that cannot be used, a disk that fills, two at once, the end of the job: each is said, nothing stays."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").touch()
+    (tmp_path / "file").touch()
+    copying, go_on = threading.Event(), threading.Event()
+    stored = LocalDirectory.store
+
+    def full(self: LocalDirectory, chunks: Any, name: str) -> None:
+        if "disk" in self.describe(name) and name.startswith("state/"):
+            raise OSError(28, "No space left on device", name)
+        copying.set()
+        assert go_on.wait(PATIENCE_S)
+        stored(self, chunks, name)
+
+    monkeypatch.setattr(LocalDirectory, "link", lambda *_: False)
+    monkeypatch.setattr(LocalDirectory, "store", full)
+    with words.start("state", "out") as job:
+        wait_for_checkpoint(job, 1)
+        for place, why in (
+            ("full", "is not empty"),
+            ("file", "cannot be written"),
+            ("file/below", "cannot be written"),
+        ):
+            with pytest.raises(SavepointRefused, match=why):
+                job.savepoint(tmp_path / place)
+        for take in (job.savepoint, job.stop_with_savepoint):
+            with pytest.raises(SavepointError, match="No space left"):
+                take(tmp_path / "disk").await_done(PATIENCE_S)
+            wait_until(lambda: not list((tmp_path / "disk").iterdir()), "nothing is left")
+        now = job.metrics()["checkpoints_completed"]
+        held = job.savepoint(tmp_path / "held")
+        assert copying.wait(PATIENCE_S) and job.metrics()["savepoint_under_way"]["status"] == "copying"
+        with pytest.raises(SavepointRefused, match="is under way"):
+            job.savepoint(tmp_path / "second")
+        wait_until(lambda: job.metrics()["checkpoints_completed"] > now + 5, "checkpoints go on")
+        with pytest.raises(CheckpointDirectoryError, match="was not completed"):
+            flinkplus.checkpoints(tmp_path / "held")
+        with pytest.raises(CheckpointDirectoryError, match="was not completed"):
+            words.start("new", "other", execute={"start_from": tmp_path / "held"})
+        go_on.set()
+        held.await_done(PATIENCE_S)
+        go_on.clear()
+        copying.clear()
+        cut = job.savepoint(tmp_path / "cut")
+        assert copying.wait(PATIENCE_S)
+        threading.Timer(0.5, go_on.set).start()
+    with pytest.raises(SavepointError, match="the job has ended"):
+        cut.await_done(PATIENCE_S)
+    assert files_below(tmp_path / "cut") == {}
+    assert flinkplus.checkpoints(tmp_path / "held", verify=True).intact
+
+
+def test_only_one_job_goes_on_in_an_output_directory(words: Words, tmp_path: Path, corpus: Path) -> None:
+    """Stopped with a savepoint, resumed from its checkpoints, and then overtaken by a job from the savepoint."""
+    with words.start("state", "out") as job:
+        wait_for_checkpoint(job, 1)
+        job.stop_with_savepoint(tmp_path / "taken").await_done(PATIENCE_S)
+        job.await_finish(PATIENCE_S)
+    with words.start("state", "out", rate=1.0, execute={"resume": True}, checkpoint_interval=None) as old:
+        old.await_running(PATIENCE_S)
+        words.finish("new", "out", tmp_path / "taken")
+        old.checkpoint_now()
+        with pytest.raises(JobFailed, match="belongs to another job now"):
+            old.await_finish(PATIENCE_S)
+    assert_exact(tmp_path / "out", expected_counts(corpus))
+    with pytest.raises(OutputDirectoryError, match="does not hold the output of the job"):
+        words.start("state", "out", execute={"resume": True})
