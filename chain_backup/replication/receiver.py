@@ -5,7 +5,9 @@ Rules:
 - retries are bounded: a file that keeps failing is taken from durable storage, a bad version is skipped;
 - a file that a dead process of this slot has left here is checked ``beside`` everything else, and then held; when it is
   torn or altered, the predecessor is asked for it. The same holds for what a base replaces, when the base is not here;
-- a file that is shared after another parallelism is fetched from durable storage too: the head need not send it;
+- a file that is shared after another parallelism is fetched from durable storage too: the head need not send it. The
+  retention of checkpoints knows nothing of standbys, so storage may not have it any more. The predecessor keeps the
+  files of a version until every standby that counts has one as new, and is asked then;
 - a version on a new base is held as soon as its changes are, where what the base replaces is held too; such a base, and
   what the predecessor does not have either, is fetched from durable storage ``beside`` everything else.
 
@@ -120,7 +122,7 @@ class Receiver:
         replica = member.replica
         inbound.serving = replica.serving(inbound.files, inbound.lacks)
         for file in replica.missing(inbound.needed):
-            shared = file.clip is not None and file not in inbound.serving  # durable storage has it
+            shared = file.clip is not None and file not in inbound.serving and file.name not in inbound.not_stored
             elsewhere = shared or base_name(file.name) in inbound.lacks or replica.disk.has_left(file)
             (inbound.stored if elsewhere else inbound.missing).append(file)
         if inbound.missing:
@@ -287,7 +289,7 @@ class Receiver:
                 self._figures.files_from_storage += 1
                 self._after_file(member, inbound)
             else:
-                self._refuse(member, inbound, str(error))
+                self._not_stored(member, inbound, file, error)
         elif error is not None:
             log.info("standby of %s could not fetch its new base: %s", member.subtask, error)
             if inbound is None or not inbound.stored:
@@ -298,3 +300,12 @@ class Receiver:
         else:
             replica.disk.discard(base_name(file.name), Origin.DOWNLOADED)
         self.fetch_next(member)
+
+    def _not_stored(self, member: Member, inbound: Inbound, file: StateFile, error: Exception) -> None:
+        """Durable storage did not give a needed file: the predecessor is asked, unless it cannot give it either."""
+        if base_name(file.name) in inbound.lacks or inbound.tries.get(file.name, 0) >= MAX_TRIES:
+            self._refuse(member, inbound, str(error))
+            return
+        log.info("standby of %s asks slot %d for a shared file: %s", member.subtask, inbound.peer, error)
+        inbound.not_stored.add(file.name)
+        self._get_otherwise(member, inbound)

@@ -68,6 +68,7 @@ class Inbound:
     ``missing``: files that the peer is to send, the first one next.
     ``stored``: files that were left here by a dead process of this slot, or that come from durable storage.
     ``lacks``: names of files that the peer does not have.
+    ``not_stored``: names of files that durable storage was asked for in vain.
     ``serving``: files used instead of the base.
     """
 
@@ -81,6 +82,7 @@ class Inbound:
     serving: tuple[StateFile, ...] = ()
     asked: int = 0
     tries: dict[str, int] = field(default_factory=dict)
+    not_stored: set[str] = field(default_factory=set)
 
     @property
     def needed(self) -> tuple[StateFile, ...]:

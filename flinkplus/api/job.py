@@ -293,7 +293,11 @@ class JobHandle:
         return _begun(coordinator.moves.rescale(check_parallelism(parallelism, coordinator.options.max_parallelism)))
 
     def rescales(self) -> list[dict[str, Any]]:
-        """The changes of parallelism, oldest first, with the time of each phase as in ``recoveries``."""
+        """The changes of parallelism, oldest first, with the time of each phase as in ``recoveries``.
+
+        No subtask fails in one: ``detect_ms`` is ``None``, ``recovery_ms`` covers all operators with a sink or keyed
+        state, and ``restarted`` has the new subtasks. Times of output are up to 0.1 s off.
+        """
         return self._running.coordinator.recoveries.rescales()
 
     def savepoint(self, target: str | os.PathLike[str]) -> Savepoint:

@@ -13,8 +13,10 @@ from pyspark.sql import SparkSession
 
 from flinkplus import CheckpointDirectoryError, ConfigurationError, JobHandle, StreamEnvironment
 from flinkplus.api.stream import Stream
+from flinkplus.errors import MoveCancelled
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.job.rescaling.in_flight import InFlight
 from flinkplus.state.durable.blobs import Blobs
 from flinkplus.state.durable.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
@@ -73,6 +75,16 @@ def draw(env: StreamEnvironment, rate: float, out: Path, corpus: Path, numbers: 
     counts.gather().top(3, by="count", item="word", name="top").to_parquet(str(out / "top"), name="ranks")
     table = env.from_spark(env.spark.read.parquet(str(numbers)), name="table").throttle(rate)
     table.key_by("k").sum("n", name="sum").to_parquet(str(out / "sums"), name="sums")
+
+
+def assert_phases(rescale: dict[str, Any]) -> None:
+    """All phases are known, and end one after the other; none of a failure."""
+    assert rescale["detect_ms"] is None and rescale["subtasks"] == []
+    before_output = [rescale[f"{phase}_ms"] for phase in ("fence", "promote", "restore")]
+    assert all(took > 0 for took in before_output)
+    # Rounded one by one.
+    assert sum(before_output) + rescale["replay_ms"] == pytest.approx(rescale["recovery_ms"], abs=0.01)
+    assert sum(before_output) < rescale["recovery_ms"] <= rescale["caught_up_ms"]
 
 
 def rows_of(out: Path, name: str) -> list[tuple[Any, ...]]:
@@ -143,6 +155,7 @@ def test_every_kind_at_one_parallelism_after_another(
         wait_for_checkpoint(job, 3)
         job.rescale(4).await_done(PATIENCE_S)
         assert len(job.slot_pids()) == 4 and set(job.placement()) >= {"window+windows[3]", "window+windows[0]"}
+        wait_until(lambda: job.rescales()[-1]["caught_up_ms"] is not None, "new output of everything")
         job.rescale(2).await_done(PATIENCE_S)
         assert len(job.slot_pids()) == 2 and not {name for name in job.placement() if name.endswith("[2]")}
         wait_until(lambda: job.missing_standbys() == 0, "standbys")
@@ -150,6 +163,9 @@ def test_every_kind_at_one_parallelism_after_another(
         wait_until(lambda: len(job.recoveries()) == 2, "a recovery after the rescales")
         assert [recovery["mode"] for recovery in job.recoveries()] == ["standby", "standby"]
         assert [rescale["reason"] for rescale in job.rescales()] == ["parallelism 4", "parallelism 2"]
+        for index in range(4):
+            assert f"count+counts[{index}]" in job.rescales()[0]["restarted"]
+        assert_phases(job.rescales()[0])
         wait_for_checkpoint(job, 3)
     with run(SLOW, parallelism=1, recovery="rollback") as job:
         wait_for_checkpoint(job, 1)
@@ -179,8 +195,14 @@ def test_what_is_refused_and_a_driver_that_dies_half_way(
         words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
         return env.execute("words", resume=resume)
 
-    with run(False, parallelism=2, max_parallelism=4) as job:
+    with run(False, parallelism=2, max_parallelism=4, in_flight_mb=10) as job:
         wait_for_checkpoint(job, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(InFlight, "excess", lambda _, slot_bytes: f"{slot_bytes:,} bytes are not enough")
+            with pytest.raises(MoveCancelled, match="at parallelism 1 10,485,760 bytes are not enough"):
+                job.rescale(1).await_done(PATIENCE_S)
+        assert job.state == "running" and len(job.slot_pids()) == 2
+        assert job.rescales() == [], "the job is not interrupted for what is refused"
     for wrong, message in (
         ({"parallelism": 5, "max_parallelism": 4}, "parallelism 5 is above max_parallelism, which is 4"),
         ({"parallelism": 2}, "max_parallelism was 4 and is 128"),

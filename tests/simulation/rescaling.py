@@ -177,6 +177,22 @@ class Division:
         return (file,)
 
 
+@dataclass(frozen=True)
+class SimDivider:
+    """Stands for ``CheckpointDivider``."""
+
+    world: World
+    commits: SimCommits
+
+    def check(self, checkpoint: CheckpointId, parallelism: int) -> None:
+        """What the simulated job holds can always be divided, if it can be read."""
+        if checkpoint not in self.commits.manifests:
+            raise Unavailable(f"checkpoint {checkpoint} was dropped")
+
+    def divide(self, checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
+        divide(self.world, self.commits, checkpoint, new, generation, parallelism)
+
+
 def divide(
     world: World,
     commits: SimCommits,

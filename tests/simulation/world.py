@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.graph import RecordId, SimGraph
 from tests.simulation.parameters import HANGS_MS, MOST_SUBTASKS, Fault, Parameters, child
 from tests.simulation.phases import names_of, phase_and_kind, rescale_phase
-from tests.simulation.rescaling import NotAligned, divide
+from tests.simulation.rescaling import NotAligned, SimDivider, divide
 from tests.simulation.slot import SimSlot
 from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief
@@ -267,7 +266,7 @@ class World:
             Calls(inbox, JobResult(self.clock)),  # type: ignore[arg-type]
             self.registry,
             SimSpareJobs(self, self._runs),
-            partial(divide, self, self.commits),
+            SimDivider(self, self.commits),
         )
         self.coordinator = coordinator = Coordinator(parts)
         coordinator._preference._possible = False  # of a real thread

@@ -9,6 +9,9 @@ slot that restores it. So their size has limits:
   one checkpoint that a deployment puts on one slot have a limit too, which the coordinator checks;
 - *the job*: all snapshots of one checkpoint, since the coordinator holds them; it checks that limit.
 
+A checkpoint that is divided for another parallelism has other subtasks, so the limits are checked again
+(``excess_of``).
+
 A subtask whose estimate exceeds the room left does not let a barrier overtake yet (``InFlightBudget.room``).
 
 Rules: sizes are those in a handle once they are known (``checkpoints.add_logs``), estimates before. Channel state above
@@ -17,12 +20,13 @@ a limit is dropped entirely, and the decline gives that cause (``AbortCause.OVER
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from flinkplus.protocol.vocabulary.ids import ChannelId
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
 from flinkplus.protocol.vocabulary.messages import Message
 
 MAX_LOGGED_BYTES = 16 << 20
@@ -144,6 +148,29 @@ class SnapshotLogs:
         """Return its bytes to the budget."""
         self._budget.held_bytes -= self.held_bytes
         self.held_bytes = 0
+
+
+def excess_of(held: Mapping[ChannelId, int], consumers: Mapping[int, str], slot_bytes: int) -> str:
+    """Why a checkpoint with channel state of these sizes, in handles, is above a limit; empty when it is not.
+
+    ``consumers``: edge -> vertex. ``slot_bytes``: the limit of a slot, which has all subtasks of one index.
+    """
+    snapshots: Counter[SubtaskId] = Counter()
+    slots: Counter[int] = Counter()
+    for channel, size_bytes in held.items():
+        snapshots[SubtaskId(consumers[channel.edge], channel.consumer)] += size_bytes
+        slots[channel.consumer] += size_bytes
+    limits: list[tuple[str, Mapping[Any, int], int]] = [
+        ("on", held, as_text(MAX_LOGGED_BYTES)),
+        ("to", snapshots, slot_bytes // SUBTASK_SHARE),
+        ("to subtasks", slots, slot_bytes),
+        ("in", {"the job": sum(held.values())}, JOB_SLOTS * slot_bytes),
+    ]
+    for where, sizes, limit in limits:
+        for place, size_bytes in sorted(sizes.items()):
+            if size_bytes > limit:
+                return f"{size_bytes:,} bytes would be in flight {where} {place}, and the maximum is {limit:,}"
+    return ""
 
 
 def _too_many(size_bytes: int, budget: InFlightBudget) -> str:

@@ -123,7 +123,8 @@ class Reports:
         hosted = {str(subtask) for subtask in self._deployment.on(process.slot)}
         reported = {name: counters for name, counters in subtasks.items() if name in hosted}
         self._figures.update(reported)
-        self._recoveries.rows_out.update({name: counters["rows_out"] for name, counters in reported.items()})
+        rows_out = {name: counters["rows_out"] for name, counters in reported.items()}
+        self._recoveries.reported(rows_out, self._dispatch.event_s)
 
     def _subtask_failed(self, subtask: SubtaskId, failure: control.Failed) -> None:
         error: errors.FlinkPlusError

@@ -33,7 +33,7 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
-from flinkplus.runtime.coordinator.drivers.rescale import Divide, RescaleDriver
+from flinkplus.runtime.coordinator.drivers.rescale import Divider, RescaleDriver
 from flinkplus.runtime.coordinator.drivers.savepoints import SavepointDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.extra_slots import ExtraSlots, SlotProcessJobs
@@ -62,7 +62,7 @@ class Parts:
 
     ``registry``: stores chain records; ``None``: they are not stored.
     ``jobs``: starts and ends the processes of spare and of new slots; ``None``: the job has neither.
-    ``divide``: divides a checkpoint for another parallelism; ``None``: that cannot change.
+    ``divider``: divides a checkpoint for another parallelism; ``None``: that cannot change.
     ``writer_for``: opens the target of a savepoint; ``None``: the job can have none.
     """
 
@@ -76,11 +76,11 @@ class Parts:
         calls: Calls,
         registry: RecordWriter | None = None,
         jobs: SlotProcessJobs | None = None,
-        divide: Divide | None = None,
+        divider: Divider | None = None,
         writer_for: Callable[[str], SavepointWriter] | None = None,
     ) -> None:
         self.graph, self.options, self.commits, self._restore = graph, options, commits, restore
-        self.dispatch, self.calls, self._registry, self._divide = dispatch, calls, registry, divide
+        self.dispatch, self.calls, self._registry, self._divider = dispatch, calls, registry, divider
         generation = restore.generation
         self.deployment = deployment = Deployment(
             generation, int(generation), restore.draining, parallelism=options.parallelism, clock=dispatch.clock
@@ -166,10 +166,10 @@ class Parts:
         return Spares(*parts, self.options.slot_timeout)
 
     def _make_rescales(self, extra: ExtraSlots | None, requests: MoveRequests) -> Rescales | None:
-        if extra is None or self._divide is None:
+        if extra is None or self._divider is None:
             return None
         vertices = tuple(vertex.name for vertex in self.graph.vertices)
-        parts = self.dispatch, self.machines, extra, requests, self.commits.handles, vertices
+        parts = self.dispatch, self.machines, extra, requests, self.commits.handles, self._divider.check, vertices
         return Rescales(*parts, self.options, self.options.slot_timeout)
 
     def _make_moves(self, requests: MoveRequests) -> Moves:
@@ -203,10 +203,10 @@ class Parts:
         return matched(handles, self._topology())
 
     def _make_rescale_driver(self) -> RescaleDriver | None:
-        if self.rescales is None or self._divide is None:
+        if self.rescales is None or self._divider is None:
             return None
         parts = self.dispatch, self.machines, self.deployment, self.commits, self.figures, self.recoveries
-        return RescaleDriver(*parts, self._divide, self.rescales.take)
+        return RescaleDriver(*parts, self._divider, self.rescales.take)
 
 
 def has_results(graph: JobGraph, subtask: str) -> bool:

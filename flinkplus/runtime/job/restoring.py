@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import secrets
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flinkplus.config import Options
@@ -19,7 +20,6 @@ from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.runtime.coordinator.drivers.rescale import Divide
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.checks import check_mode, has_channel_state
 from flinkplus.runtime.job.plan import Plan, plan_bytes
@@ -122,27 +122,55 @@ def _divide(
 ) -> None:
     """Store ``checkpoint``: the one of ``manifest``, for parallelism ``after``. ``change``: from its program to this
     one; ``None``: it is this."""
-    vertices = [vertex.name for vertex in plan.graph.vertices] if change is None else change.old.vertices
-    before, groups = parallelism_at(manifest, vertices), plan.options.max_parallelism
-    log.info("checkpoint %d of %d subtasks is made into one of %d", manifest.checkpoint, before, after)
-    place = StatePlace(scratch / "rescaling", storage.state_files, generation, checkpoint, groups)
-    try:
-        handles = Rescaling(plan.graph, manifest, before, after, place, change).handles()
-    finally:
-        remove_folder(place.folder)
+    with _rescaling(plan, storage, scratch, manifest, checkpoint, generation, after, change) as rescaling:
+        log.info("checkpoint %d of %d subtasks is made into one of %d", manifest.checkpoint, rescaling.before, after)
+        handles = rescaling.handles()
     commits.store(checkpoint, generation, handles, final=False)
 
 
-def divider(plan: Plan, commits: Commits, storage: CheckpointStorage, scratch: Path) -> Divide:
-    """Divides checkpoints of a running job; afterwards its plan has the new parallelism. A job that dies in between has
-    a checkpoint of another parallelism than its plan, which counts at a resume."""
+@contextmanager
+def _rescaling(
+    plan: Plan,
+    storage: CheckpointStorage,
+    scratch: Path,
+    manifest: Manifest,
+    checkpoint: CheckpointId,
+    generation: Generation,
+    after: int,
+    change: Comparison | None = None,
+) -> Iterator[Rescaling]:
+    """As ``_divide``; what it leaves on the local disk is removed at the end."""
+    vertices = [vertex.name for vertex in plan.graph.vertices] if change is None else change.old.vertices
+    before, options = parallelism_at(manifest, vertices), plan.options
+    place = StatePlace(scratch / "rescaling", storage.state_files, generation, checkpoint, options.max_parallelism)
+    try:
+        yield Rescaling(plan.graph, manifest, before, after, place, change, options.in_flight_bytes)
+    finally:
+        remove_folder(place.folder)
 
-    def divide(checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
-        _divide(plan, commits, storage, scratch, commits.manifest(checkpoint), new, generation, parallelism)
-        after = replace(plan, options=replace(plan.options, parallelism=parallelism))
-        storage.blobs.put_signed(PLAN_BLOB, plan_bytes(after))
 
-    return divide
+@dataclass(frozen=True)
+class CheckpointDivider:
+    """``Divider`` of a running job. Afterwards its plan has the new parallelism. A job that dies in between has a
+    checkpoint of another parallelism than its plan, which counts at a resume."""
+
+    plan: Plan
+    commits: Commits
+    storage: CheckpointStorage
+    scratch: Path
+
+    def check(self, checkpoint: CheckpointId, parallelism: int) -> None:
+        manifest = self.commits.manifest(checkpoint)
+        generation = Generation(manifest.generation)
+        parts = self.plan, self.storage, self.scratch, manifest, checkpoint, generation, parallelism
+        with _rescaling(*parts) as rescaling:
+            rescaling.check()
+
+    def divide(self, checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
+        manifest = self.commits.manifest(checkpoint)
+        _divide(self.plan, self.commits, self.storage, self.scratch, manifest, new, generation, parallelism)
+        after = replace(self.plan, options=replace(self.plan.options, parallelism=parallelism))
+        self.storage.blobs.put_signed(PLAN_BLOB, plan_bytes(after))
 
 
 def _check_in_flight(former: Former) -> None:

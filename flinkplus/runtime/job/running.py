@@ -40,7 +40,7 @@ from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import metrics_of
 from flinkplus.runtime.job.launcher import SlotJobs, coordinator_hosts
 from flinkplus.runtime.job.plan import Plan
-from flinkplus.runtime.job.restoring import divider
+from flinkplus.runtime.job.restoring import CheckpointDivider
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, Access, publish, withdraw, write_access
 from flinkplus.runtime.slot.process.config import SlotConfig
@@ -89,10 +89,10 @@ class RunningJob:
         bind, reach = coordinator_hosts(spark)
         shells = credentials.for_commands(self.job_id)
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
-        divide = divider(plan, commits, storage, directory.path)
+        divider = CheckpointDivider(plan, commits, storage, directory.path)
         parts = Parts(
             *(plan.graph, plan.options, commits, restore, listeners.dispatch, calls),
-            *(registry, self._slots, divide, partial(_savepoint_writer, storage, plan.options)),
+            *(registry, self._slots, divider, partial(_savepoint_writer, storage, plan.options)),
         )
         self.coordinator = Coordinator(parts, self.job_id)
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())

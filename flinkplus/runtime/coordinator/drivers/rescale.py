@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from flinkplus.errors import ConfigurationError, described
 from flinkplus.protocol.snapshot.handle import is_aligned
@@ -20,17 +21,24 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
-Divide = Callable[[CheckpointId, CheckpointId, Generation, int], None]
-"""``divide(checkpoint, new, generation, parallelism)`` stores the checkpoint ``new``: ``checkpoint`` for another
-parallelism. ``generation``: of the running subtasks."""
 log = logging.getLogger("flinkplus.coordinator")
+
+
+class Divider(Protocol):
+    """Divides complete checkpoints of a running job; called by the storage worker."""
+
+    def check(self, checkpoint: CheckpointId, parallelism: int) -> None:
+        """Raise ``ConfigurationError`` if ``checkpoint`` cannot be divided for another parallelism. Stores nothing."""
+
+    def divide(self, checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
+        """Store the checkpoint ``new``: ``checkpoint`` for another parallelism. ``generation``: of the running
+        subtasks. Raises ``ConfigurationError`` if it cannot be divided."""
 
 
 @dataclass(eq=False, repr=False)
 class RescaleDriver:
     """Carries out the effects of ``JobProtocol`` for another parallelism.
 
-    ``divide``: see ``Divide``; called by the storage worker.
     ``report``: takes the answer to the request.
     """
 
@@ -40,7 +48,7 @@ class RescaleDriver:
     _commits: Commits
     _figures: Figures
     _recoveries: RecoveryLog
-    _divide: Divide
+    _divider: Divider
     _report: Callable[[effects.ReportRescale], None]
     _checkpoint: CheckpointId = field(default=CheckpointId(0), init=False)
 
@@ -65,7 +73,7 @@ class RescaleDriver:
                 overtaken = not is_aligned(self._commits.handles(effect.checkpoint).values())
                 if overtaken:  # it became complete after the one for which the job was interrupted
                     raise ConfigurationError(f"checkpoint {effect.checkpoint} is unaligned")
-                self._divide(effect.checkpoint, new, generation, parallelism)
+                self._divider.divide(effect.checkpoint, new, generation, parallelism)
             except Exception:
                 try:
                     self._commits.drop(new)
@@ -101,5 +109,5 @@ class RescaleDriver:
         self._dispatch.processes.need(effect.slots)
         self._deployment.rescaled(after, self._age_s())
         self._figures.keep({str(subtask) for subtask in effect.subtasks})
-        self._recoveries.rescaled([str(subtask) for subtask in effect.subtasks], after)
+        self._recoveries.rescaled([str(subtask) for subtask in effect.subtasks])
         self._machines.change_subtasks(after, effect.slots)

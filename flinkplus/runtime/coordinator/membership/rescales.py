@@ -2,13 +2,15 @@
 
 The life of a request::
 
-    STARTING -- all new slots have registered --> CHECKPOINT -- one is complete --> SWITCHING --> ENDING --> done
-        |                                             ^------ a failure came first -----'
-        '-- timeout: cancelled
+    STARTING -- all new slots have registered --> CHECKPOINT -- one can be divided --> SWITCHING --> ENDING --> done
+        |                                          |      ^------ a failure came first ----'
+        '-- timeout: cancelled                     '-- it cannot: cancelled
 
 Rules: only the coordinator's thread calls this. New slots are reserved until the switch: they take no part in the job,
 and their loss costs only time. The machine of the job switches over, and so decides which subtasks a failure meanwhile
-restarts. A new request replaces one that has not got as far as the switch, and uses the slots that it has started.
+restarts. Before that it is checked whether the checkpoint can be divided, while the job runs: a job is not interrupted
+for a rescale that is refused. A new request replaces one that has not got as far as the switch, and uses the slots that
+it has started.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ from enum import Enum
 
 from chain_backup.failover.placement import PlacementError
 from flinkplus.config import MOST_SPARES, Options
-from flinkplus.errors import FlinkPlusError, InsufficientSlots
+from flinkplus.errors import (
+    ConfigurationError,
+    CorruptCheckpoint,
+    CorruptState,
+    FlinkPlusError,
+    InsufficientSlots,
+    StateError,
+    UntrustedCheckpoint,
+    described,
+)
 from flinkplus.protocol.snapshot.handle import SnapshotHandle, is_aligned
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import JobState
@@ -31,6 +42,8 @@ from flinkplus.runtime.coordinator.membership.extra_slots import ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, ScaleReported
 from flinkplus.runtime.coordinator.record.status import RescaleStatus
 
+UNREADABLE = (CorruptCheckpoint, CorruptState, UntrustedCheckpoint, StateError, OSError)
+"""Why one checkpoint cannot be divided, though the next one may."""
 log = logging.getLogger("flinkplus.coordinator")
 
 
@@ -46,7 +59,8 @@ class RescalePhase(Enum):
 @dataclass(slots=True)
 class _Rescale:
     """A request. ``slots``: the needed ones afterwards. ``seen``: the newest complete checkpoint that is too old, or
-    cannot be divided. ``asked``: an aligned checkpoint was requested.
+    cannot be divided. ``asked``: an aligned checkpoint was requested. ``checked``: the newest that was, or is being,
+    checked; ``divisible``: that it was found fit.
     ``until_s``: deadline of STARTING (monotonic clock). ``before``: the needed slots so far."""
 
     request: int
@@ -57,6 +71,8 @@ class _Rescale:
     phase: RescalePhase = RescalePhase.STARTING
     seen: CheckpointId | None = None
     asked: bool = False
+    checked: CheckpointId | None = None
+    divisible: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -64,6 +80,8 @@ class Rescales:
     """The requests of one job for another parallelism, one at a time.
 
     ``handles``: returns the snapshots of a complete checkpoint.
+    ``check``: raises ``ConfigurationError`` for one that cannot be divided for a parallelism; called by the storage
+    worker.
     ``vertices``: names of the job's vertices.
     ``timeout_s``: timeout for new slots to start.
     """
@@ -73,6 +91,7 @@ class Rescales:
     _extra: ExtraSlots
     _requests: MoveRequests
     _handles: Callable[[CheckpointId], Mapping[str, SnapshotHandle]]
+    _check: Callable[[CheckpointId, int], None]
     _vertices: Sequence[str]
     _options: Options
     _timeout_s: float
@@ -189,16 +208,51 @@ class Rescales:
         failover = machines.failover
         if machines.job.state is not JobState.RUNNING or (failover is not None and failover.active):
             return
-        if newest is not None and newest != rescale.seen and not self._missing() and self._is_aligned(newest):
-            rescale.phase = RescalePhase.SWITCHING
-            numbers = range(rescale.parallelism)
-            subtasks = tuple(sorted(SubtaskId(vertex, number) for vertex in self._vertices for number in numbers))
-            machines.step_job(events.RescaleRequested(subtasks, rescale.slots))
-            return
+        if newest is not None and newest != rescale.seen and not self._missing():
+            if newest == rescale.checked:
+                if rescale.divisible:
+                    self._switch(rescale)
+                return
+            if self._is_aligned(newest):
+                self._check_division(rescale, newest)
+                return
         if newest != rescale.seen or not machines.checkpoints.pending or not rescale.asked:
             rescale.asked = True
             machines.step_checkpoints(events.CheckpointRequested(aligned=True))
         rescale.seen = newest
+
+    def _check_division(self, rescale: _Rescale, checkpoint: CheckpointId) -> None:
+        """Find out whether ``checkpoint`` can be divided, while the job runs."""
+        rescale.checked, rescale.divisible = checkpoint, False
+        refusals: list[str] = []
+
+        def check() -> None:
+            try:
+                self._check(checkpoint, rescale.parallelism)
+            except UNREADABLE:
+                raise
+            except Exception as error:  # of an operator, too, which is created for the check
+                refusals.append(str(error) if isinstance(error, ConfigurationError) else described(error))
+
+        def answered(unreadable: str = "") -> None:
+            if self._open is not rescale or rescale.checked != checkpoint:
+                return
+            if refusals:
+                self._cancel(rescale, refusals[0])
+                return
+            if unreadable:
+                log.warning("checkpoint %d cannot be divided: %s", checkpoint, unreadable)
+                rescale.seen, rescale.asked = checkpoint, False
+            rescale.divisible = not unreadable
+            self.look()
+
+        self._dispatch.work(self._dispatch.storage, check, answered, answered)
+
+    def _switch(self, rescale: _Rescale) -> None:
+        rescale.phase = RescalePhase.SWITCHING
+        numbers = range(rescale.parallelism)
+        subtasks = tuple(sorted(SubtaskId(vertex, number) for vertex in self._vertices for number in numbers))
+        self._machines.step_job(events.RescaleRequested(subtasks, rescale.slots))
 
     def _is_aligned(self, checkpoint: CheckpointId) -> bool:
         """Whether the checkpoint has no messages in flight that barriers have overtaken."""

@@ -10,6 +10,11 @@ restarted: the failed ones; in a partial recovery also their upstreams; in a rol
 Rules: a recovery that another failure interrupts stays unfinished. A local failover that ends in a rollback is one
 recovery, by rollback, with the reason in ``fallback``. Handovers are listed separately, and so are rescales, which go
 through the phases of a rollback.
+
+A rescale is measured by vertex: which new subtask repeats which rows depends on their keys, but all subtasks of a
+vertex together repeat what those before had emitted, and their counters continue from the same sum. So a vertex has new
+output when the sum is above that before the interruption, by the heartbeats. ``recovery_ms`` is of all vertices with a
+sink or keyed state, ``caught_up_ms`` of all; those that have never emitted a row are not waited for.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.protocol.vocabulary.phases import PHASES, Phase
 from flinkplus.runtime.control.names import parse_subtask
 
@@ -31,7 +35,11 @@ KEPT = 1000
 
 @dataclass
 class Recovery:
-    """One recovery. ``moved``: all subtasks that restart. ``stamps``: phase -> when it was *entered* (Unix epoch)."""
+    """One recovery. ``moved``: all subtasks that restart. ``stamps``: phase -> when it was *entered* (Unix epoch).
+
+    ``waiting_failed``, ``waiting_all``: subtasks that have no new output yet; in a rescale vertices. ``emitted``: rows
+    of each vertex before a rescale.
+    """
 
     number: int
     mode: str
@@ -43,6 +51,7 @@ class Recovery:
     stamps: dict[Phase, float] = field(default_factory=dict)
     waiting_failed: set[str] = field(default_factory=set)
     waiting_all: set[str] = field(default_factory=set)
+    emitted: dict[str, int] = field(default_factory=dict)
     first_new_s: float | None = None
     registry_ms: float | None = None
     """Time of the registry to write the records, in the last attempt that it answered."""
@@ -86,11 +95,10 @@ class Recovery:
         }
 
 
-def _taken_over(rows: Mapping[str, int], parallelism: int) -> dict[str, int]:
+def _by_vertex(rows: Mapping[str, int]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for name, count in rows.items():
-        subtask = parse_subtask(name)
-        found[str(SubtaskId(subtask.vertex, subtask.index % parallelism))] += count
+        found[parse_subtask(name).vertex] += count
     return dict(found)
 
 
@@ -107,6 +115,8 @@ class RecoveryLog:
         self._kills: dict[int, float] = {}
         self._begun: dict[str, float] = {}
         self._refused: tuple[Recovery | None, str] | None = None
+        self._emitted: dict[str, int] | None = None
+        """Vertex -> rows that the subtasks before had emitted, once a rescale has replaced them."""
         self.rows_out: dict[str, int] = {}
         """Subtask -> rows that it has emitted, by its last heartbeat."""
         self.marks: dict[str, int] = {}
@@ -128,12 +138,15 @@ class RecoveryLog:
         if time_s:
             self._begun[subtask] = time_s
 
-    def rescaled(self, subtasks: Sequence[str], parallelism: int) -> None:
-        """The job continues with other ``subtasks``: number *i* takes over the counts of all *j* of its vertex with
-        ``j % parallelism == i``, as its counters do."""
-        self.rows_out, self.marks = (_taken_over(rows, parallelism) for rows in (self.rows_out, self.marks))
-        self.marks = {name: self.marks.get(name, 0) for name in subtasks}
+    def rescaled(self, subtasks: Sequence[str]) -> None:
+        """The job continues with other ``subtasks``. What one of them will have emitted when its output is new is not
+        known."""
+        self._emitted = self._totals()
+        self.rows_out, self.marks = dict.fromkeys(subtasks, 0), dict.fromkeys(subtasks, 0)
         self._begun.clear()
+
+    def _totals(self) -> dict[str, int]:
+        return _by_vertex({name: max(rows, self.rows_out.get(name, 0)) for name, rows in self.marks.items()})
 
     # --- its phases
 
@@ -160,12 +173,28 @@ class RecoveryLog:
         record.begun_s = min([*begun, *([] if record.begun_s is None else [record.begun_s])], default=None)
         record.enter(phase, now_s)
         if phase == "restore":
-            record.waiting_all = set(self.marks) if mode == ROLLBACK else set(record.moved)
-            failed = set(record.subtasks) & record.waiting_all
-            record.waiting_failed = {name for name in failed if self._has_results(name)} or failed
-            record.first_new_s = None
+            self._begin_waiting(record)
         elif phase == "replay" and mode == ROLLBACK:
             self._begun.clear()  # failures during this recovery
+
+    def _begin_waiting(self, record: Recovery) -> None:
+        """The subtasks that restart are known: wait for their new output."""
+        record.first_new_s = None
+        if record.failure == RESCALE:
+            self._begin_waiting_for_vertices(record)
+            return
+        record.waiting_all = set(self.marks) if record.mode == ROLLBACK else set(record.moved)
+        failed = set(record.subtasks) & record.waiting_all
+        record.waiting_failed = {name for name in failed if self._has_results(name)} or failed
+
+    def _begin_waiting_for_vertices(self, record: Recovery) -> None:
+        for older in self._records:  # none of their subtasks runs any more
+            older.waiting_all = set()
+        record.emitted, self._emitted = self._totals() if self._emitted is None else self._emitted, None
+        record.waiting_all = {vertex for vertex, rows in record.emitted.items() if rows}
+        with_results = {vertex for vertex in record.waiting_all if self._has_results(f"{vertex}[0]")}
+        record.waiting_failed = with_results or set(record.waiting_all)
+        self.rows_out = dict.fromkeys(self.marks, 0)  # reports from before this count no more
 
     def _find(self, mode: str, number: int) -> Recovery | None:
         return next((r for r in reversed(self._records) if (r.mode, r.number) == (mode, number)), None)
@@ -176,6 +205,8 @@ class RecoveryLog:
     def _open(self, mode: str, number: int, failure: str, subtasks: Collection[str], reason: str) -> Recovery:
         refused, self._refused = self._refused, None
         record = None
+        if failure == RESCALE:
+            self._emitted = None
         if mode != STANDBY:
             self.marks = {name: max(rows, self.marks.get(name, 0)) for name, rows in self.rows_out.items()}
         if mode == ROLLBACK:
@@ -228,10 +259,24 @@ class RecoveryLog:
         record = next((r for r in reversed(self._records) if subtask in r.waiting_all), None)
         if record is None:
             return
+        self._has_new_output(record, subtask, time_s)
+
+    def reported(self, rows_out: Mapping[str, int], now_s: float) -> None:
+        """Subtasks report how many rows they have emitted."""
+        self.rows_out.update(rows_out)
+        record = self._records[-1] if self._records else None
+        if record is None or record.failure != RESCALE or not record.waiting_all:
+            return
+        totals = _by_vertex(self.rows_out)
+        for vertex in [vertex for vertex in record.waiting_all if totals.get(vertex, 0) > record.emitted[vertex]]:
+            self._has_new_output(record, vertex, now_s)
+
+    def _has_new_output(self, record: Recovery, name: str, time_s: float) -> None:
+        """``name``: a subtask, or a vertex."""
         time_s = max(time_s, record.stamps.get("restore", time_s))
-        record.waiting_all.discard(subtask)
-        if subtask in record.waiting_failed:
-            record.waiting_failed.discard(subtask)
+        record.waiting_all.discard(name)
+        if name in record.waiting_failed:
+            record.waiting_failed.discard(name)
             if not record.waiting_failed:
                 record.first_new_s = time_s
         if not record.waiting_all:

@@ -18,6 +18,7 @@ from flinkplus.operators.base.canonical import canonical
 from flinkplus.operators.base.routes import partitioner
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
+from flinkplus.protocol.vocabulary.in_flight import excess_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control.names import parse_channel
 from flinkplus.runtime.slot.subtasks.snapshots import pack
@@ -67,6 +68,12 @@ class InFlight:
     def counts(self) -> Mapping[ChannelId, int]:
         """How many messages each channel has."""
         return {channel: len(messages) for channel, messages in self.packed.items()}
+
+    def excess(self, slot_bytes: int) -> str:
+        """Why they are more than a checkpoint may hold; empty when they are not. ``slot_bytes``: limit of a slot."""
+        sizes = {channel: sum(map(len, messages)) for channel, messages in self.packed.items()}
+        consumers = {edge: vertex.name for vertex in self.graph.vertices for edge in vertex.inputs}
+        return excess_of(sizes, consumers, slot_bytes)
 
     def of(self, inputs: Sequence[int], index: int) -> dict[str, list[str]]:
         """The messages to one subtask, as a snapshot has them; ``inputs``: the edges of its vertex."""

@@ -7,7 +7,8 @@ before counts.
 
 Rules:
 - what cannot be divided is refused with ``ConfigurationError`` before anything is stored: unaligned checkpoints with
-  messages in flight, operators and sources that do not say how their state is divided;
+  messages in flight, operators and sources that do not say how their state is divided, more rows in loops than fewer
+  subtasks may hold. ``Rescaling.check`` finds that without reading any state, so a running job is not interrupted;
 - state is copied only where it must be: where subtask *i* owns what subtask *i* owned, and a vertex takes all that one
   vertex had, files stay, with pages and all;
 - the parallelism of a checkpoint is that of its snapshots, whatever the plan says: a driver may die after the manifest
@@ -31,6 +32,7 @@ from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, Snap
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.subtask.rescaling import rescaled, rescaled_part, with_state
 from flinkplus.protocol.vocabulary.ids import SubtaskId
+from flinkplus.protocol.vocabulary.in_flight import InFlightBudget
 from flinkplus.runtime.job.rescaling.former import Former
 from flinkplus.runtime.job.rescaling.in_flight import InFlight
 from flinkplus.runtime.job.rescaling.keyed import GroupOwner, StatePlace
@@ -64,6 +66,7 @@ class Rescaling:
     """One checkpoint at its parallelism ``before``, and what it becomes at ``after``.
 
     ``graph``: the program to come. ``change``: the program of the checkpoint, compared with it; ``None``: it is this.
+    ``in_flight_bytes``: maximum of rows in flight to one slot, in handles.
     """
 
     graph: JobGraph
@@ -72,6 +75,7 @@ class Rescaling:
     after: int
     place: StatePlace
     change: Comparison | None = None
+    in_flight_bytes: int = InFlightBudget().slot_bytes
 
     @cached_property
     def former(self) -> Former:
@@ -92,13 +96,58 @@ class Rescaling:
 
         Raises ``ConfigurationError`` for what cannot be divided, ``CorruptState`` or ``StateError`` as ``restore``.
         """
-        self._check()
-        in_flight = InFlight(self.graph, self.after, self.place.max_parallelism, self.former.edges)
-        for name in self.former.program.vertices:
-            in_flight.add([handle.operator_state for handle in self.former.handles(name)])
+        self._check_snapshots()
+        in_flight = self._in_flight()
         return [found for vertex in self.graph.vertices for found in self._divided(vertex, in_flight)]
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ``ConfigurationError`` for what ``handles`` would refuse, as far as the snapshots show it: no file of
+        state is read or written. Messages in flight are."""
+        self._check_snapshots()
+        self._in_flight()
+        for vertex in self.graph.vertices:
+            self._positions(vertex)
+            self._check_inheritance(vertex)
+
+    def _in_flight(self) -> InFlight:
+        """The messages in flight, sent on to the new subtasks."""
+        found = InFlight(self.graph, self.after, self.place.max_parallelism, self.former.edges)
+        for name in self.former.program.vertices:
+            found.add([handle.operator_state for handle in self.former.handles(name)])
+        excess = "" if self.before == self.after else found.excess(self.in_flight_bytes)
+        if excess:
+            raise ConfigurationError(
+                f"checkpoint {self.manifest.checkpoint} holds rows in flight in loops, and at parallelism {self.after} "
+                f"{excess}: choose a higher parallelism, set a higher in_flight_mb, or {self.way_out} until fewer rows "
+                "are in its loops"
+            )
+        return found
+
+    def _check_inheritance(self, vertex: Vertex) -> None:
+        """Create each operator as for a new subtask, with empty state, and see whether it can take over state."""
+        keyed = VertexState(self.former, vertex, self.after, self.place)
+        for at, schema in self.graph.input_schemas(vertex).items():
+            node = self.graph.nodes[at]
+            saved = any(part.state is not None for part in self.former.parts(node.name))
+            if not isinstance(node.body, Operator) or not saved or keyed.is_carried(node):
+                continue
+            state = self.place.state("check", str(SubtaskId(vertex.name, 0)))
+            instance = node.body.create(OperatorContext(node.name, f"{node.name}[0]", 0, self.after, schema, state))
+            try:
+                self.check_inherits(node, instance)
+            finally:
+                instance.close()
+                state.close()
+
+    def check_inherits(self, node: Node, instance: OperatorInstance) -> None:
+        """Raise ``ConfigurationError`` unless the operator says how its state is divided."""
+        if type(instance).inherit is OperatorInstance.inherit:
+            raise ConfigurationError(
+                f"operator {node.name!r} does not say how its state is divided among subtasks "
+                f"(OperatorInstance.inherit): {self.way_out}"
+            )
+
+    def _check_snapshots(self) -> None:
         for handle in self.manifest.subtasks.values():
             if handle.overtaken:
                 raise ConfigurationError(
@@ -231,12 +280,8 @@ class _NewSubtask:
                 for at, (part, over) in enumerate(zip(parts, ended, strict=True))
                 if part.state is not None
             ]
-            if left and type(instance).inherit is OperatorInstance.inherit:
-                raise ConfigurationError(
-                    f"operator {node.name!r} does not say how its state is divided among subtasks "
-                    f"(OperatorInstance.inherit): {self.of.way_out}"
-                )
             if left:
+                self.of.check_inherits(node, instance)
                 instance.inherit(left)
             return instance.snapshot(self.of.place.checkpoint)
         finally:

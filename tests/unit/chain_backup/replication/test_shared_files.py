@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from chain_backup.replication.frames import FrameKind, decode
 from flinkplus.protocol.snapshot.division import Estate, divided_files
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
+from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 from flinkplus.state.backend import adopted_name
 from flinkplus.state.hashing import group_of
 from tests.unit.chain_backup.replication.replica_cluster import SUBTASK, Cluster, Model
 
 MINE = range(20, 90)
+RETAINED = 2
 
 
 def divided(cluster: Cluster) -> tuple[StateFile, ...]:
@@ -124,3 +127,69 @@ def test_a_standby_that_comes_late_gets_the_base(cluster: Cluster) -> None:
     cluster.network.settle()
     assert latest in cluster.staged(2)
     cluster.promote(2, latest)
+
+
+def complete(cluster: Cluster, version: int) -> None:
+    """A checkpoint of the version is complete, and the job keeps the newest ``RETAINED``."""
+    handles = {SUBTASK: cluster.handles[version]}
+    manifests = cluster.storage.manifests
+    manifests.write(Manifest(checkpoint=version, generation=cluster.generation, subtasks=handles))
+    for old in manifests.checkpoints()[:-RETAINED]:
+        cluster.storage.retention.drop(old)
+    cluster.storage.retention.sweep(version, version)
+
+
+def late_standby(cluster: Cluster) -> tuple[int, tuple[StateFile, ...]]:
+    """The standby on slot 1 has yet to fetch the shared files of the version returned, and storage drops them."""
+    shared = divided(cluster)
+    cluster.form(0, 1)
+    cluster.network.settle()
+    cluster.change()
+    first = cluster.snapshot(rebase=False)
+    complete(cluster, first)
+    cluster.network.deliver()  # the offer; what follows from it in other threads waits
+    assert cluster.state is not None and cluster.state.rebase()
+    for _ in range(RETAINED):
+        cluster.change()
+        complete(cluster, cluster.snapshot(rebase=False))
+    stored = cluster.storage.state_files.listed()
+    assert not any(file.stored in stored for file in shared) and not cluster.staged(1)
+    return first, shared
+
+
+def refused(cluster: Cluster) -> list[str]:
+    sent = [decode(frame) for _, _, frame in cluster.network.sent]
+    return [frame.fields["reason"] for frame in sent if frame.kind is FrameKind.FAILED]
+
+
+def test_the_predecessor_sends_a_shared_file_that_storage_has_dropped(slow: Cluster) -> None:
+    """Retention counts what checkpoints name, and not what a standby has yet to fetch: no version is lost by that."""
+    first, shared = late_standby(slow)
+    slow.network.settle()
+    assert first in slow.staged(1) and slow.version in slow.staged(1) and not refused(slow)
+    figures = slow.network.agents[1].figures
+    assert figures.files_from_storage == 0 and figures.bytes_received >= sum(file.bytes for file in shared)
+    slow.promote(1, slow.version)
+
+
+def test_the_next_version_comes_where_nothing_has_a_shared_file(slow: Cluster) -> None:
+    """The predecessor has trimmed the version that it had offered, as far as this standby does not count."""
+    first, _ = late_standby(slow)
+    slow.trim()
+    slow.network.settle()
+    assert first not in slow.staged(1) and slow.version in slow.staged(1)
+    slow.promote(1, slow.version)
+
+
+def test_a_shared_file_that_keeps_failing_everywhere_is_refused(slow: Cluster) -> None:
+    """Neither storage nor the predecessor gives it: the standby does not ask for ever."""
+    first, shared = late_standby(slow)
+    names = {file.name.rpartition("/")[2] for file in shared}
+    for path in slow.work(0).glob("*/replica/*"):
+        if path.name in names:
+            data = path.read_bytes()
+            path.unlink()  # other names of the file keep its content
+            path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    slow.network.settle()
+    assert len(refused(slow)) == 1 and first not in slow.staged(1) and slow.version in slow.staged(1)
+    slow.promote(1, slow.version)

@@ -6,7 +6,13 @@ import pytest
 
 from flinkplus.protocol.vocabulary import in_flight
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
-from flinkplus.protocol.vocabulary.in_flight import MESSAGE_OVERHEAD_BYTES, InFlightBudget, SnapshotLogs, cost_of
+from flinkplus.protocol.vocabulary.in_flight import (
+    MESSAGE_OVERHEAD_BYTES,
+    InFlightBudget,
+    SnapshotLogs,
+    cost_of,
+    excess_of,
+)
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 
 FIRST, SECOND = ChannelId(0, 0, 0), ChannelId(0, 1, 0)
@@ -79,3 +85,28 @@ def test_what_it_takes_in_the_end_is_what_counts() -> None:
     assert not logs.excess and budget.held_bytes == COST
     logs.stored(2 * COST + 1)
     assert (held(logs), budget.held_bytes) == ([0], 0)
+
+
+@pytest.mark.parametrize(
+    ("held", "where", "most"),
+    [
+        ({(0, 0, 0): 32, (0, 1, 0): 18}, "", 0),
+        ({(0, 0, 0): 33, (0, 1, 0): 18}, "51 bytes would be in flight to count[0]", 50),
+        ({(0, 0, 1): 50, (1, 0, 1): 50}, "", 0),
+        ({(0, 0, 1): 50, (1, 0, 1): 49, (2, 3, 1): 2}, "101 bytes would be in flight to subtasks 1", 100),
+        ({(1, 0, index): 50 for index in range(8)}, "", 0),
+        ({(1, 0, index): 45 for index in range(9)}, "405 bytes would be in flight in the job", 400),
+    ],
+)
+def test_what_is_divided_has_the_limits_of_a_snapshot(
+    held: dict[tuple[int, int, int], int], where: str, most: int
+) -> None:
+    channels = {ChannelId(*channel): size for channel, size in held.items()}
+    expected = f"{where}, and the maximum is {most}" if where else ""
+    assert excess_of(channels, {0: "count", 1: "loop", 2: "top"}, 100) == expected
+
+
+def test_what_is_divided_has_the_limit_of_a_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_flight, "MAX_LOGGED_BYTES", 300)
+    assert not excess_of({FIRST: 400, SECOND: 400}, {0: "count"}, 10_000)
+    assert excess_of({FIRST: 401}, {0: "count"}, 10_000).startswith(f"401 bytes would be in flight on {FIRST}")

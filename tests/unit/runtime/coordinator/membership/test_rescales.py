@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from flinkplus.config import Options
-from flinkplus.errors import CorruptCheckpoint, InsufficientSlots, MoveCancelled, MoveRefused
+from flinkplus.errors import (
+    ConfigurationError,
+    CorruptCheckpoint,
+    InsufficientSlots,
+    MoveCancelled,
+    MoveRefused,
+    StateError,
+)
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import JobState, ReportRescale
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
@@ -18,7 +25,7 @@ from flinkplus.runtime.coordinator.commands.moves import check_parallelism
 from flinkplus.runtime.coordinator.membership.extra_slots import ENDING_S, ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
 from flinkplus.runtime.coordinator.membership.rescales import Rescales
-from tests.unit.runtime.coordinator.failover_job import Job
+from tests.unit.runtime.coordinator.failover_job import Inline, Job
 from tests.unit.runtime.coordinator.membership.test_spares import Clock, Cluster
 
 
@@ -30,6 +37,10 @@ class World:
         self.clock = job.dispatch.clock = Clock()
         self.cluster = Cluster()
         self.overtaken: set[int] = set()
+        self.checked: list[tuple[int, int]] = []
+        self.refused: dict[int, Exception] = {}
+        self.answers = True
+        job.dispatch.storage = Inline()  # type: ignore[assignment]
         requests, calls = MoveRequests(), job.calls
         recovery = "standby" if standbys else "rollback"
         given = Options(**{"parallelism": 3, "recovery": recovery, **options})
@@ -39,6 +50,7 @@ class World:
             ExtraSlots(job.dispatch, job.machines, job.joining, calls, self.cluster),  # type: ignore[arg-type]
             requests,
             self.handles,
+            self.check,
             ("lines", "count"),
             given,
             30.0,
@@ -51,14 +63,24 @@ class World:
             raise CorruptCheckpoint("damaged")
         return {"count[0]": SimpleNamespace(overtaken=checkpoint in self.overtaken)}
 
+    def check(self, checkpoint: CheckpointId, parallelism: int) -> None:
+        self.checked.append((checkpoint, parallelism))
+        if checkpoint in self.refused:
+            raise self.refused[checkpoint]
+
+    def look(self) -> None:
+        self.rescales.look()
+        if self.answers:
+            self.job.work()
+
     def comes(self, *slots: int) -> None:
         for slot in slots:
             self.job.register(slot)
-        self.rescales.look()
+        self.look()
 
     def complete(self, checkpoint: int) -> None:
         self.job.listening.restore_from = CheckpointId(checkpoint)
-        self.rescales.look()
+        self.look()
 
     def switch(self) -> None:
         """The machine of the job has switched over."""
@@ -215,6 +237,62 @@ def test_it_waits_for_a_checkpoint_that_can_be_divided(world: World) -> None:
         assert world.requested == [] and world.phase == "checkpoint"
     world.complete(100)
     assert len(world.requested) == 1
+
+
+@pytest.mark.parametrize("kind", [ConfigurationError, ZeroDivisionError])
+def test_what_cannot_be_divided_is_refused_before_the_job_is_interrupted(world: World, kind: type[Exception]) -> None:
+    world.refused[7] = kind("operator 'odd' cannot be divided")
+    move = world.moves.rescale(4)
+    world.comes(3)
+    world.complete(7)
+    with pytest.raises(MoveCancelled, match="operator 'odd' cannot be divided"):
+        move.await_done(0)
+    assert world.checked == [(7, 4)] and world.requested == []
+    assert world.cluster.ended == {3: ENDING_S} and world.phase is None
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_the_last_chance(world: World) -> None:
+    world.refused[7] = StateError("no answer")
+    move = world.moves.rescale(2)
+    world.job.heard.clear()
+    world.complete(7)
+    assert core.CheckpointRequested(aligned=True) in world.job.heard and world.requested == []
+    world.complete(8)
+    assert world.checked == [(7, 2), (8, 2)] and len(world.requested) == 1 and move.status == "under_way"
+
+
+def test_the_newest_checkpoint_is_the_one_that_was_checked(world: World) -> None:
+    """The answer for one that is superseded by then, or for a request that is cancelled, has no effect."""
+    world.answers = False
+    world.refused[7] = ConfigurationError("too many rows in flight")
+    world.moves.rescale(2)
+    world.complete(7)
+    world.complete(7)
+    assert world.checked == [(7, 2)] and world.requested == []
+    world.complete(8)
+    assert world.checked == [(7, 2), (8, 2)]
+    world.job.work()
+    assert len(world.requested) == 1
+    other = World()
+    other.answers = False
+    other.refused[7] = ConfigurationError("too many rows in flight")
+    other.moves.rescale(2)
+    other.complete(7)
+    move = other.moves.rescale(4)
+    other.job.work()
+    assert (other.phase, move.status, other.cluster.ended) == ("starting", "under_way", {})
+
+
+def test_a_failure_while_a_checkpoint_is_checked_is_waited_out(world: World) -> None:
+    world.answers = False
+    world.moves.rescale(2)
+    world.complete(7)
+    world.job.listening.state = JobState.INTERRUPTED
+    world.job.work()
+    assert world.requested == [] and world.phase == "checkpoint"
+    world.job.listening.state = JobState.RUNNING
+    world.look()
+    assert len(world.requested) == 1 and world.checked == [(7, 2)]
 
 
 def test_a_failure_that_comes_first_is_waited_out(world: World) -> None:

@@ -209,21 +209,86 @@ def test_a_failure_in_the_middle_of_a_handover_is_a_recovery() -> None:
     assert log.handovers() == []
 
 
-def test_a_rescale_is_listed_apart_and_its_subtasks_take_over_what_was_put_out() -> None:
-    """Subtask *i* of *n* continues the counts of all *j* with ``j % n == i``."""
-    log = recovery_log()
-    log.rows_out = {f"count[{index}]": 10**index for index in range(4)} | {"lines[0]": 7}
+def rescale(log: RecoveryLog, after: list[str] | None) -> None:
     for phase, now_s in zip(PHASES, (1.0, 1.0, 1.1, 1.2), strict=False):
+        if phase == "restore" and after is not None:
+            log.rescaled(after)
         log.entered("rollback", 1, phase, "rescale", [], "parallelism 3", now_s)
-        if phase == "promote":
-            after = [f"{vertex}[{index}]" for vertex in ("count", "lines") for index in range(3)]
-            log.rescaled(after, 3)
-    assert log.marks == {
-        "count[0]": 1001, "count[1]": 10, "count[2]": 100, "lines[0]": 7, "lines[1]": 0, "lines[2]": 0
-    }  # fmt: skip
     log.entered("rollback", 1, "replay", "rescale", [], "parallelism 3", 1.25)
-    for number, name in enumerate(log.marks):
-        log.progressed(name, 1.3 + number / 10)
-    (rescale,) = log.rescales()
-    assert rescale["caught_up_ms"] == pytest.approx(800) and rescale["reason"] == "parallelism 3"
+
+
+def test_a_rescale_is_listed_apart_and_waits_until_its_vertices_put_out_more_than_before() -> None:
+    """Whichever of the new subtasks does: one of them may never put out a row, another much more than any before."""
+    log = recovery_log()
+    log.rows_out = {"count[0]": 300, "count[1]": 1, "lines[0]": 7, "lines[1]": 7, "idle[0]": 0, "idle[1]": 0}
+    after = [f"{vertex}[{index}]" for vertex in ("count", "idle", "lines") for index in range(3)]
+    rescale(log, after)
+    log.progressed("count[0]", 1.26)
+    for now_s, rows in (
+        (1.3, {"count[0]": 200, "lines[0]": 7, "lines[1]": 7, "lines[2]": 0}),
+        (1.4, {"count[2]": 101, "lines[2]": 0}),
+        (1.5, {"count[0]": 201}),
+        (1.6, {"lines[2]": 1, "count[0]": 900}),
+    ):
+        log.reported(rows, now_s)
+    (found,) = log.rescales()
+    assert [found[f"{name}_ms"] for name in ("replay", "recovery", "caught_up")] == pytest.approx([250, 500, 600])
+    assert found["reason"] == "parallelism 3" and found["detect_ms"] is None
+    assert found["subtasks"] == [] and found["restarted"] == after
     assert log.as_dicts() == log.handovers() == [] and len(log) == 0
+
+
+def test_reports_of_the_subtasks_before_a_rescale_do_not_count_as_new_output() -> None:
+    log = recovery_log()
+    log.rows_out = {"count[0]": 300, "count[1]": 300}
+    log.entered("rollback", 1, "detect", "rescale", [], "parallelism 1", 1.0)
+    log.reported({"count[0]": 320}, 1.1)  # the last one, which says more than was known
+    log.rescaled(["count[0]"])
+    log.reported({"count[0]": 320, "count[1]": 301}, 1.15)
+    log.entered("rollback", 1, "restore", "rescale", [], "parallelism 1", 1.2)
+    log.reported({"count[0]": 620}, 1.3)
+    assert log.rescales()[0]["recovery_ms"] is None
+    log.reported({"count[0]": 621}, 1.4)
+    assert log.rescales()[0]["recovery_ms"] == pytest.approx(400)
+
+
+def test_a_rescale_that_is_called_off_waits_for_the_subtasks_of_before() -> None:
+    log = recovery_log()
+    log.rows_out = {"count[0]": 5, "count[1]": 0, "lines[0]": 7}
+    rescale(log, None)
+    log.reported({"count[0]": 5, "count[1]": 1, "lines[0]": 7}, 1.3)
+    log.reported({"lines[0]": 8}, 1.4)
+    (found,) = log.rescales()
+    assert (found["recovery_ms"], found["caught_up_ms"]) == pytest.approx((300, 400))
+    assert found["restarted"] == ["count[0]", "count[1]", "lines[0]"]
+
+
+def test_a_failure_after_a_rescale_is_measured_by_what_the_new_subtasks_have_reported() -> None:
+    """The rescale stays unfinished, and so does an older recovery, whose subtasks have the same names."""
+    log = recovery_log()
+    log.rows_out = {"count[0]": 5, "lines[0]": 9}
+    log.entered("rollback", 1, "detect", "slot", ["count[0]"], "gone", 0.5)
+    log.entered("rollback", 1, "restore", "slot", ["count[0]"], "gone", 0.6)
+    log.entered("rollback", 2, "detect", "rescale", [], "parallelism 2", 1.0)
+    log.rescaled(["count[0]", "count[1]", "lines[0]", "lines[1]"])
+    log.entered("rollback", 2, "restore", "rescale", [], "parallelism 2", 1.1)
+    log.progressed("count[0]", 1.2)
+    log.reported({"count[0]": 3}, 1.3)
+    log.entered("rollback", 3, "detect", "slot", ["count[1]"], "gone", 2.0)
+    assert log.marks == {"count[0]": 3, "count[1]": 0, "lines[0]": 0, "lines[1]": 0}
+    log.entered("rollback", 3, "restore", "slot", ["count[1]"], "gone", 2.1)
+    log.progressed("count[1]", 2.2)
+    assert [recovery["recovery_ms"] for recovery in log.as_dicts()] == pytest.approx([None, 200])
+    assert log.rescales()[0]["recovery_ms"] is None
+
+
+def test_reports_alone_do_not_end_the_recovery_of_a_failure() -> None:
+    """A subtask knows best which of its rows is new, and reports that by itself."""
+    log = recovery_log()
+    log.reported({COUNT: 5}, 0.5)
+    for phase in ("detect", "restore"):
+        log.entered("rollback", 1, phase, "slot", [COUNT], "gone", 1.0)
+    log.reported({COUNT: 50}, 1.1)
+    assert log.rows_out == {COUNT: 50} and log.as_dicts()[0]["recovery_ms"] is None
+    log.progressed(COUNT, 1.2)
+    assert figures(log, "recovery", "caught_up") == pytest.approx([200, 200])

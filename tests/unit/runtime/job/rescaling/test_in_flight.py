@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.base.canonical import canonical
@@ -15,7 +17,7 @@ from flinkplus.operators.base.keys import encode_values
 from flinkplus.operators.base.routes import Route
 from flinkplus.operators.keyed.keyed import Count
 from flinkplus.operators.rows.union import Union
-from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
+from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq
 from flinkplus.protocol.vocabulary.key_groups import groups_of
@@ -105,3 +107,58 @@ def test_an_unaligned_checkpoint_with_messages_in_flight_is_refused() -> None:
     place: Any = type("StatePlace", (), {"max_parallelism": 20})
     with pytest.raises(ConfigurationError, match=r"checkpoint 4 is unaligned.*op\+out\[1\].*higher aligned_timeout"):
         Rescaling(graph, manifest, 2, 3, place).handles()
+
+
+def in_loops(old: int) -> Manifest:
+    """A checkpoint in which each consumer has something in flight."""
+    handles = {
+        f"{vertex}[{index}]": SnapshotHandle(
+            subtask=f"{vertex}[{index}]",
+            generation=1,
+            checkpoint=4,
+            files=(),
+            operator_state=replace(
+                state if vertex == "op+out" else OperatorState(),
+                operators={name: OperatorPart(rows_in=0, rows_out=0) for name in vertex.split("+")},
+            ),
+        )
+        for index, state in enumerate(before(old))
+        for vertex in ("source", "op+out")
+    }
+    return Manifest(checkpoint=4, generation=1, subtasks=handles)
+
+
+def held(new: int) -> int:
+    """Bytes in flight to the subtask that has the most."""
+    in_flight = InFlight(graph_of("hash"), new, 20)
+    in_flight.add(before(4))
+    return max(sum(len(one) for found in in_flight.of([0], index).values() for one in found) for index in range(new))
+
+
+def test_fewer_subtasks_do_not_hold_more_in_flight_than_a_snapshot_may() -> None:
+    """It is found out before anything is read or stored, and before a running job is interrupted."""
+    place: Any = type("StatePlace", (), {"max_parallelism": 20})
+    fits = {new: Rescaling(graph_of("hash"), in_loops(4), 4, new, place, None, 2 * held(new)) for new in (1, 2, 3)}
+    for new, rescaling in fits.items():
+        rescaling._in_flight()
+        few = replace(rescaling, in_flight_bytes=2 * held(new) - 1)
+        for refuses in (few.check, few.handles):
+            with pytest.raises(ConfigurationError, match=rf"checkpoint 4 .*at parallelism {new} {held(new):,} bytes"):
+                refuses()
+    with pytest.raises(ConfigurationError, match=r"in_flight_mb, or resume the job at parallelism 4 until fewer rows"):
+        Rescaling(graph_of("hash"), in_loops(4), 4, 1, place, None, 10).check()
+    Rescaling(graph_of("hash"), in_loops(4), 4, 4, place, None, 10)._in_flight()  # nobody holds more than before
+
+
+def test_by_default_the_limit_is_that_of_the_options() -> None:
+    assert Rescaling(graph_of("hash"), in_loops(1), 1, 2, None).in_flight_bytes == Options().in_flight_bytes  # type: ignore[arg-type]
+
+
+def test_a_source_that_cannot_be_dealt_again_is_found_out_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise ConfigurationError("source 'source' does not say how its positions are dealt")
+
+    monkeypatch.setattr(Generator, "redealt", refuses)
+    place: Any = type("StatePlace", (), {"max_parallelism": 20})
+    with pytest.raises(ConfigurationError, match="does not say how its positions are dealt"):
+        Rescaling(graph_of("hash"), in_loops(2), 2, 3, place).check()

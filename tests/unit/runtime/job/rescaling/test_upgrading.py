@@ -27,8 +27,8 @@ from flinkplus.runtime.job.rescaling import rewriting, vertex_state
 from flinkplus.runtime.job.rescaling.keyed import OldStates
 from flinkplus.runtime.job.rescaling.rewriting import FormerState, TakenState
 from flinkplus.runtime.job.upgrading.programs import NO_CHANGE
-from tests.unit.runtime.job.rescaling.test_rescaling import OPERATORS, ROUNDS, SCHEMA, batch, process
-from tests.unit.runtime.job.rescaling.vertices import Vertex
+from tests.unit.runtime.job.rescaling.test_rescaling import OPERATORS, ROUNDS, batch, process
+from tests.unit.runtime.job.rescaling.vertices import SCHEMA, Vertex
 
 Output = Counter[tuple[tuple[str, str], ...]]
 NARROW = SCHEMA.set(2, pa.field("n", pa.int32())).set(4, pa.field("d", pa.decimal128(8, 2)))

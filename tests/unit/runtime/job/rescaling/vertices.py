@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.base.operator import KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.routes import partitioner
@@ -29,6 +31,10 @@ SCHEMA = pa.schema(
     [("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("ts", pa.int64()), ("d", pa.decimal128(10, 2))]
 )
 MAX_PARALLELISM = 20
+
+
+def _no_access(*_: object) -> None:
+    raise AssertionError("a check has no need of the files of state")
 
 
 def graph_of(operator: KeyedOperator, schema: pa.Schema) -> JobGraph:
@@ -121,9 +127,22 @@ class Vertex:
         self.close()
         self._number += 1
         before = parallelism_of(manifest, self.graph)
-        handles = Rescaling(self.graph, manifest, before, parallelism, self._place()).handles()
+        handles = self._divided(Rescaling(self.graph, manifest, before, parallelism, self._place()))
         self._begin(parallelism, {str(subtask): handle for subtask, handle in handles})
         return handles
+
+    def _divided(self, rescaling: Rescaling) -> Sequence[tuple[SubtaskId, SnapshotHandle]]:
+        """What can be divided passes the check, which finds all that is refused; it reads and stores nothing."""
+        stored = self.storage.state_files.listed()
+        with pytest.MonkeyPatch.context() as patch:
+            for method in ("download", "upload"):
+                patch.setattr(self.storage.state_files, method, _no_access)
+            rescaling.check()
+        assert self.storage.state_files.listed() == stored
+        try:
+            return rescaling.handles()
+        except ConfigurationError as error:
+            raise AssertionError("the check has not found what is refused") from error
 
     def _place(self) -> StatePlace:
         folder, files = self._folder / "rescaling", self.storage.state_files
@@ -140,7 +159,7 @@ class Vertex:
         change = compare(self.graph.program(MAX_PARALLELISM), graph.program(MAX_PARALLELISM), requests)
         assert not change.refused, change.refused
         before = parallelism_of(manifest, self.graph)
-        handles = Rescaling(graph, manifest, before, parallelism, self._place(), change).handles()
+        handles = self._divided(Rescaling(graph, manifest, before, parallelism, self._place(), change))
         self.graph, self._operator, self._schema = graph, operator, schema
         self._begin(parallelism, {str(subtask): handle for subtask, handle in handles})
         return handles
