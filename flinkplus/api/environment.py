@@ -25,9 +25,7 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.base.schema import parse_schema
-from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.plan import find_job
-from flinkplus.runtime.job.running import RunningJob
 from flinkplus.runtime.job.savepoints import has_checkpoints, resume_found, start_drawn
 from flinkplus.runtime.job.spark_types import arrow_schema
 from flinkplus.runtime.job.staging import check_dataframe
@@ -190,11 +188,12 @@ class StreamEnvironment:
         ``checkpoint_dir`` of its own, and the savepoint is only read. With ``resume="auto"``: unless there are
         checkpoints in ``checkpoint_dir``.
 
-        A job may be resumed with another program (``docs/upgrades.md``):
+        A job may be resumed, or started from a savepoint, with another program (``docs/upgrades.md``):
         ``state_from``: operator -> the name that it had, whose state it takes.
         ``drop_state``: operators and sources that are gone, or have changed too much, whose state may be lost.
         ``renamed_from``: the name that the job had.
-        ``dry_run``: compare the program with the checkpoints, start and write nothing, and return the comparison.
+        ``dry_run``: compare the program with the checkpoints, or with the savepoint ``start_from``, start and write
+        nothing, and return the comparison.
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
         ``InputError`` when the job cannot start; ``JobRunsElsewhere`` when another driver runs it;
@@ -206,10 +205,13 @@ class StreamEnvironment:
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
         if start_from is not None and resume is True:
             raise ConfigurationError("give resume=True or start_from, not both; resume='auto' goes with start_from")
-        requests = requests_of(state_from, drop_state, renamed_from, bool(resume) or dry_run)
+        continued = start_from is not None or bool(resume) or dry_run
+        requests = requests_of(state_from, drop_state, renamed_from, continued)
+        going_on = bool(resume) and start_from is not None and has_checkpoints(self.options)
+        savepoint = None if start_from is None or going_on else os.fspath(start_from)
         self.graph.fuse()
         if dry_run or asked_by_command():
-            return hand_over(check_upgrade(name, self.graph, self.options, requests, trust))
+            return hand_over(check_upgrade(name, self.graph, self.options, requests, trust, savepoint))
         for node in self.graph.nodes:
             try:
                 cloudpickle.dumps(node.body)
@@ -217,12 +219,11 @@ class StreamEnvironment:
                 raise ConfigurationError(
                     f"operator {node.name!r} cannot be sent to the slots: {error}; let its function make what it needs"
                 ) from error
-        drawn = self.spark, name, self.graph, self.options
-        running: RunningJob | FinishedJob
-        if start_from is not None and not (resume and has_checkpoints(self.options)):
-            running = start_drawn(*drawn, self.output_id, os.fspath(start_from), trust=trust)
+        drawn = self.spark, name, self.graph, self.options, self._frames, self.output_id
+        if savepoint is not None:
+            running = start_drawn(*drawn, savepoint, trust=trust, requests=requests)
         else:
-            running = start_job(*drawn, self._frames, self.output_id, resume=resume, trust=trust, requests=requests)
+            running = start_job(*drawn, resume=resume, trust=trust, requests=requests)
         self._executed = True
         return JobHandle(running)
 

@@ -36,6 +36,7 @@ class FileCommitter(SinkCommitter):
     def __init__(self, files: OutputFiles, job_id: str, sink: str, suffix: str, empty_file: bytes) -> None:
         self._files = files
         self._owner = {"format": OWNER_FORMAT, "job": job_id, "sink": sink}
+        self._job_id = job_id
         self._staging = staging_directory(job_id)
         self._suffix = suffix
         self._empty_file = empty_file
@@ -71,7 +72,7 @@ class FileCommitter(SinkCommitter):
 
     def _prepare_resumed(self) -> None:
         owner = self._read_owner()
-        if not isinstance(owner, dict) or {**owner, "sink": ""} != {**self._owner, "sink": ""}:
+        if not self._is_of(owner, self._job_id):
             raise OutputDirectoryError(
                 f"output directory {self._files.location} does not hold the output of the job to be resumed: "
                 "give the directory that the job wrote to, unchanged, or start a new job"
@@ -103,10 +104,10 @@ class FileCommitter(SinkCommitter):
 
     # --- a new job that starts from a savepoint
 
-    def check_successor(self, job_id: str, checkpoint: int) -> None:
+    def check_successor(self, job_id: str | None, checkpoint: int) -> None:
         try:
             owner = self._read_owner()
-            if owner == {**self._owner, "job": job_id}:
+            if self._is_of(owner, job_id):
                 self._check_nothing_after(checkpoint)
             elif owner != self._owner and (blocking := self._what_is_in_the_way()) is not None:
                 raise OutputDirectoryError(
@@ -125,10 +126,14 @@ class FileCommitter(SinkCommitter):
                     "another directory, or the newest savepoint, taken with stop_with_savepoint"
                 )
 
-    def succeed(self, job_id: str, checkpoint: int) -> None:
+    def _is_of(self, owner: object, job_id: str | None) -> bool:
+        """Whether an output is that of a job; its sink may have had another name."""
+        return isinstance(owner, dict) and {**owner, "sink": ""} == {**self._owner, "job": job_id, "sink": ""}
+
+    def succeed(self, job_id: str | None, checkpoint: int) -> None:
         self.check_successor(job_id, checkpoint)
         try:
-            if self._read_owner() == {**self._owner, "job": job_id}:
+            if self._is_of(self._read_owner(), job_id):
                 self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
             is_mine = self._read_owner() == self._owner
         except OSError as error:

@@ -125,8 +125,8 @@ class LocalDirectory:
             for chunk in chunks:
                 target.write(chunk)
 
-    def link(self, source: LocalDirectory, old: str, name: str) -> bool:
-        """Give the file ``old`` of ``source``, which must never change, the new name ``name`` here. ``False``, with
+    def take(self, source: LocalDirectory, old: str, name: str) -> bool:
+        """Give the file ``old`` of ``source``, which must never change, the further name ``name`` here. ``False``, with
         nothing done, where the file system cannot."""
         with source._folder.at(old) as (there, last):
             if not stat.S_ISREG(source._folder.found_in(there, last, old).st_mode):
@@ -341,7 +341,7 @@ Files: TypeAlias = LocalDirectory | ArrowDirectory
 def linked(source: Files, target: Files, name: str) -> bool:
     """Give a file of one directory the same name in another, without copying it; whether that can be done."""
     if isinstance(source, LocalDirectory) and isinstance(target, LocalDirectory):
-        return target.link(source, name, name)
+        return target.take(source, name, name)
     return False
 
 

@@ -206,7 +206,7 @@ def test_storage_that_fails_half_way_leaves_the_job_running(
         assert go_on.wait(PATIENCE_S)
         stored(self, chunks, name)
 
-    monkeypatch.setattr(LocalDirectory, "link", lambda *_: False)
+    monkeypatch.setattr(LocalDirectory, "take", lambda *_: False)
     monkeypatch.setattr(LocalDirectory, "store", full)
     with words.start("state", "out") as job:
         wait_for_checkpoint(job, 1)

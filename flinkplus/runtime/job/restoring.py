@@ -69,12 +69,12 @@ def begin_run(
         if not resume:
             commits.prepare(resume=False)
         elif origin is not None:
-            commits.succeed(origin, begun=storage.manifests.checkpoints()[-1] > origin.checkpoint)
+            commits.begins_with(origin)
         elif not storage.manifests.checkpoints():
             commits.prepare_again()
         restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
         if resume:
-            adoption = Adoption(plan, storage, commits, requests, taken_over)
+            adoption = Adoption(plan, storage, commits, requests, taken_over, origin)
             restore = _find_restore(storage, commits, restore, adoption.adopt)
             _transform(plan, commits, restore, storage, scratch, adoption.change)
         if resume and not restore.finished:

@@ -1,55 +1,59 @@
 """How a new job starts from a savepoint.
 
 It has an ID and a checkpoint directory of its own. The savepoint is copied there as its first checkpoint, and is
-not needed after that; from then on the job is resumed as any other.
+not needed after that; from then on the job is resumed as any other. So whatever a resume accepts, another program
+or parallelism, is accepted here, and whatever it refuses is refused with the same errors.
 """
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from flinkplus.config import Options, options_from
 from flinkplus.errors import CheckpointDirectoryError, ConfigurationError
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.program.comparison import Comparison, Requests
+from flinkplus.protocol.program.description import Program
 from flinkplus.runtime.coordinator.drivers.commits import Commits
-from flinkplus.runtime.job import staging
 from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import FinishedJob
-from flinkplus.runtime.job.plan import FoundJob, Plan, adopt, find_job, identity_of, plan_bytes
+from flinkplus.runtime.job.plan import FoundJob, Plan, identity_of, plan_bytes
 from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.runtime.job.signing import find_key
-from flinkplus.runtime.job.start import check, launch, resume_job
-from flinkplus.sinks.base import Sink
-from flinkplus.sources.parquet import StagedParquet
-from flinkplus.state.durable.ownership import check_same_job
+from flinkplus.runtime.job.start import check_settings, compare_with, launch, plan_sources, resume_job
+from flinkplus.runtime.job.upgrading.programs import (
+    NO_CHANGE,
+    adopt_splits,
+    bind_sinks,
+    check_permitted,
+    continued_outputs,
+    put_program,
+    with_moved_input,
+)
 from flinkplus.state.durable.savepoint import FoundSavepoint
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.file_system import absolute
 
 
-def savepoint_of(found: FoundJob) -> FoundSavepoint | None:
-    """The savepoint that was found; ``None``: it is the checkpoint directory of a job."""
-    document = found.storage.ownership.savepoint
-    if document is None:
-        return None
-    return FoundSavepoint(found.storage, document, found.plan.output_id)
+def find_savepoint(location: str, signing_key: str | None, trust: bool) -> FoundSavepoint:
+    """The savepoint at ``location``. Nothing of its program is loaded.
 
-
-def find_savepoint(location: str, signing_key: str | None, trust: bool) -> tuple[FoundJob, FoundSavepoint]:
-    """Raises as ``find_job``, and ``CheckpointDirectoryError`` for what is no savepoint."""
-    found = find_job(absolute(location), signing_key, trust)
-    savepoint = savepoint_of(found)
-    if savepoint is None:
+    Raises ``CheckpointDirectoryError`` for what is no savepoint; ``UntrustedCheckpoint``.
+    """
+    storage = CheckpointStorage(absolute(location), trust=trust)
+    _, job_id = storage.ownership.job_and_id(lambda: find_key(signing_key, location, make=trust))
+    if storage.ownership.savepoint is None:
         raise CheckpointDirectoryError(
             f"{location!r} is the checkpoint directory of a job, not a savepoint: resume the job there, or take a "
             "savepoint of it (job.savepoint, flinkplus savepoint)"
         )
-    return found, savepoint
+    return FoundSavepoint(storage, storage.ownership.savepoint, job_id)
 
 
 def has_checkpoints(options: Options) -> bool:
@@ -59,18 +63,91 @@ def has_checkpoints(options: Options) -> bool:
     return bool(CheckpointStorage(absolute(options.checkpoint_dir)).manifests.checkpoints())
 
 
-def start_drawn(
-    spark: SparkSession, name: str, graph: JobGraph, options: Options, output_id: str, start_from: str, trust: bool
-) -> RunningJob | FinishedJob:
-    """Start the job that was drawn from the savepoint ``start_from``.
+@dataclass(frozen=True)
+class NewJob:
+    """A job that begins with a savepoint.
 
-    Raises as ``find_savepoint``, and ``CheckpointDirectoryError`` if the savepoint is of another job.
+    ``change``: from the program of the savepoint to this one. ``splits``: what was planned for the sources of that one.
+    ``frames``: the DataFrames among the sources of this one.
+    ``requests``: see ``begin_run``.
     """
-    found, savepoint = find_savepoint(start_from, options.signing_key, trust)
-    there = {**identity_of(found.plan.name, found.plan.graph, found.plan.options), "name": name}
-    check_same_job(there, identity_of(name, graph, options), start_from)
-    adopt(graph, replace(found.plan, output_id=output_id))
-    return _start(spark, Plan(name, output_id, graph, options), savepoint)
+
+    plan: Plan
+    savepoint: FoundSavepoint
+    change: Comparison
+    splits: Mapping[str, Any]
+    frames: Mapping[str, DataFrame] = field(default_factory=dict)
+    requests: Requests | None = None
+
+    def start(self, spark: SparkSession) -> RunningJob | FinishedJob:
+        plan, options = self.plan, self.plan.options
+        check_settings(spark, plan.graph, options)
+        directory = JobDirectory(spark, options)
+        claimed: CheckpointStorage | None = None
+        try:
+            key = find_key(options.signing_key, options.checkpoint_dir, make=True)
+            storage = CheckpointStorage(directory.checkpoints, key=key)
+            identity = identity_of(plan.name, plan.graph, options)
+            storage.ownership.prepare(identity, False, lambda: directory.claim(resume=False), plan.output_id)
+            claimed = storage
+            storage.signed.job_id = plan.output_id
+            continued = continued_outputs(self.change)
+            Commits(plan.graph.sinks(), storage).check_successor(self.savepoint.origin, continued)
+            manifest = self.savepoint.manifest()
+            manifest = replace(manifest, program=self._plan_sources(directory.checkpoints, storage))
+            run = manifest.generation // GENERATIONS_PER_RUN + 1
+            self.savepoint.begin(storage, manifest, plan_bytes(plan), run)
+            claimed = None  # from here on the job is resumed, whatever happens
+            return launch(spark, plan, storage, directory, resume=True, auto=False, requests=self.requests)
+        except BaseException:
+            if claimed is not None:
+                claimed.ownership.release()
+            directory.remove()
+            raise
+
+    def _plan_sources(self, directory: str, storage: CheckpointStorage) -> Program:
+        """Sources that go on read what was planned for them, staged input at its new place; the others begin.
+
+        Returns the program of the savepoint with its staged input there.
+        """
+        graph = self.plan.graph
+        program, splits = with_moved_input(self.change.old, self.splits, directory)
+        going_on = adopt_splits(graph, replace(self.change, old=program), splits)
+        plan_sources(graph, self.frames, directory, going_on, begun=True)
+        put_program(storage, self.plan, splits)
+        return program
+
+
+def start_drawn(
+    spark: SparkSession,
+    name: str,
+    graph: JobGraph,
+    options: Options,
+    frames: Mapping[str, DataFrame],
+    output_id: str,
+    start_from: str,
+    trust: bool,
+    requests: Requests,
+) -> RunningJob | FinishedJob:
+    """Start the job that was drawn from the savepoint ``start_from``, which may be of a job with any name.
+
+    Raises as ``find_savepoint``, and ``ConfigurationError`` if the program does not fit the savepoint.
+    """
+    savepoint = find_savepoint(start_from, options.signing_key, trust)
+    change, splits = _compared(savepoint, graph, options, requests)
+    return NewJob(Plan(name, output_id, graph, options), savepoint, change, splits, frames, requests).start(spark)
+
+
+def _compared(
+    savepoint: FoundSavepoint, graph: JobGraph, options: Options, requests: Requests
+) -> tuple[Comparison, Mapping[str, Any]]:
+    """The program of a savepoint compared with ``graph``, and what was planned for its sources."""
+    storage = savepoint.storage
+    found = compare_with(storage, None, graph, options, requests)
+    if found is None:
+        raise CheckpointDirectoryError(f"the savepoint {storage.uri!r} is damaged: its plan and manifest are missing")
+    _, change, splits = found
+    return check_permitted(change, storage.uri), splits
 
 
 def resume_found(
@@ -80,8 +157,9 @@ def resume_found(
 
     ``new_checkpoint_dir``: of the new job. Raises ``ConfigurationError`` if it is missing, or the job is not a new one.
     """
-    savepoint = savepoint_of(found)
-    if savepoint is not None:
+    document = found.storage.ownership.savepoint
+    if document is not None:
+        savepoint = FoundSavepoint(found.storage, document, found.plan.output_id)
         return _start_as_drawn(spark, found, savepoint, new_checkpoint_dir, overrides)
     if new_checkpoint_dir is not None:
         raise ConfigurationError(
@@ -110,35 +188,6 @@ def _start_as_drawn(
     plan = found.plan
     options = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     output_id = f"job-{uuid.uuid4().hex[:12]}"
-    for node in plan.graph.nodes:
-        if isinstance(node.body, Sink):
-            node.body = node.body.bind(node.schema, output_id)
-    return _start(spark, Plan(plan.name, output_id, plan.graph, options), savepoint)
-
-
-def _start(spark: SparkSession, plan: Plan, savepoint: FoundSavepoint) -> RunningJob | FinishedJob:
-    options = plan.options
-    check(spark, plan.graph, options)
-    directory = JobDirectory(spark, options)
-    claimed: CheckpointStorage | None = None
-    try:
-        for node in plan.graph.nodes:
-            if isinstance(node.body, StagedParquet):
-                node.body = staging.moved(node.body, directory.checkpoints)
-        storage = CheckpointStorage(
-            directory.checkpoints, key=find_key(options.signing_key, options.checkpoint_dir, make=True)
-        )
-        identity = identity_of(plan.name, plan.graph, options)
-        storage.ownership.prepare(identity, False, lambda: directory.claim(resume=False), plan.output_id)
-        claimed = storage
-        storage.signed.job_id = plan.output_id
-        Commits(plan.graph, storage).check_successor(savepoint.origin)
-        manifest = savepoint.manifest()
-        savepoint.begin(storage, manifest, plan_bytes(plan), manifest.generation // GENERATIONS_PER_RUN + 1)
-        claimed = None  # from here on the job is resumed, whatever happens
-        return launch(spark, plan, storage, directory, resume=True, auto=False)
-    except BaseException:
-        if claimed is not None:
-            claimed.ownership.release()
-        directory.remove()
-        raise
+    bind_sinks(plan.graph, output_id)
+    change, splits = _compared(savepoint, plan.graph, options, NO_CHANGE)
+    return NewJob(Plan(plan.name, output_id, plan.graph, options), savepoint, change, splits).start(spark)

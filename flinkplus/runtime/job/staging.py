@@ -6,7 +6,7 @@ DataFrame are kept: others would change the order of the rows. The source splits
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -39,10 +39,13 @@ def stage(df: DataFrame, source: StagedParquet, directory: str, folder: str | No
     return source.staged_at(target)
 
 
-def moved(source: StagedParquet, directory: str) -> StagedParquet:
-    """The same source, whose files were copied below ``directory`` from where they had been staged."""
-    folder = f"{directory.rstrip('/')}/{STAGED}/{source.name}"
-    return replace(source, files=tuple(f"{folder}/{file.rpartition('/')[2]}" for file in source.files))
+def moved(plan: Any, directory: str) -> list[Any]:
+    """What was planned for staged input (``StagedParquet.split_plan``), whose files were copied below ``directory``.
+
+    Raises ``TypeError`` or ``ValueError`` for what is no such plan.
+    """
+    staged = f"{directory.rstrip('/')}/{STAGED}"
+    return [["/".join((staged, *str(file).rsplit("/", 2)[-2:])), groups] for file, groups in plan]
 
 
 def spark_reason(error: Exception) -> str:

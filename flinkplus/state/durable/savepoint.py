@@ -1,11 +1,12 @@
 """Savepoints: a complete checkpoint copied to a directory of the user's, and a new job's directory begun from one.
 
 A savepoint has the layout of a checkpoint directory, with ``SAVEPOINT.json`` instead of ``JOB.json``, one manifest, and
-nothing of a running job. It is complete in itself: the plan, all state files and the staged input are copied, or linked
-where both directories are on one local file system (a state file never changes, and an unlinked one stays whole).
+nothing of a running job. It is complete in itself: plan and program, all state files and the staged input are copied,
+or linked where both directories are on one local file system (a state file never changes, and an unlinked one stays
+whole).
 
 Rules:
-- files are copied by what the manifest lists, each name once;
+- files are copied by what the manifest lists, each once by its name in storage, however many subtasks share it;
 - the manifest is written after all files that it names, ``SAVEPOINT.json`` after everything;
 - nothing is written to a savepoint once it exists, nor to a directory that holds anything else;
 - a writer that was cancelled publishes nothing. What it has written is removed, as far as its storage allows.
@@ -26,6 +27,7 @@ from flinkplus.documents import Document, parse_document
 from flinkplus.errors import (
     CheckpointDirectoryError,
     CorruptCheckpoint,
+    CorruptState,
     SavepointError,
     SavepointRefused,
     StateError,
@@ -36,7 +38,7 @@ from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.manifest import Manifest, settled
 from flinkplus.state.durable import state_files
 from flinkplus.state.durable.blobs import FOLDER as BLOBS
-from flinkplus.state.durable.blobs import ORIGIN_BLOB, PLAN_BLOB
+from flinkplus.state.durable.blobs import ORIGIN_BLOB, PLAN_BLOB, PROGRAM_BLOB
 from flinkplus.state.durable.savepoint_file import BEGUN_FILE, INPUT_FOLDER, SAVEPOINT_FILE, SavepointFile
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.file_system import Files, is_uri, linked
@@ -140,11 +142,12 @@ class SavepointWriter:
             sizes = [*(file.bytes for file in manifest.files), *self._input.values()]
             self.copied.files_in_all, self.copied.bytes_in_all = len(sizes), sum(sizes)
             for file in manifest.files:
-                self._take(f"{state_files.FOLDER}/{file.name}", file)
+                self._take(f"{state_files.FOLDER}/{file.stored}", file)
             for name in self._input:
                 self._take(name)
-            self._written.append(f"{BLOBS}/{PLAN_BLOB}")
-            target.blobs.put_signed(PLAN_BLOB, source.blobs.get_signed(PLAN_BLOB))
+            for blob in (PROGRAM_BLOB, PLAN_BLOB):
+                self._written.append(f"{BLOBS}/{blob}")
+                target.blobs.put_signed(blob, source.blobs.get_signed(blob))
             self._check()
             target.manifests.write(manifest)
         except OSError as error:
@@ -209,7 +212,10 @@ def copied_file(source: Files, target: Files, name: str, file: StateFile | None,
     Raises ``CorruptState``, ``OSError``, and what ``progressed`` raises, which is called after each piece.
     """
     if linked(source, target, name):
-        return source.size(name)
+        linked_bytes = source.size(name)
+        if file is not None and linked_bytes != file.bytes:
+            raise CorruptState(f"{source.describe(name)} has {linked_bytes} bytes instead of {file.bytes}")
+        return linked_bytes
     size = 0
 
     def pieces() -> Iterator[bytes]:
@@ -265,7 +271,7 @@ class FoundSavepoint:
             storage.runs.begin(run)
             storage.blobs.put_signed(ORIGIN_BLOB, json.dumps(self.origin.to_json(), sort_keys=True).encode())
             for file in manifest.files:
-                copied_file(files, storage.files, f"{state_files.FOLDER}/{file.name}", file, lambda: None)
+                copied_file(files, storage.files, f"{state_files.FOLDER}/{file.stored}", file, lambda: None)
             for name in self.found.input:
                 copied_file(files, storage.files, name, None, lambda: None)
             storage.blobs.put_signed(PLAN_BLOB, plan)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from flinkplus import errors
@@ -90,20 +90,34 @@ class Commits:
             except errors.OutputDirectoryError:
                 committer.prepare(resume=False)
 
-    def check_successor(self, origin: SavepointOrigin) -> None:
-        """Raises ``OutputDirectoryError`` if a job that starts from a savepoint cannot have its outputs."""
-        for committer in self.committers.values():
-            committer.check_successor(origin.job_id, origin.checkpoint)
+    def check_successor(self, origin: SavepointOrigin, continued: Collection[str]) -> None:
+        """Raises ``OutputDirectoryError`` if a job that starts from a savepoint cannot have its outputs.
 
-    def succeed(self, origin: SavepointOrigin, begun: bool) -> None:
-        """As ``prepare``, for a job that was started from a savepoint. ``begun``: it has had checkpoints since."""
+        ``continued``: the sinks that may continue an output of the savepoint's job; the others begin one.
+        """
+        for name, committer in self.committers.items():
+            committer.check_successor(origin.job_id if name in continued else None, origin.checkpoint)
+
+    def begins_with(self, origin: SavepointOrigin) -> None:
+        """The job was started from a savepoint, and so cannot begin at the start."""
         self._origin = origin
-        if begun:
-            self.prepare(resume=True)
-            return
-        self.check_successor(origin)  # of all, before the first one is changed
-        for committer in self.committers.values():
-            committer.succeed(origin.job_id, origin.checkpoint)
+
+    def succeed(
+        self, origin: SavepointOrigin, manifest: Manifest, names: Mapping[str, str], continued: Collection[str]
+    ) -> None:
+        """As ``prepare`` and ``adopt``, for a job that continues from the savepoint itself, whose output is complete.
+
+        ``manifest``: of the savepoint. ``names``: sink -> the sink of the savepoint whose rows it counts on.
+        ``continued``: as in ``check_successor``, which is called before any output is changed. May be repeated.
+        """
+        self.check_successor(origin, continued)
+        for name, committer in self.committers.items():
+            committer.succeed(origin.job_id if name in continued else None, origin.checkpoint)
+        checkpoint = CheckpointId(manifest.checkpoint)
+        self._manifests[checkpoint] = manifest
+        self.retract_after(checkpoint)
+        of_savepoint = {name: manifest.commits.get(former) for name, former in names.items()}
+        self.rows = {name: part.rows if (part := of_savepoint.get(name)) else 0 for name in self.sinks}
 
     def store(
         self, checkpoint: CheckpointId, generation: Generation, handles: Sequence[tuple[SubtaskId, Any]], final: bool

@@ -119,7 +119,7 @@ def test_output_in_memory_may_go_and_that_of_a_strange_sink_may_not(tmp_path: Pa
 
 def test_a_program_that_must_not_differ(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    with pytest.raises(CheckpointDirectoryError, match="its last checkpoint is of a newer program"):
+    with pytest.raises(CheckpointDirectoryError, match="its last checkpoint is of another program"):
         job.resumed(plan_of(tmp_path / "other"), requests=None)
     assert listed(job.where) == 0
     assert job.resumed(plan_of(job.where), requests=None).rows == {"out": 2}

@@ -27,7 +27,7 @@ from flinkplus.errors import (
 )
 from flinkplus.protocol.snapshot.files import StagedFile, StateFile
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
-from flinkplus.state.durable.blobs import PLAN_BLOB
+from flinkplus.state.durable.blobs import PLAN_BLOB, PROGRAM_BLOB
 from flinkplus.state.durable.listing import Listing
 from flinkplus.state.durable.savepoint import FoundSavepoint, SavepointWriter, check_apart, origin_of
 from flinkplus.state.durable.savepoint_file import BEGUN_FILE, SAVEPOINT_FILE
@@ -47,6 +47,7 @@ def job_at(root: Path, place: Path, size: int = 1_000) -> CheckpointStorage:
     storage.ownership.prepare(JOB, resume=False, job_id="job-1")
     storage.runs.begin(3)
     storage.blobs.put_signed(PLAN_BLOB, b"the plan")
+    storage.blobs.put_signed(PROGRAM_BLOB, b"the program")
     files: list[StateFile] = []
     for name in ("count[0]/1-6-1.sst", "count[1]/1-7-1.sst"):
         local = place / "local"
@@ -107,6 +108,7 @@ def test_it_is_complete_in_itself_and_a_new_job_begins_with_it(
     assert files_of(tmp_path / "moved") == {
         SAVEPOINT_FILE,
         "blobs/plan",
+        "blobs/program",
         "checkpoints/00000007.json",
         "state/count[0]/1-6-1.sst",
         "state/count[1]/1-7-1.sst",
@@ -224,7 +226,7 @@ def test_storage_that_fails_at_any_write_leaves_nothing(job: CheckpointStorage, 
             assert files_of(place) == set()
         else:
             break
-    assert failed == 7, "the mark, two files, the input, the plan, the manifest, SAVEPOINT.json"
+    assert failed == 8, "the mark, two files, the input, the program, the plan, the manifest, SAVEPOINT.json"
     found_at(place).manifest()
 
 
@@ -342,7 +344,7 @@ def counted(function):
         return function(*arguments)
     return call
 files = writer.target.files
-files.write, files.store, files.link = counted(files.write), counted(files.store), counted(files.link)
+files.write, files.store, files.take = counted(files.write), counted(files.store), counted(files.take)
 writer.begin()
 writer.copy(7, False)
 writer.publish()
