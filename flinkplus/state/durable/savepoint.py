@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import posixpath
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from urllib.parse import unquote, urlsplit
 
 from flinkplus.documents import Document, parse_document
 from flinkplus.errors import (
@@ -41,7 +43,7 @@ from flinkplus.state.durable.blobs import FOLDER as BLOBS
 from flinkplus.state.durable.blobs import ORIGIN_BLOB, PLAN_BLOB, PROGRAM_BLOB
 from flinkplus.state.durable.savepoint_file import BEGUN_FILE, INPUT_FOLDER, SAVEPOINT_FILE, SavepointFile
 from flinkplus.state.durable.storage import CheckpointStorage
-from flinkplus.state.file_system import Files, is_uri, linked
+from flinkplus.state.file_system import Files, filesystem_of, is_uri, linked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +72,23 @@ class Copied:
 
 def check_apart(target: str, checkpoint_dir: str) -> None:
     """Raises ``SavepointRefused`` if a savepoint at ``target`` would be in the job's checkpoint directory."""
-    if is_uri(target) or is_uri(checkpoint_dir):
-        inside = f"{target.rstrip('/')}/".startswith(f"{checkpoint_dir.rstrip('/')}/")
-    else:
-        kept = Path(checkpoint_dir).resolve()
-        inside = kept in (found := Path(target).resolve(), *found.parents)
-    if inside:
+    try:
+        (store, place), (job_store, kept) = _place_of(target), _place_of(checkpoint_dir)
+    except (OSError, ValueError) as error:
+        raise SavepointRefused(f"the savepoint {without_secrets(target)!r} cannot be written: {error}") from error
+    if store == job_store and kept in (place, *place.parents):
         raise SavepointRefused(
-            f"{target!r} is in the job's checkpoint directory {checkpoint_dir!r}, where files are removed; give "
-            "another place"
+            f"{without_secrets(target)!r} is in the job's checkpoint directory {without_secrets(checkpoint_dir)!r}, "
+            "where files are removed; give another place"
         )
+
+
+def _place_of(location: str) -> tuple[str, PurePath]:
+    """The storage that a path or URI is of, without options and secrets, and the path in it."""
+    if not is_uri(location) or location.startswith("file:"):
+        return "", Path(filesystem_of(location)[1]).expanduser().resolve()
+    parts = urlsplit(location)
+    return f"{parts.scheme}://{parts.hostname}", PurePosixPath(posixpath.normpath(f"/{unquote(parts.path)}"))
 
 
 @dataclass(eq=False)

@@ -25,6 +25,7 @@ from flinkplus.errors import (
     StateError,
     UntrustedCheckpoint,
 )
+from flinkplus.protocol.snapshot.clips import Clip
 from flinkplus.protocol.snapshot.files import StagedFile, StateFile
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
 from flinkplus.state.durable.blobs import PLAN_BLOB, PROGRAM_BLOB
@@ -35,6 +36,7 @@ from flinkplus.state.durable.seals import SigningKey
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.sst_format import describe
 from tests.handles import handle_of, part_of
+from tests.s3_server import s3_server
 
 JOB = {"name": "words", "fingerprint": "abc"}
 KEY = SigningKey(b"k" * 32, "here")
@@ -163,9 +165,20 @@ def test_it_is_not_taken_in_the_checkpoint_directory(tmp_path: Path, target: str
     with pytest.raises(SavepointRefused, match="in the job's checkpoint directory"):
         check_apart(f"{tmp_path}/state{target}", f"{tmp_path}/state")
     check_apart(f"{tmp_path}/state-2", f"{tmp_path}/state")
-    with pytest.raises(SavepointRefused):
-        check_apart("s3://bucket/job/one", "s3://bucket/job/")
-    check_apart("s3://bucket/job-2", "s3://bucket/job")
+    with pytest.raises(SavepointRefused, match="in the job's checkpoint directory"):
+        check_apart(f"file://{tmp_path}/state{target}", f"{tmp_path}/state")
+
+
+@pytest.mark.parametrize(
+    "inside", ["s3://bucket/job/one", "s3://bucket/job?region=a", "s3://k:s@bucket/x/../job/y/?a=b"]
+)
+def test_nor_in_one_on_an_object_store(inside: str) -> None:
+    for kept in ("s3://bucket/job/", "s3://bucket/job?scheme=http", "s3://key:secret@bucket/job"):
+        with pytest.raises(SavepointRefused, match="in the job's checkpoint directory") as refused:
+            check_apart(inside, kept)
+        assert "secret" not in str(refused.value)
+    for apart in ("s3://bucket/job-2", "s3://other/job/one", "gs://bucket/job/one", "/job/one"):
+        check_apart(apart, "s3://bucket/job")
 
 
 class Failing(fs.FileSystemHandler):
@@ -246,6 +259,82 @@ def test_a_disk_that_fills(tmp_path: Path) -> None:
         assert files_of(disk) == set()
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_it_is_stored_on_s3_and_a_new_job_begins_with_it(job: CheckpointStorage, tmp_path: Path) -> None:
+    with s3_server() as bucket:
+        taken(job, CheckpointStorage(bucket.uri("taken"), key=KEY))
+        taken(job, target_at(tmp_path / "here"))
+        assert bucket.below("taken") == files_of(tmp_path / "here")
+        shutil.rmtree(tmp_path / "state")
+        found = CheckpointStorage(bucket.uri("taken"))
+        _, job_id = found.ownership.job_and_id(lambda: KEY)
+        assert found.ownership.savepoint is not None and "secret" not in str(found.ownership.savepoint)
+        savepoint = FoundSavepoint(found, found.ownership.savepoint, job_id)
+        for place in (str(tmp_path / "new"), bucket.uri("new")):
+            new = CheckpointStorage(place, key=KEY)
+            new.ownership.prepare(JOB, resume=False, job_id="job-2")
+            savepoint.begin(new, savepoint.manifest(), b"its plan", 3)
+            assert new.manifests.latest_valid() == (7, savepoint.manifest(), [])
+        with pytest.raises(SavepointRefused, match="holds a savepoint"):
+            SavepointWriter(job, CheckpointStorage(bucket.uri("taken"), key=KEY)).begin()
+
+
+def test_s3_that_refuses_half_way_leaves_nothing(job: CheckpointStorage) -> None:
+    with s3_server() as bucket:
+        writer = SavepointWriter(job, CheckpointStorage(bucket.uri("taken"), key=KEY))
+        writer.begin()
+        writer.progressed = lambda: setattr(bucket, "full", writer.copied.files > 0)
+        with pytest.raises(StateError, match="cannot be written"):
+            writer.copy(7, False)
+        assert bucket.below("taken") > {BEGUN_FILE}
+        with pytest.raises(CheckpointDirectoryError, match="a savepoint that was not completed"):
+            CheckpointStorage(bucket.uri("taken")).ownership.job()
+        writer.remove()
+        assert bucket.below("taken") == set()
+        with pytest.raises(SavepointRefused, match="cannot be written"):
+            SavepointWriter(job, CheckpointStorage(bucket.uri("other"), key=KEY)).begin()
+
+
+def test_a_file_that_subtasks_share_is_taken_once_under_its_name_in_storage(
+    job: CheckpointStorage, tmp_path: Path
+) -> None:
+    """After a rescale: two subtasks have key groups of one file, each under a name of its own."""
+    (own,) = job.manifests.read(7).subtasks["count[0]"].files
+    shared = [
+        replace(own, name=f"count[{at}]/2-8-1.sst", stored_as=own.name, clip=Clip.of(groups, ["count"]))
+        for at, groups in enumerate((range(64), range(64, 128)))
+    ]
+    handles = {
+        f"count[{at}]": replace(handle_of(file, checkpoint=8, subtask=f"count[{at}]"), bytes_total=file.bytes)
+        for at, file in enumerate(shared)
+    }
+    job.manifests.write(Manifest(checkpoint=8, generation=200_002, subtasks=handles))
+    job.retention.drop(7)
+    writer = SavepointWriter(job, target_at(tmp_path / "taken"))
+    writer.begin()
+    writer.copy(8, False)
+    writer.publish()
+    assert {name for name in files_of(tmp_path / "taken") if name.startswith("state")} == {"state/count[0]/1-6-1.sst"}
+    assert writer.copied.bytes_in_all == own.bytes + 4
+    shutil.rmtree(tmp_path / "state")
+    savepoint = found_at(tmp_path / "taken")
+    new = CheckpointStorage(str(tmp_path / "new"), key=KEY)
+    new.ownership.prepare(JOB, resume=False, job_id="job-2")
+    savepoint.begin(new, savepoint.manifest(), b"its plan", 3)
+    shutil.rmtree(tmp_path / "taken")
+    (_, manifest, _) = new.manifests.latest_valid() or (0, None, [])
+    assert manifest is not None and [handle.files for handle in manifest.subtasks.values()] == [(f,) for f in shared]
+
+
+def test_a_file_that_was_cut_is_found_also_where_it_is_linked(job: CheckpointStorage, tmp_path: Path) -> None:
+    (tmp_path / "state/state/count[1]/1-7-1.sst").write_bytes(b"x")
+    writer = SavepointWriter(job, target_at(tmp_path / "taken"))
+    writer.begin()
+    with pytest.raises(CorruptState, match="1 bytes instead of"):
+        writer.copy(7, False)
+    writer.remove()
+    assert files_of(tmp_path / "taken") == set()
 
 
 def test_a_damaged_file_is_found_when_it_is_copied(
