@@ -201,17 +201,28 @@ class SavepointWriter:
             raise StateError(f"the savepoint {self.target.uri!r} cannot be written: {error}") from error
 
     def remove(self) -> None:
-        """Remove what was written, the last file first. Raises ``OSError``; what is left is no savepoint."""
+        """Remove what was written, the last file first; may be repeated.
+
+        Raises ``OSError``: then something stays, which is half a savepoint, since the mark stays too.
+        """
         files = self.target.files
         with contextlib.suppress(FileNotFoundError):
             if BEGUN_FILE in self._written and not self.published and files.read(BEGUN_FILE) != self._token:
                 return  # another process has taken the place
         self.published = False
         manifests = list(self.target.manifests.listed().values())
-        first = [name for name in self._written if name == SAVEPOINT_FILE]
         others = [name for name in self._written if name not in (SAVEPOINT_FILE, BEGUN_FILE)]
-        for name in (*first, *manifests, *others, BEGUN_FILE):
-            files.delete(name)
+        if SAVEPOINT_FILE in self._written:
+            files.delete(SAVEPOINT_FILE)
+        failed: OSError | None = None
+        for name in (*manifests, *others):
+            try:
+                files.delete(name)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        files.delete(BEGUN_FILE)
         files.delete_empty_folders()
 
 
