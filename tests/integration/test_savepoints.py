@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from flinkplus import (
     StreamEnvironment,
 )
 from flinkplus.corpus import write_corpus
+from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.state.file_system import LocalDirectory
 from tests.integration.conftest import (
     PATIENCE_S,
@@ -33,6 +35,7 @@ from tests.integration.conftest import (
     wait_for_checkpoint,
     wait_until,
 )
+from tests.s3_server import Bucket, s3_server
 from tests.typed import Command
 
 pytestmark = pytest.mark.integration
@@ -48,12 +51,20 @@ class Words:
         self.spark, self.place, self.corpus = spark, place, corpus
 
     def start(
-        self, state: str, out: str, rate: float = SLOW, execute: dict[str, Any] | None = None, **options: Any
+        self,
+        state: str,
+        out: str,
+        rate: float = SLOW,
+        execute: dict[str, Any] | None = None,
+        extra: bool = False,
+        **options: Any,
     ) -> JobHandle:
         settings = {"parallelism": 2, "checkpoint_interval": 0.1, "recovery": "rollback", **options}
         env = StreamEnvironment(self.spark, checkpoint_dir=self.place / state, **settings)
         words = env.read_text(self.corpus, name="lines").tokenize(name="words").throttle(rate)
         words.key_by("word").count(name="count").to_parquet(str(self.place / out), name="out")
+        if extra:
+            words.deduplicate("word", name="once").discard(name="firsts")
         return env.execute("words", **(execute or {}))
 
     def finish(self, state: str, out: str, start_from: Path, **options: Any) -> None:
@@ -74,6 +85,12 @@ def words(spark: SparkSession, tmp_path: Path, corpus: Path) -> Words:
     return Words(spark, tmp_path, corpus)
 
 
+@pytest.fixture
+def s3() -> Iterator[Bucket]:
+    with s3_server() as bucket:
+        yield bucket
+
+
 def files_below(place: Path) -> dict[str, tuple[int, int, int]]:
     """Every file with what changes when somebody writes it."""
     found = {path: path.stat() for path in place.rglob("*") if path.is_file()}
@@ -89,8 +106,8 @@ def pairs(*outputs: Path) -> Counter[tuple[str, int]]:
 
 
 def test_a_job_is_stopped_moved_and_continued_exactly_once(words: Words, tmp_path: Path, corpus: Path) -> None:
-    """Into the same output, at another parallelism, from a folder with another name; into another output as well."""
-    with words.start("state", "out") as job:
+    """Into the same output, at other parallelisms, from a folder with another name; into another output as well."""
+    with words.start("state", "out", checkpoint_mode="unaligned", aligned_timeout=0.0) as job:
         wait_for_checkpoint(job, 2)
         taken = job.stop_with_savepoint(tmp_path / "taken")
         assert taken.await_done(PATIENCE_S) == str(tmp_path / "taken")
@@ -101,8 +118,7 @@ def test_a_job_is_stopped_moved_and_continued_exactly_once(words: Words, tmp_pat
     visible = pairs(tmp_path / "out")
     assert 0 < sum(visible.values()) == rows < sum(expected_counts(corpus).values())
     assert metrics["last_savepoint"] == str(tmp_path / "taken") and metrics["savepoints_completed"] == 1
-    shutil.copytree(tmp_path / "taken", tmp_path / "moved")
-    shutil.rmtree(tmp_path / "taken")
+    (tmp_path / "taken").rename(tmp_path / "moved")
     shutil.rmtree(tmp_path / "state")
     before = files_below(tmp_path / "moved")
     found = flinkplus.checkpoints(tmp_path / "moved", verify=True)
@@ -117,7 +133,15 @@ def test_a_job_is_stopped_moved_and_continued_exactly_once(words: Words, tmp_pat
     assert pairs(tmp_path / "out") == visible
     everything = Counter((word, n) for word, total in expected_counts(corpus).items() for n in range(1, total + 1))
     assert pairs(tmp_path / "out", tmp_path / "other") == everything
-    words.finish("new", "out", tmp_path / "moved", parallelism=3)
+    with words.start("new", "out", execute={"start_from": tmp_path / "moved"}, parallelism=4) as job:
+        job.await_running(PATIENCE_S)
+        job.rescale(3).await_done(PATIENCE_S)
+        job.stop_with_savepoint(tmp_path / "of three").await_done(PATIENCE_S)
+        job.await_finish(PATIENCE_S)
+    (later,) = flinkplus.checkpoints(tmp_path / "of three", verify=True)
+    shutil.rmtree(tmp_path / "new")
+    assert later.status == "readable" and later.parallelism == 3
+    words.finish("last", "out", tmp_path / "of three")
     assert_exact(tmp_path / "out", expected_counts(corpus))
     assert files_below(tmp_path / "moved") == before
     with pytest.raises(OutputDirectoryError, match="neither the output of the job"):
@@ -163,18 +187,19 @@ def test_a_savepoint_of_a_job_that_runs_on(
     assert found == Counter((word, expected[word] - n) for word, count in behind.items() for n in range(count))
 
 
-def test_staged_input_and_collected_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_staged_input_and_collected_rows_on_s3(spark: SparkSession, tmp_path: Path, s3: Bucket) -> None:
     """A DataFrame belongs to the savepoint; as the job was drawn, by ``resume`` with a new checkpoint directory."""
+    place = s3.uri("savepoints/taken")
     env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1, checkpoint_dir=tmp_path / "state")
     numbers = env.from_spark(spark.range(ROWS).selectExpr("id", f"id % {KEYS} as k"), name="numbers").throttle(1_500.0)
     numbers.key_by("k").sum("id", name="sum").collect(name="sums")
     with env.execute("numbers") as job:
         wait_for_checkpoint(job, 1)
-        job.stop_with_savepoint(tmp_path / "taken").await_done(PATIENCE_S)
+        assert job.stop_with_savepoint(place).await_done(PATIENCE_S) == place
         job.await_finish(PATIENCE_S)
         before = job.collected("sums").num_rows
     shutil.rmtree(tmp_path / "state")
-    with StreamEnvironment.resume(spark, tmp_path / "taken", new_checkpoint_dir=tmp_path / "new", parallelism=1) as job:
+    with StreamEnvironment.resume(spark, place, new_checkpoint_dir=tmp_path / "new", parallelism=1) as job:
         job.await_finish(PATIENCE_S)
         after = job.collected("sums")
         assert job.metrics()["committed_rows"]["sums"] == ROWS
@@ -183,10 +208,54 @@ def test_staged_input_and_collected_rows(spark: SparkSession, tmp_path: Path) ->
     for k, total in zip(after.column("k").to_pylist(), after.column("sum").to_pylist(), strict=True):
         totals[k] = max(totals.get(k, 0), total)
     assert totals == {k: sum(range(k, ROWS, KEYS)) for k in range(KEYS)}
-    (tmp_path / "taken" / next(name for name in files_below(tmp_path / "taken") if name.startswith("staged"))).unlink()
-    assert [one.status for one in flinkplus.checkpoints(tmp_path / "taken")] == ["damaged"]
+    del s3.objects[next(key for key in s3.objects if "/staged/" in key and key.endswith(".parquet"))]
+    assert [one.status for one in flinkplus.checkpoints(place)] == ["damaged"]
     with pytest.raises(CorruptCheckpoint, match="cannot be read"):
-        StreamEnvironment.resume(spark, tmp_path / "taken", new_checkpoint_dir=tmp_path / "again")
+        StreamEnvironment.resume(spark, place, new_checkpoint_dir=tmp_path / "again")
+
+
+def test_another_program_starts_from_a_savepoint(
+    words: Words, spark: SparkSession, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new job with other names, another parallelism and one more operator; its driver dies half-way at first."""
+    with words.start("state", "out", extra=True) as job:
+        wait_for_checkpoint(job, 1)
+        job.stop_with_savepoint(tmp_path / "taken").await_done(PATIENCE_S)
+        job.await_finish(PATIENCE_S)
+    shutil.rmtree(tmp_path / "state")
+    before = files_below(tmp_path)
+    changed: Any = {"start_from": tmp_path / "taken", "state_from": {"tally": "count"}, "drop_state": ["once"]}
+
+    def run(**execute: Any) -> Any:
+        env = StreamEnvironment(
+            spark, parallelism=3, checkpoint_dir=tmp_path / "new", recovery="rollback", checkpoint_interval=0.1
+        )
+        lines = env.read_text(corpus, name="lines").tokenize(name="words").filter(lambda row: True, name="all")
+        lines.key_by("word").count(name="tally").to_parquet(str(tmp_path / "out"), name="counted")
+        return env.execute("renamed", **{**changed, **execute})
+
+    wrong: dict[str, Any]
+    for wrong in ({"state_from": {}}, {"drop_state": []}):
+        assert not run(dry_run=True, **wrong).permitted
+        with pytest.raises(ConfigurationError, match="its state would be lost"):
+            run(**wrong)
+    with pytest.raises(CheckpointDirectoryError, match="holds no job; check the path"):
+        run(start_from=tmp_path / "out")
+    found = run(dry_run=True)
+    verdicts = {change.operator: change.verdict for change in found}
+    assert found.permitted and found.directory == str(tmp_path / "taken")
+    assert (verdicts["tally"], verdicts["once"], verdicts["counted"]) == ("renamed", "dropped", "renamed")
+    assert files_below(tmp_path) == before
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Commits, "store", dies)
+        run()
+    with run(resume="auto") as job:
+        job.await_finish(PATIENCE_S)
+    assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
 def test_storage_that_fails_half_way_leaves_the_job_running(
