@@ -22,6 +22,7 @@ from chain_backup.failover.events import JobInterrupted, JobStarted
 
 if TYPE_CHECKING:
     from flinkplus.runtime.coordinator.coordinator import Coordinator
+    from flinkplus.runtime.coordinator.drivers.savepoints import Savepoint
     from flinkplus.runtime.coordinator.membership.moves import PlannedMove
     from tests.simulation.world import World
 
@@ -41,7 +42,8 @@ class Endings:
     @property
     def holds_sources(self) -> bool:
         """Whether sources keep their last rows for now."""
-        return bool(self._world.moves) and self._world.now_ms < self._held_until_ms
+        world = self._world
+        return bool(world.moves or world.savepoints.open) and world.now_ms < self._held_until_ms
 
     # --- requests
 
@@ -49,6 +51,11 @@ class Endings:
         """A user requested ``move``."""
         self._held_until_ms = self._world.now_ms + HOLD_MS
         self._expect(lambda: move.status in OPEN, f"{move}"[1:].partition(":")[0])
+
+    def savepoint_requested(self, savepoint: Savepoint) -> None:
+        """A user requested ``savepoint``."""
+        self._held_until_ms = self._world.now_ms + HOLD_MS
+        self._expect(lambda: not savepoint.ended, f"savepoint {savepoint.target}")
 
     def job_over(self, coordinator: Coordinator) -> None:
         """The job is over, and what its thread does then is done: no request is under way any more."""
