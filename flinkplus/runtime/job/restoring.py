@@ -180,7 +180,8 @@ def _check_in_flight(former: Former) -> None:
         raise ConfigurationError(
             f"checkpoint {former.manifest.checkpoint} holds messages in flight, and the program has changed the "
             "columns of rows that are sent: resume the program before with a higher aligned_timeout, until a "
-            "checkpoint completes within it (in a loop, once it is empty); then the new one"
+            "checkpoint completes within it, or stop it with a savepoint, which is aligned (in a loop, once it is "
+            "empty); then the new one"
         )
 
 
