@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import pytest
 
 from flinkplus.cli import main
-from flinkplus.runtime.base.logs import uninstall
 
 Command = Callable[..., tuple[int, str, str]]
 """Runs a command; returns exit code, stdout and stderr."""
@@ -17,7 +16,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @contextmanager
 def typed_here(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """A ``Command``. What commands do to the handlers of signals and of records ends with the block."""
+    """A ``Command``. What commands do to the handlers of signals ends with the block."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -29,9 +28,6 @@ def typed_here(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
-    try:
-        yield run
-    finally:
-        uninstall()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import CheckpointDirectoryError, ConfigurationError, JobHandle, StreamEnvironment
 from flinkplus.job_options import RunOptions
+from flinkplus.runtime.base.logs import uninstall
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.state.durable.blobs import PLAN_BLOB, Blobs
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -176,10 +178,18 @@ NOT_HERE = {"max_parallelism", "zookeeper", "zookeeper_acl", "signing_key", "fau
 """The first is refused; ensembles, keys and faults have tests of their own."""
 
 
+@pytest.fixture
+def loggers_as_before() -> Iterator[None]:
+    """The option ``log`` sets up the loggers of the process for good."""
+    yield
+    uninstall()
+
+
 def test_every_option_is_here() -> None:
     assert set(OTHERWISE) | set(LAST) | set(PATHS) | NOT_HERE == set(RunOptions.__annotations__)
 
 
+@pytest.mark.usefixtures("loggers_as_before")
 def test_refusals_a_dry_run_and_a_driver_that_dies_half_way(
     spark: SparkSession, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
