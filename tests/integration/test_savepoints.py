@@ -121,6 +121,8 @@ def test_a_job_is_stopped_moved_and_continued_exactly_once(words: Words, tmp_pat
     (tmp_path / "taken").rename(tmp_path / "moved")
     shutil.rmtree(tmp_path / "state")
     before = files_below(tmp_path / "moved")
+    counted = flinkplus.read_state(tmp_path / "moved", "count").read_all().to_pylist()
+    assert {one["key"]["word"]: one["value"]["count"] for one in counted} == dict(Counter(word for word, _ in visible))
     found = flinkplus.checkpoints(tmp_path / "moved", verify=True)
     assert (
         found.savepoint

@@ -392,6 +392,24 @@ def test_a_savepoint_of_a_stranger_is_not_trusted(job: CheckpointStorage, tmp_pa
         found_at(tmp_path / "taken", key=SigningKey(b"o" * 32, "there"))
 
 
+def test_a_trusted_savepoint_of_a_stranger_is_signed_where_it_is_copied_to(
+    job: CheckpointStorage, tmp_path: Path
+) -> None:
+    taken(job, target_at(tmp_path / "taken"))
+    before = {path: path.read_bytes() for path in (tmp_path / "taken").rglob("*") if path.is_file()}
+    mine, storage = SigningKey(b"m" * 32, "there"), CheckpointStorage(str(tmp_path / "taken"), trust=True)
+    _, job_id = storage.ownership.job_and_id(lambda: mine)
+    assert storage.ownership.savepoint is not None
+    savepoint = FoundSavepoint(storage, storage.ownership.savepoint, job_id)
+    new = CheckpointStorage(str(tmp_path / "new"), key=mine)
+    new.ownership.prepare(JOB, resume=False, job_id="job-2")
+    savepoint.begin(new, savepoint.manifest(), b"its plan", 3)
+    again = CheckpointStorage(str(tmp_path / "new"), key=mine)
+    assert again.ownership.job_and_id(lambda: mine) == (JOB, "job-2")
+    assert again.manifests.latest_valid() is not None and origin_of(again) is not None
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_what_is_cancelled_is_never_published(job: CheckpointStorage, tmp_path: Path) -> None:
     writer = SavepointWriter(job, target_at(tmp_path / "taken"))
     writer.begin()
