@@ -11,6 +11,7 @@ import pytest
 
 from flinkplus.config import Options
 from flinkplus.errors import CheckpointDirectoryError, ConfigurationError, CorruptCheckpoint, OutputDirectoryError
+from flinkplus.graph import digest_of_plan
 from flinkplus.protocol.program.comparison import Requests
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest, settled
@@ -33,7 +34,10 @@ SCHEMA = "word string, n long"
 def plan_of(where: Path, name: str = "out", kind: str = "text") -> Plan:
     env = environment()
     stream = numbers(env, "rows", SCHEMA)
-    stream.to_text(where, name=name) if kind == "text" else stream.collect(name=name)
+    if kind == "parquet":
+        stream.to_parquet(where, name=name)
+    else:
+        stream.to_text(where, name=name) if kind == "text" else stream.collect(name=name)
     graph = env.graph.fuse()
     bind_sinks(graph, "job-1")
     return Plan("words", "job-1", graph, Options())
@@ -171,8 +175,9 @@ def test_a_moved_directory_is_not_taken_over_by_a_sink_that_writes_otherwise(tmp
     job = Job(tmp_path)
     new = Successor(job)
     job.where.rename(tmp_path / "moved")
-    with pytest.raises(OutputDirectoryError, match="neither the output of the job"):
-        new.begins(plan_of(tmp_path / "moved", "words"))
+    for otherwise in ({"name": "words"}, {"kind": "parquet"}):
+        with pytest.raises(OutputDirectoryError, match="neither the output of the job"):
+            new.begins(plan_of(tmp_path / "moved", **otherwise))
     assert '"job-1"' in (tmp_path / "moved" / "_flinkplus.json").read_text()
 
 
@@ -199,6 +204,7 @@ def test_staged_input_of_a_savepoint_is_read_where_it_was_copied_to() -> None:
     moved, found = with_moved_input(program, splits, "s3://bucket/new/")
     plan = found[moved.operators["rows"].split]
     assert plan == [["s3://bucket/new/staged/rows-1a2b/part-0.parquet", [3, 4]]]
+    assert moved.operators["rows"].split == digest_of_plan(plan)
     assert moved.operators["others"] == program.operators["others"] and moved.restores_as(program)
     for damaged in ({}, {program.operators["rows"].split: [["a"]]}):
         with pytest.raises(CorruptCheckpoint, match="what was planned for source 'rows'"):
