@@ -27,6 +27,7 @@ from flinkplus import (
 )
 from flinkplus.corpus import write_corpus
 from flinkplus.runtime.coordinator.drivers.commits import Commits
+from flinkplus.runtime.job import start
 from flinkplus.state.file_system import LocalDirectory
 from tests.integration.conftest import (
     PATIENCE_S,
@@ -89,6 +90,10 @@ def words(spark: SparkSession, tmp_path: Path, corpus: Path) -> Words:
 def s3() -> Iterator[Bucket]:
     with s3_server() as bucket:
         yield bucket
+
+
+def dies(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def files_below(place: Path) -> dict[str, tuple[int, int, int]]:
@@ -189,13 +194,21 @@ def test_a_savepoint_of_a_job_that_runs_on(
     assert found == Counter((word, expected[word] - n) for word, count in behind.items() for n in range(count))
 
 
-def test_staged_input_and_collected_rows_on_s3(spark: SparkSession, tmp_path: Path, s3: Bucket) -> None:
-    """A DataFrame belongs to the savepoint; as the job was drawn, by ``resume`` with a new checkpoint directory."""
+def test_staged_input_and_collected_rows_on_s3(
+    spark: SparkSession, tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DataFrame belongs to the savepoint; as the job was drawn, by ``resume`` with a new checkpoint directory; or
+    drawn again, by a driver that dies before its first checkpoint, and the next one."""
     place = s3.uri("savepoints/taken")
-    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1, checkpoint_dir=tmp_path / "state")
-    numbers = env.from_spark(spark.range(ROWS).selectExpr("id", f"id % {KEYS} as k"), name="numbers").throttle(1_500.0)
-    numbers.key_by("k").sum("id", name="sum").collect(name="sums")
-    with env.execute("numbers") as job:
+
+    def run(state: str, rate: float, **execute: Any) -> JobHandle:
+        env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1, checkpoint_dir=tmp_path / state)
+        frame = spark.range(ROWS).selectExpr("id", f"id % {KEYS} as k")
+        numbers = env.from_spark(frame, name="numbers").throttle(rate)
+        numbers.key_by("k").sum("id", name="sum").collect(name="sums")
+        return env.execute("numbers", **execute)
+
+    with run("state", 1_500.0) as job:
         wait_for_checkpoint(job, 1)
         assert job.stop_with_savepoint(place).await_done(PATIENCE_S) == place
         job.await_finish(PATIENCE_S)
@@ -205,11 +218,18 @@ def test_staged_input_and_collected_rows_on_s3(spark: SparkSession, tmp_path: Pa
         job.await_finish(PATIENCE_S)
         after = job.collected("sums")
         assert job.metrics()["committed_rows"]["sums"] == ROWS
-    assert before + after.num_rows == ROWS and before > 0
-    totals: dict[int, int] = {}
-    for k, total in zip(after.column("k").to_pylist(), after.column("sum").to_pylist(), strict=True):
-        totals[k] = max(totals.get(k, 0), total)
-    assert totals == {k: sum(range(k, ROWS, KEYS)) for k in range(KEYS)}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(start, "RunningJob", dies)
+        run("drawn", FAST, start_from=place)
+    with run("drawn", FAST, start_from=place, resume="auto") as job:
+        job.await_finish(PATIENCE_S)
+        again = job.collected("sums")
+    for found in (after, again):
+        assert before + found.num_rows == ROWS and before > 0
+        totals: dict[int, int] = {}
+        for k, total in zip(found.column("k").to_pylist(), found.column("sum").to_pylist(), strict=True):
+            totals[k] = max(totals.get(k, 0), total)
+        assert totals == {k: sum(range(k, ROWS, KEYS)) for k in range(KEYS)}
     del s3.objects[next(key for key in s3.objects if "/staged/" in key and key.endswith(".parquet"))]
     assert [one.status for one in flinkplus.checkpoints(place)] == ["damaged"]
     with pytest.raises(CorruptCheckpoint, match="cannot be read"):
@@ -248,9 +268,6 @@ def test_another_program_starts_from_a_savepoint(
     assert found.permitted and found.directory == str(tmp_path / "taken")
     assert (verdicts["tally"], verdicts["once"], verdicts["counted"]) == ("renamed", "dropped", "renamed")
     assert files_below(tmp_path) == before
-
-    def dies(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Commits, "store", dies)
