@@ -563,7 +563,9 @@ class Checks:
 
     def begins(self, parallelism: int) -> None:
         """The job begins at the start of its input, with so many subtasks of each vertex."""
-        self._parallelism = parallelism
+        if parallelism != self._parallelism:
+            self._parallelism = parallelism
+            self._begin_anew({})
 
     def _check_plan(self, what: str, subtasks: set[SubtaskId]) -> None:
         """``what`` is of all subtasks of the parallelism that is in force, and of no others."""

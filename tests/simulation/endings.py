@@ -54,8 +54,25 @@ class Endings:
 
     def savepoint_requested(self, savepoint: Savepoint) -> None:
         """A user requested ``savepoint``."""
-        self._held_until_ms = self._world.now_ms + HOLD_MS
-        self._expect(lambda: not savepoint.ended, f"savepoint {savepoint.target}")
+        world = self._world
+        self._held_until_ms = world.now_ms + HOLD_MS
+        deployed = world.next_generation
+        world.at(world.now_ms + PATIENCE_MS, self._look_at_savepoint, savepoint, world.coordinator, deployed)
+
+    def _look_at_savepoint(self, savepoint: Savepoint, coordinator: Coordinator | None, deployed: int) -> None:
+        """As ``_look``. Its time begins anew with every rollback, which it survives. ``deployed``: when it was looked at
+        before."""
+        world = self._world
+        if savepoint.ended or coordinator is not world.coordinator:
+            return
+        world.checks.counts["moves_judged"] += 1
+        due_ms = world.deadlines.quiet_since_ms + PATIENCE_MS
+        if world.next_generation != deployed or self._has_to_wait():
+            due_ms = world.now_ms + PATIENCE_MS
+        if world.now_ms < due_ms:
+            world.at(due_ms, self._look_at_savepoint, savepoint, coordinator, world.next_generation)
+        else:
+            world.checks.endless(f"{savepoint!r} is under way for {PATIENCE_MS} ms without a fault")
 
     def job_over(self, coordinator: Coordinator) -> None:
         """The job is over, and what its thread does then is done: no request is under way any more."""
