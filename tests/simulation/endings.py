@@ -60,8 +60,8 @@ class Endings:
         world.at(world.now_ms + PATIENCE_MS, self._look_at_savepoint, savepoint, world.coordinator, deployed)
 
     def _look_at_savepoint(self, savepoint: Savepoint, coordinator: Coordinator | None, deployed: int) -> None:
-        """As ``_look``. Its time begins anew with every rollback, which it survives. ``deployed``: when it was looked at
-        before."""
+        """As ``_look``. Its time begins anew with every rollback, which it survives. ``deployed``: the next generation
+        when it was looked at before."""
         world = self._world
         if savepoint.ended or coordinator is not world.coordinator:
             return
