@@ -208,7 +208,7 @@ def test_staged_input_and_collected_rows_on_s3(
         numbers.key_by("k").sum("id", name="sum").collect(name="sums")
         return env.execute("numbers", **execute)
 
-    with run("state", 1_500.0) as job:
+    with run("state", 150.0) as job:
         wait_for_checkpoint(job, 1)
         assert job.stop_with_savepoint(place).await_done(PATIENCE_S) == place
         job.await_finish(PATIENCE_S)
