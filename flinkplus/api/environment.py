@@ -205,8 +205,7 @@ class StreamEnvironment:
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
         if start_from is not None and resume is True:
             raise ConfigurationError("give resume=True or start_from, not both; resume='auto' goes with start_from")
-        continued = start_from is not None or bool(resume) or dry_run
-        requests = requests_of(state_from, drop_state, renamed_from, continued)
+        requests = requests_of(state_from, drop_state, renamed_from, bool(resume or dry_run or start_from is not None))
         going_on = bool(resume) and start_from is not None and has_checkpoints(self.options)
         savepoint = None if start_from is None or going_on else os.fspath(start_from)
         self.graph.fuse()

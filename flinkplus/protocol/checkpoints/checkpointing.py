@@ -247,8 +247,7 @@ class CheckpointCoordinator:
         )
         self._complete = self._complete[: len(self._complete) - len(void)]
         # Newest first: if this is interrupted, the rest is a prefix of one history.
-        dropped: list[CheckpointingEffect] = [effects.DropCheckpoint(checkpoint) for checkpoint in reversed(void)]
-        return [*self._savepoints.on_abandoned(after), *dropped]
+        return [*self._savepoints.on_abandoned(after), *map(effects.DropCheckpoint, reversed(void))]
 
     def _on_adopted(self, checkpoint: CheckpointId) -> list[CheckpointingEffect]:
         quiet = not self._running and self._storing is None and not self._commits
@@ -386,9 +385,8 @@ class CheckpointCoordinator:
 
     def _drop_superseded(self) -> list[CheckpointingEffect]:
         found: list[CheckpointingEffect] = []
-        kept = self._savepoints.pinned
-        while (oldest := self._complete[:1]) and len(self._complete) > self._config.retained:
-            if oldest[0] in self._commits or oldest[0] == kept:
+        while len(self._complete) > self._config.retained:
+            if self._complete[0] in self._commits or self._complete[0] == self._savepoints.pinned:
                 break
             found.append(effects.DropCheckpoint(self._complete.pop(0)))
         return found
