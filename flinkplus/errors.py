@@ -205,6 +205,14 @@ class MoveCancelled(FlinkPlusError):
     """A move was not completed: something failed during it, or another request replaced it."""
 
 
+class SavepointRefused(FlinkPlusError):
+    """A savepoint was refused, before the job did anything for it."""
+
+
+class SavepointError(FlinkPlusError):
+    """A savepoint was not completed; the job runs on, unless it has ended by itself."""
+
+
 class JavaError(FlinkPlusError):
     """Java is absent, too old, or cannot be started."""
 

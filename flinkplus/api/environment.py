@@ -26,9 +26,10 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.runtime.job.plan import find_job
+from flinkplus.runtime.job.savepoints import has_checkpoints, resume_found, start_drawn
 from flinkplus.runtime.job.spark_types import arrow_schema
 from flinkplus.runtime.job.staging import check_dataframe
-from flinkplus.runtime.job.start import resume_job, start_job
+from flinkplus.runtime.job.start import start_job
 from flinkplus.sources.base import Source
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
@@ -143,6 +144,7 @@ class StreamEnvironment:
         *,
         resume: Resume = ...,
         trust: bool = ...,
+        start_from: str | os.PathLike[str] | None = ...,
         state_from: Mapping[str, str] | None = ...,
         drop_state: Collection[str] = ...,
         renamed_from: str | None = ...,
@@ -156,6 +158,7 @@ class StreamEnvironment:
         *,
         resume: Resume = ...,
         trust: bool = ...,
+        start_from: str | os.PathLike[str] | None = ...,
         state_from: Mapping[str, str] | None = ...,
         drop_state: Collection[str] = ...,
         renamed_from: str | None = ...,
@@ -168,6 +171,7 @@ class StreamEnvironment:
         *,
         resume: Resume = False,
         trust: bool = False,
+        start_from: str | os.PathLike[str] | None = None,
         state_from: Mapping[str, str] | None = None,
         drop_state: Collection[str] = (),
         renamed_from: str | None = None,
@@ -180,12 +184,16 @@ class StreamEnvironment:
         returns a handle in state ``finished`` and runs nothing, so the same command can be repeated until it succeeds.
         ``trust``: also resume a job that was signed with another key, which runs its author's code
         (``docs/security.md``).
+        ``start_from``: a savepoint (``JobHandle.savepoint``) that the new job begins with. The job has a
+        ``checkpoint_dir`` of its own, and the savepoint is only read. With ``resume="auto"``: unless there are
+        checkpoints in ``checkpoint_dir``.
 
-        A job may be resumed with another program (``docs/upgrades.md``):
+        A job may be resumed, or started from a savepoint, with another program (``docs/upgrades.md``):
         ``state_from``: operator -> the name that it had, whose state it takes.
         ``drop_state``: operators and sources that are gone, or have changed too much, whose state may be lost.
         ``renamed_from``: the name that the job had.
-        ``dry_run``: compare the program with the checkpoints, start and write nothing, and return the comparison.
+        ``dry_run``: compare the program with the checkpoints, or with the savepoint ``start_from``, start and write
+        nothing, and return the comparison.
 
         Raises ``ConfigurationError``, ``InsufficientSlots``, ``OutputDirectoryError``, ``CheckpointDirectoryError`` or
         ``InputError`` when the job cannot start; ``JobRunsElsewhere`` when another driver runs it;
@@ -195,10 +203,14 @@ class StreamEnvironment:
             raise ConfigurationError("this environment was executed already; draw the next job with a new one")
         if resume not in (True, False, "auto"):
             raise ConfigurationError(f"resume must be True, False or 'auto', not {resume!r}")
-        requests = requests_of(state_from, drop_state, renamed_from, bool(resume) or dry_run)
+        if start_from is not None and resume is True:
+            raise ConfigurationError("give resume=True or start_from, not both; resume='auto' goes with start_from")
+        requests = requests_of(state_from, drop_state, renamed_from, bool(resume or dry_run or start_from is not None))
+        going_on = bool(resume) and start_from is not None and has_checkpoints(self.options)
+        savepoint = None if start_from is None or going_on else os.fspath(start_from)
         self.graph.fuse()
         if dry_run or asked_by_command():
-            return hand_over(check_upgrade(name, self.graph, self.options, requests, trust))
+            return hand_over(check_upgrade(name, self.graph, self.options, requests, trust, savepoint))
         for node in self.graph.nodes:
             try:
                 cloudpickle.dumps(node.body)
@@ -206,17 +218,11 @@ class StreamEnvironment:
                 raise ConfigurationError(
                     f"operator {node.name!r} cannot be sent to the slots: {error}; let its function make what it needs"
                 ) from error
-        running = start_job(
-            self.spark,
-            name,
-            self.graph,
-            self.options,
-            self._frames,
-            self.output_id,
-            resume=resume,
-            trust=trust,
-            requests=requests,
-        )
+        drawn = self.spark, name, self.graph, self.options, self._frames, self.output_id
+        if savepoint is not None:
+            running = start_drawn(*drawn, savepoint, trust=trust, requests=requests)
+        else:
+            running = start_job(*drawn, resume=resume, trust=trust, requests=requests)
         self._executed = True
         return JobHandle(running)
 
@@ -227,11 +233,14 @@ class StreamEnvironment:
         *,
         trust: bool = False,
         name: str | None = None,
+        new_checkpoint_dir: str | os.PathLike[str] | None = None,
         **options: Unpack[RunOptions],
     ) -> JobHandle:
-        """Resume the job in ``checkpoint_dir``, as it was drawn, from its last complete checkpoint.
+        """Resume the job in ``checkpoint_dir``, as it was drawn, from its last complete checkpoint; or, if that is a
+        savepoint, start a new job from it.
 
         ``trust``: as in ``execute``.
+        ``new_checkpoint_dir``: of the new job that starts from a savepoint; needed there, and only there.
         ``name``: the name that the job must have; ``None``: any.
         ``options``: settings of this run; with another ``parallelism``, state and input are divided again.
 
@@ -239,4 +248,5 @@ class StreamEnvironment:
         ``UntrustedCheckpoint`` when the job is not signed with this user's key (option ``signing_key``).
         """
         found = find_job(os.fspath(checkpoint_dir), options.get("signing_key"), trust, name)
-        return JobHandle(resume_job(spark, found, dict(options)))
+        new = None if new_checkpoint_dir is None else os.fspath(new_checkpoint_dir)
+        return JobHandle(resume_found(spark, found, new, dict(options)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from types import TracebackType
 from typing import Any
@@ -13,12 +14,14 @@ from typing_extensions import Self
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.coordinator.commands.moves import check_count, check_parallelism
+from flinkplus.runtime.coordinator.drivers.savepoints import Savepoint
 from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 from flinkplus.runtime.faults.points import check_point
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.runtime.slot.subtasks.output_trace import read_traces
 from flinkplus.sinks.collect import CollectCommitter
+from flinkplus.state.file_system import absolute
 
 KILL_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 0.02
@@ -55,8 +58,8 @@ class JobHandle:
 
     @property
     def state(self) -> str:
-        """``starting``, ``deploying``, ``running``, ``interrupted``, ``stopping``, ``finished``, ``failed`` or
-        ``cancelled``."""
+        """``starting``, ``deploying``, ``running``, ``interrupted``, ``stopping``, ``finished``, ``failed``,
+        ``cancelled`` or ``stopped``."""
         return self._running.coordinator.view.state
 
     @property
@@ -65,7 +68,7 @@ class JobHandle:
         return self._running.closed.is_set()
 
     def await_finish(self, timeout: float | None = None) -> None:
-        """Wait until the job has finished; ``timeout`` in seconds (``None``: no limit).
+        """Wait until the job has finished, or stopped with a savepoint; ``timeout`` in seconds (``None``: no limit).
 
         Raises ``JobFailed`` (with the cause), ``JobCancelled``, or ``TimeoutError`` after ``timeout``.
         """
@@ -296,6 +299,31 @@ class JobHandle:
         state, and ``restarted`` has the new subtasks. Times of output are up to 0.1 s off.
         """
         return self._running.coordinator.recoveries.rescales()
+
+    def savepoint(self, target: str | os.PathLike[str]) -> Savepoint:
+        """Take a savepoint at ``target``, a path or a URI, which must not exist or be empty; the job runs on.
+
+        A savepoint is complete in itself: it may be moved and copied, new jobs start from it (``start_from`` of
+        ``StreamEnvironment.execute``), at another parallelism too, and nobody but you removes it.
+
+        Returns when the target is taken: its ``status`` says how far it is, its ``await_done`` waits for the end.
+
+        Raises ``SavepointRefused`` when ``target`` is not empty, cannot be written, or is in the checkpoint directory,
+        when another savepoint is under way, and when the job is over. ``await_done`` raises ``SavepointError`` when it
+        was not completed; the job runs on then.
+        """
+        savepoint = self._running.coordinator.savepoints.request(absolute(os.fspath(target)), stop=False)
+        savepoint.await_answer()
+        return savepoint
+
+    def stop_with_savepoint(self, target: str | os.PathLike[str]) -> Savepoint:
+        """As ``savepoint``; when it is complete, the job stops, in the state ``stopped``, and ``await_finish`` returns.
+
+        Exactly what the savepoint covers is visible as output. If it fails, the job runs on.
+        """
+        savepoint = self._running.coordinator.savepoints.request(absolute(os.fspath(target)), stop=True)
+        savepoint.await_answer()
+        return savepoint
 
     def collected(self, name: str) -> pa.Table:
         """The committed rows of a ``collect`` sink. Raises ``ConfigurationError`` when there is no such sink."""

@@ -68,7 +68,9 @@ def requests_of(
     if len(set(found.values())) < len(found):
         raise ConfigurationError(f"state_from gives the state of one operator to two: {dict(found)!r:.200}")
     if not resume and (found or drop_state or renamed_from is not None):
-        raise ConfigurationError("state_from, drop_state and renamed_from need resume=True or resume='auto'")
+        raise ConfigurationError(
+            "state_from, drop_state and renamed_from need resume=True, resume='auto' or start_from"
+        )
     return Requests(dict(found), tuple(drop_state), renamed_from)
 
 

@@ -1,21 +1,28 @@
-"""``flinkplus checkpoints``: what is in a checkpoint directory, as tables or JSON."""
+"""``flinkplus checkpoints``: what is in a checkpoint directory or savepoint; ``flinkplus savepoint``: takes one."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from typing import Any
 
 from rich.console import Group
 
 from flinkplus.api.checkpoints import checkpoints
-from flinkplus.cli.arguments import add_option
+from flinkplus.cli.arguments import add_job_arguments, add_option, job_of
 from flinkplus.cli.tables import Table, console, text
+from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
+from flinkplus.runtime.coordinator.commands.savepoints import SavepointCommand, SavepointNewsCommand
+from flinkplus.runtime.operations.access_file import call
 from flinkplus.state.durable.listing import READABLE, StoredCheckpoint, StoredCheckpoints
+from flinkplus.state.file_system import absolute
 
 EXIT_INTACT, EXIT_NOT_INTACT = 0, 1
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+WAIT_S, MAX_WAIT_S = 600.0, 86_400.0
+NEWS_S = 1.0
 
 
 def add_checkpoints(commands: Any) -> None:
@@ -37,11 +44,53 @@ def run_checkpoints(arguments: argparse.Namespace) -> int:
     return EXIT_INTACT if found.intact else EXIT_NOT_INTACT
 
 
+def add_savepoint(commands: Any) -> None:
+    command = commands.add_parser("savepoint", help="take a savepoint of a running job, from which new jobs can start")
+    command.add_argument("target", metavar="TARGET", help="a path on the driver's host, or a URI; new, or empty")
+    command.add_argument("--stop", action="store_true", help="stop the job with it")
+    add_job_arguments(command)
+    command.add_argument(
+        "--wait", type=float, default=WAIT_S, metavar="S", help="seconds to wait (%(default)s; 0: do not wait)"
+    )
+    command.add_argument("--json", action="store_true", help="report progress as one JSON document per line")
+    command.set_defaults(run=run_savepoint)
+
+
+def run_savepoint(arguments: argparse.Namespace) -> int:
+    """The exit code: 1 when it is not complete within ``--wait``. Raises as ``job_of`` and ``call``."""
+    if not 0 <= arguments.wait <= MAX_WAIT_S:
+        raise ConfigurationError(f"--wait must be from 0 to {MAX_WAIT_S:g} seconds, not {arguments.wait:g}")
+    access = job_of(arguments)
+    until_s = time.monotonic() + arguments.wait
+    news = call(access, SavepointCommand(absolute(arguments.target), arguments.stop))
+    _print_savepoint(news, arguments.json)
+    while news["status"] != "done" and arguments.wait > 0:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            return EXIT_NOT_INTACT
+        news = call(access, SavepointNewsCommand(news["number"], news["status"], min(left_s, NEWS_S)))
+        _print_savepoint(news, arguments.json)
+    return EXIT_INTACT
+
+
+def _print_savepoint(news: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(escaped(json.dumps(news, ensure_ascii=False)), flush=True)
+    elif news["status"] == "done":
+        stops = "; the job stops" if news["stop"] else ""
+        size = f"checkpoint {news['checkpoint']}, {news['files']} files, {_size(news['bytes'])}"
+        print(escaped(f"savepoint {news['target']}: {size}{stops}"), flush=True)
+    else:
+        copied = f" ({_size(news['bytes'])} of {_size(news['bytes_in_all'])})" if news["status"] == "copying" else ""
+        print(escaped(f"{news['status']}{copied}"), flush=True)
+
+
 def tables(found: StoredCheckpoints) -> Group:
     job = "unknown job" if found.job is None else f"{found.job} ({found.job_id or 'not signed'})"
+    what = "a savepoint" if found.savepoint else f"{len(found)} checkpoints"
     parts: list[Any] = [
         text(
-            f"{job}: {len(found)} checkpoints in {found.directory} (format {_cell(found.format)}); "
+            f"{job}: {what} in {found.directory} (format {_cell(found.format)}); "
             f"{_size(found.stored_bytes)} of state files, {_size(found.unnamed_bytes)} that no checkpoint names"
         )
     ]

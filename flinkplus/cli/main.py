@@ -17,7 +17,7 @@ from typing import Any
 
 from flinkplus import __version__, errors
 from flinkplus.cli.arguments import add_option, given_options, positive, positive_number
-from flinkplus.cli.checkpoints import add_checkpoints
+from flinkplus.cli.checkpoints import add_checkpoints, add_savepoint
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add_checkpoints(commands)
     add_state(commands)
     add_check_upgrade(commands)
+    add_savepoint(commands)
     _add_corpus(commands)
     add_example(commands)
     add_status(commands)
@@ -113,7 +114,8 @@ def _add_demo(commands: Any) -> None:
 
 def _add_resume(commands: Any) -> None:
     command = commands.add_parser("resume", help="continue a job from the last complete checkpoint in its directory")
-    command.add_argument("directory", metavar="CHECKPOINT_DIR")
+    command.add_argument("directory", metavar="CHECKPOINT_DIR", help="of the job; or a savepoint")
+    command.add_argument("--checkpoint-dir", metavar="DIR", help="new, for the job that starts from a savepoint")
     command.add_argument("--job", metavar="NAME", help="refuse a directory of a job with another name")
     command.add_argument(
         "--parallelism", type=positive, metavar="N", help="run it with N subtasks of each operator (default: as before)"

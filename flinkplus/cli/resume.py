@@ -9,7 +9,7 @@ from typing import Any
 from flinkplus.api.job import JobHandle
 from flinkplus.cli import session
 from flinkplus.runtime.job.plan import find_job
-from flinkplus.runtime.job.start import resume_job
+from flinkplus.runtime.job.savepoints import resume_found
 
 POLL_S = 0.25
 
@@ -23,7 +23,8 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     given: dict[str, Any] = {"parallelism": parallelism}
     if arguments.signing_key is not None:
         given["signing_key"] = arguments.signing_key
-    with session.session(master) as spark, JobHandle(resume_job(spark, found, given)) as job:
+    new = arguments.checkpoint_dir
+    with session.session(master) as spark, JobHandle(resume_found(spark, found, new, given)) as job:
         print(f"resumed job {job.name!r} from checkpoint {job.restored_from or '(none: from the start)'}")
         try:
             while not job.wait(POLL_S):
@@ -35,6 +36,8 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
             if terminal:
                 print(file=sys.stderr)
         job.await_finish()
+        if job.state == "stopped":
+            print("the job was stopped with a savepoint")
         result = {**job.metrics(), "checkpoints": job.checkpoints(), "recoveries": job.recoveries()}
     for name, count in result["committed_rows"].items():
         print(f"{name}: {count:,} rows committed in all")

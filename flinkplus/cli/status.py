@@ -94,6 +94,8 @@ def tables(status: Status) -> Group:
     if status.chains:
         parts.append(chain_table(status.chains))
     parts.append(checkpoint_table(status.checkpoints, metrics))
+    if status.savepoints:
+        parts.append(savepoint_table(status.savepoints))
     moves = [*status.recoveries, *status.handovers, *status.rescales]
     if moves:
         parts.append(failover_table(sorted(moves, key=lambda move: move["begin_s"] or 0.0)[-SHOWN:]))
@@ -154,6 +156,19 @@ def checkpoint_table(checkpoints: list[dict[str, Any]], metrics: dict[str, Any])
         table.add_row(
             str(checkpoint["id"]), status, checkpoint["mode"], *times, *[checkpoint["reason"] or ""] * reasons
         )
+    return table
+
+
+def savepoint_table(savepoints: list[dict[str, Any]]) -> Table:
+    """The one under way, and the last ones."""
+    last = savepoints[-SHOWN:]
+    reasons = any(one["reason"] for one in last)
+    headings = ("checkpoint", "files", "of files", "bytes", "of bytes")
+    table = Table("Savepoints", ("target",), ("status",), headings, "reason" if reasons else None)
+    for one in last:
+        cells = [_cell(one[name]) for name in ("checkpoint", "files", "files_in_all", "bytes", "bytes_in_all")]
+        status = f"{one['status']}, then stop" if one["stop"] else one["status"]
+        table.add_row(one["target"], status, *cells, *[one["reason"]] * reasons)
     return table
 
 

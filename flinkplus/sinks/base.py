@@ -85,6 +85,19 @@ class SinkCommitter(ABC):
         """
         return None
 
+    def check_successor(self, job_id: str | None, checkpoint: int) -> None:
+        """Raises ``OutputDirectoryError`` if ``succeed`` would. Changes nothing."""
+        return None
+
+    def succeed(self, job_id: str | None, checkpoint: int) -> None:
+        """As ``prepare``, for a new job that continues from ``checkpoint`` of the job ``job_id``. May be repeated.
+
+        Where that job's output is, the new job takes it over, and from then on the old one can commit nothing. Raises
+        ``OutputDirectoryError`` when output after ``checkpoint`` is visible there, or there is other data. ``job_id``
+        is ``None`` for an output that the old job did not have: it begins.
+        """
+        self.prepare(resume=False)
+
     @abstractmethod
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
         """Make visible what ``files``, the descriptions of all subtasks, hold beyond the last commit."""

@@ -36,6 +36,7 @@ class FileCommitter(SinkCommitter):
     def __init__(self, files: OutputFiles, job_id: str, sink: str, suffix: str, empty_file: bytes) -> None:
         self._files = files
         self._owner = {"format": OWNER_FORMAT, "job": job_id, "sink": sink}
+        self._job_id = job_id
         self._staging = staging_directory(job_id)
         self._suffix = suffix
         self._empty_file = empty_file
@@ -71,7 +72,7 @@ class FileCommitter(SinkCommitter):
 
     def _prepare_resumed(self) -> None:
         owner = self._read_owner()
-        if not isinstance(owner, dict) or {**owner, "sink": ""} != {**self._owner, "sink": ""}:
+        if not self._is_of(owner, self._job_id):
             raise OutputDirectoryError(
                 f"output directory {self._files.location} does not hold the output of the job to be resumed: "
                 "give the directory that the job wrote to, unchanged, or start a new job"
@@ -101,9 +102,57 @@ class FileCommitter(SinkCommitter):
                 f"output directory {self._files.location}: {OWNER_FILE} is damaged ({error}); choose another directory"
             ) from error
 
+    # --- a new job that starts from a savepoint
+
+    def check_successor(self, job_id: str | None, checkpoint: int) -> None:
+        try:
+            owner = self._read_owner()
+            if self._is_of(owner, job_id):
+                self._check_nothing_after(checkpoint)
+            elif owner != self._owner and (blocking := self._what_is_in_the_way()) is not None:
+                raise OutputDirectoryError(
+                    f"output directory {self._files.location} holds neither the output of the job that the savepoint "
+                    f"was taken of, nor nothing (it holds {printable(blocking)}): choose another one"
+                )
+        except OSError as error:
+            raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
+
+    def _check_nothing_after(self, checkpoint: int) -> None:
+        with self._loaded() as committed_through:
+            if committed_through > checkpoint:
+                raise OutputDirectoryError(
+                    f"output directory {self._files.location} holds output up to checkpoint {committed_through}, and "
+                    f"the savepoint is of checkpoint {checkpoint}: what comes after it would be there twice; choose "
+                    "another directory, or the newest savepoint, taken with stop_with_savepoint"
+                )
+
+    def _is_of(self, owner: object, job_id: str | None) -> bool:
+        """Whether an output is that of a job; its sink may have had another name."""
+        return isinstance(owner, dict) and {**owner, "sink": ""} == {**self._owner, "job": job_id, "sink": ""}
+
+    def succeed(self, job_id: str | None, checkpoint: int) -> None:
+        self.check_successor(job_id, checkpoint)
+        try:
+            if self._is_of(self._read_owner(), job_id):
+                self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+            is_mine = self._read_owner() == self._owner
+        except OSError as error:
+            raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
+        self.prepare(resume=is_mine)
+
+    def _check_owner(self) -> None:
+        """Raises ``OutputDirectoryError`` once another job has taken over (``succeed``)."""
+        owner = self._read_owner()
+        if owner is not None and owner != self._owner:
+            raise OutputDirectoryError(
+                f"output directory {self._files.location} belongs to another job now, which was started from a "
+                "savepoint of this one"
+            )
+
     # --- while the job runs -------------------------------------------------------------------------------------------
 
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
+        self._check_owner()
         with self._loaded() as committed_through:
             new = not_yet_committed(files, committed_through)
             names = {file.name for file in new}
@@ -122,6 +171,7 @@ class FileCommitter(SinkCommitter):
         def is_later(part: PartName | None) -> bool:
             return part is not None and (checkpoint is None or part.checkpoint > checkpoint)
 
+        self._check_owner()
         with self._loaded():
             self._log.retain(lambda entry: not is_later(PartName.parse(entry.name)))
             for directory in ("", self._staging):
@@ -176,6 +226,7 @@ class FileCommitter(SinkCommitter):
     # --- at the end ---------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
+        self._check_owner()
         with self._loaded():
             visible = {entry.name for entry in self._log.all_files()} or {self._commit_empty_file()}
             for entry in self._files.entries():

@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeAlias
@@ -119,6 +119,26 @@ class LocalDirectory:
         with local.open("rb") as source, self._published(name) as target:
             shutil.copyfileobj(source, target, COPY_CHUNK_BYTES)
 
+    def store(self, chunks: Iterable[bytes], name: str) -> None:
+        """Write a file in pieces; if ``chunks`` raises, nothing was written."""
+        with self._published(name) as target:
+            for chunk in chunks:
+                target.write(chunk)
+
+    def take(self, source: LocalDirectory, old: str, name: str) -> bool:
+        """Give the file ``old`` of ``source``, which must never change, the further name ``name`` here. ``False``, with
+        nothing done, where the file system cannot."""
+        with source._folder.at(old) as (there, last):
+            if not stat.S_ISREG(source._folder.found_in(there, last, old).st_mode):
+                return False
+            with self._folder.at(name, make=True) as (here, new):
+                try:
+                    os.link(last, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+                except OSError:  # another device, no hard links, the name exists, no permission
+                    return False
+                os.fsync(here)
+        return True
+
     @contextmanager
     def _published(self, name: str, check: Callable[[], None] | None = None, mode: int = 0o666) -> Iterator[BinaryIO]:
         """A file to write; it appears under its name, durably, when the block ends without an error."""
@@ -177,17 +197,30 @@ class LocalDirectory:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """The names in a folder, and below it, with the sizes of the files in bytes."""
-        found, left = {}, [folder]
+        return dict(self._walk(folder))
+
+    def first_name(self) -> str | None:
+        """The name of any file; ``None``: there is none."""
+        return next((name for name, _ in self._walk("")), None)
+
+    def _walk(self, folder: str) -> Iterator[tuple[str, int]]:
+        left = [folder]
         while left:
             inside = left.pop()
             with suppress(FileNotFoundError):
                 for entry, known in self._folder.entries(inside):
                     name = f"{inside}/{entry}" if inside else entry
                     if not stat.S_ISDIR(known.st_mode):
-                        found[name] = known.st_size
+                        yield name, known.st_size
                     elif entry != LOST_AND_FOUND:
                         left.append(name)
-        return found
+
+    def delete_empty_folders(self) -> None:
+        """Remove the folders below this one that hold no file."""
+        folders = [folder for folder, *_ in os.walk(self._root)]
+        for folder in reversed(folders[1:]):
+            with suppress(OSError):
+                os.rmdir(folder)
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError), self._folder.at(name) as (folder, last):
@@ -230,11 +263,15 @@ class ArrowDirectory:
             target.write(data)
 
     def put(self, local: Path, name: str) -> None:
+        self.store(file_chunks(local), name)
+
+    def store(self, chunks: Iterable[bytes], name: str) -> None:
+        """As ``LocalDirectory.store``."""
         self._make_parent(name)
         target = self._fs.open_output_stream(self._path(name))
         try:
             with target:
-                for chunk in file_chunks(local):
+                for chunk in chunks:
                     target.write(chunk)
         except BaseException:  # Arrow cannot give a write up: what was written is there, under this name
             with suppress(OSError):
@@ -283,6 +320,13 @@ class ArrowDirectory:
         skip = len(self._root) + 1 if self._root else 0
         return {info.path[skip:]: int(info.size) for info in found if info.type == fs.FileType.File}
 
+    def first_name(self) -> str | None:
+        """The name of any file; ``None``: there is none."""
+        return next(iter(self.sizes("")), None)
+
+    def delete_empty_folders(self) -> None:
+        """Nothing to do: most object stores have no folders."""
+
     def delete(self, name: str) -> None:
         if self._fs.get_file_info(self._path(name)).type == fs.FileType.File:
             self._fs.delete_file(self._path(name))
@@ -292,6 +336,13 @@ class ArrowDirectory:
 
 
 Files: TypeAlias = LocalDirectory | ArrowDirectory
+
+
+def linked(source: Files, target: Files, name: str) -> bool:
+    """Give a file of one directory the same name in another, without copying it; whether that can be done."""
+    if isinstance(source, LocalDirectory) and isinstance(target, LocalDirectory):
+        return target.take(source, name, name)
+    return False
 
 
 def is_uri(location: str) -> bool:

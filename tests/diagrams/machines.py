@@ -166,7 +166,9 @@ class _Checkpoint(Timed):
         if isinstance(effect, events.CommitsQuiesced):
             self._quiesced = True
             return False
-        if isinstance(effect, effects.RecordCheckpoint | effects.SweepState):
+        if isinstance(effect, effects.RecordCheckpoint | effects.SweepState | events.StopRequested):
+            return False
+        if isinstance(effect, effects.CopySavepoint | effects.PublishSavepoint | effects.EndSavepoint):
             return False
         checkpoint = effect.checkpoint
         match effect:
@@ -216,6 +218,7 @@ JOB_STATES = {
     "finished": "all output is there",
     "failed": "it says why",
     "cancelled": "what was committed stays",
+    "stopped": "a savepoint is there, and all output that it covers",
 }
 
 
@@ -235,7 +238,7 @@ class _Job(Timed):
                 2,
                 {
                     *("SlotLost", "SlotLeft", "SubtaskFailed", "FailoverFellBack", "FailureTakenOn"),
-                    *("FinalAbandoned", "CommitAbandoned", "CancelRequested"),
+                    *("FinalAbandoned", "CommitAbandoned", "CancelRequested", "StopRequested"),
                 },
             ),
         )
@@ -271,6 +274,8 @@ class _Job(Timed):
                 yield Move("retraction failed", events.RetractionFailed(restore, "reason"))
         if self.may("CancelRequested"):
             yield Move("cancel requested", events.CancelRequested())
+        if self.may("StopRequested") and self.machine.state is JobState.RUNNING:
+            yield Move("stop requested", events.StopRequested())
 
     def _moves_of(self, slot: int, state: JobState, generation: Generation) -> Iterable[Move]:
         incarnation = self._incarnations[slot]

@@ -59,6 +59,7 @@ NOT_RUN = {
     "flinkplus supervise": "needs a driver that dies: tests/integration/test_supervise.py",
     "flinkplus checkpoints": "needs a checkpoint directory: tests/unit/cli/test_checkpoints.py",
     "flinkplus state": "needs a checkpoint directory: tests/unit/cli/test_state.py",
+    "flinkplus savepoint": "needs a running job: tests/integration/test_savepoints.py",
     "flinkplus status": "needs a running job: tests/integration/test_operations.py",
     "flinkplus check-upgrade": "needs a program: tests/unit/cli/test_check_upgrade.py",
     "flinkplus migrate": "needs a running job: tests/integration/test_moves.py",

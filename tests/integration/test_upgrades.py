@@ -247,7 +247,7 @@ def test_refusals_a_dry_run_and_a_driver_that_dies_half_way(
         patch.setattr(Blobs, "put_signed", dies_at_the_plan)
         run("new")
     assert vertices() == {"lines+words+all", "count+counts"}
-    with pytest.raises(CheckpointDirectoryError, match="its last checkpoint is of a newer program"):
+    with pytest.raises(CheckpointDirectoryError, match="its last checkpoint is of another program"):
         StreamEnvironment.resume(spark, tmp_path / "checkpoints")
     places: Any = {name: tmp_path / name for name in PATHS}
     places["work_dir"].mkdir()

@@ -15,7 +15,9 @@
    to be done is so; every request, handover and failover that begins also ends (see ``endings``).
 10. *plans*: every complete checkpoint, and every deployment, is of all subtasks of the one parallelism that is in
    force; a divided checkpoint has all of the one before, each part once, where it belongs.
-11. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
+11. *savepoints*: the checkpoint that is copied is aligned, whole, and all its output is visible; a job that stops with
+   it has nothing visible behind it; a new job that begins with it gives the right results.
+12. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
    running job that do not reach each other, one is given up before long.
 """
 
@@ -33,7 +35,7 @@ from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
-from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, parallelism_of
 from flinkplus.protocol.vocabulary.in_flight import JOB_SLOTS, SUBTASK_SHARE, AbortCause, cost_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
@@ -145,6 +147,7 @@ class Checks:
                 "known_ids",
                 "old_ids",
                 "divided",
+                "saved",
             ),
             0,
         )
@@ -509,11 +512,60 @@ class Checks:
         self._check_that_logs_are_trimmed()
         self._check_leaks()
 
+    # --- savepoints
+
+    def is_savepoint(self, checkpoint: int, handles: Mapping[SubtaskId, SnapshotHandle] | None) -> None:
+        """``checkpoint`` is copied to a savepoint. ``handles``: those of its manifest, if that is there."""
+        durable = self._world.durable
+        if handles is None:
+            self._wrong("savepoints", f"checkpoint {checkpoint} is gone before it was copied")
+        self.counts["saved"] += 1
+        for subtask, handle in handles.items():
+            if handle.overtaken:
+                self._wrong("savepoints", f"barriers have overtaken messages to {subtask} in checkpoint {checkpoint}")
+            for file in handle.files:
+                if file.name not in durable.state:
+                    self._wrong("savepoints", f"{file.name} of checkpoint {checkpoint} is gone before it was copied")
+            for name, *_ in work_of(handle.operator_state)["staged"]:
+                if name not in durable.visible:
+                    self._wrong("savepoints", f"checkpoint {checkpoint} is copied, and {name} is not committed")
+
+    def stopped(self, stored: tuple[int, frozenset[str]] | None) -> None:
+        """The job has stopped. ``stored``: the checkpoint of the savepoint, and what was visible then."""
+        if stored is None:
+            self._wrong("savepoints", "the job has stopped, and its savepoint is not there")
+        behind = sorted(self._world.durable.visible - stored[1])
+        if behind:
+            self._wrong("savepoints", f"{behind[:3]} are visible, and behind checkpoint {stored[0]} of the savepoint")
+
+    def begins_with(self, checkpoint: int, handles: Mapping[SubtaskId, SnapshotHandle]) -> None:
+        """A new job begins with the savepoint that is ``checkpoint``; what was behind it did not happen."""
+        self._parallelism = parallelism_of(handles)
+        kept = sum(number <= checkpoint for number, _ in self._cuts)
+        del self._cuts[kept:], self._steps_at[kept:]
+        self._begin_anew(handles)
+
+    def _begin_anew(self, handles: Mapping[SubtaskId, SnapshotHandle]) -> None:
+        """The job begins with these snapshots, and nothing else is at work."""
+        self._since = self._world.next_generation
+        self._at_work.clear()
+        self._accepted.clear()
+        self.causes.divided(
+            [
+                (message.channel, message.seq)
+                for handle in handles.values()
+                for messages in handle.operator_state.in_flight.values()
+                for message in map(unpacked, messages)
+            ]
+        )
+
     # --- another parallelism
 
     def begins(self, parallelism: int) -> None:
         """The job begins at the start of its input, with so many subtasks of each vertex."""
-        self._parallelism = parallelism
+        if parallelism != self._parallelism:
+            self._parallelism = parallelism
+            self._begin_anew({})
 
     def _check_plan(self, what: str, subtasks: set[SubtaskId]) -> None:
         """``what`` is of all subtasks of the parallelism that is in force, and of no others."""
@@ -533,18 +585,8 @@ class Checks:
         the job, whatever the others still do."""
         graph = self._world.graph
         self._check_plan(f"what became checkpoint {checkpoint}", set(before))
-        self._parallelism = 1 + max(subtask.index for subtask in handles)
-        self._since = self._world.next_generation
-        self._at_work.clear()
-        self._accepted.clear()
-        self.causes.divided(
-            [
-                (message.channel, message.seq)
-                for handle in handles.values()
-                for messages in handle.operator_state.in_flight.values()
-                for message in map(unpacked, messages)
-            ]
-        )
+        self._parallelism = parallelism_of(handles)
+        self._begin_anew(handles)
         self.counts["divided"] += 1
         for at, vertex in enumerate(graph.vertices):
             old = [before[subtask] for subtask in sorted(before) if subtask.vertex == vertex.name]

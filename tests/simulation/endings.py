@@ -22,6 +22,7 @@ from chain_backup.failover.events import JobInterrupted, JobStarted
 
 if TYPE_CHECKING:
     from flinkplus.runtime.coordinator.coordinator import Coordinator
+    from flinkplus.runtime.coordinator.drivers.savepoints import Savepoint
     from flinkplus.runtime.coordinator.membership.moves import PlannedMove
     from tests.simulation.world import World
 
@@ -41,7 +42,8 @@ class Endings:
     @property
     def holds_sources(self) -> bool:
         """Whether sources keep their last rows for now."""
-        return bool(self._world.moves) and self._world.now_ms < self._held_until_ms
+        world = self._world
+        return bool(world.moves or world.savepoints.open) and world.now_ms < self._held_until_ms
 
     # --- requests
 
@@ -49,6 +51,28 @@ class Endings:
         """A user requested ``move``."""
         self._held_until_ms = self._world.now_ms + HOLD_MS
         self._expect(lambda: move.status in OPEN, f"{move}"[1:].partition(":")[0])
+
+    def savepoint_requested(self, savepoint: Savepoint) -> None:
+        """A user requested ``savepoint``."""
+        world = self._world
+        self._held_until_ms = world.now_ms + HOLD_MS
+        deployed = world.next_generation
+        world.at(world.now_ms + PATIENCE_MS, self._look_at_savepoint, savepoint, world.coordinator, deployed)
+
+    def _look_at_savepoint(self, savepoint: Savepoint, coordinator: Coordinator | None, deployed: int) -> None:
+        """As ``_look``. Its time begins anew with every rollback, which it survives. ``deployed``: the next generation
+        when it was looked at before."""
+        world = self._world
+        if savepoint.ended or coordinator is not world.coordinator:
+            return
+        world.checks.counts["moves_judged"] += 1
+        due_ms = world.deadlines.quiet_since_ms + PATIENCE_MS
+        if world.next_generation != deployed or self._has_to_wait():
+            due_ms = world.now_ms + PATIENCE_MS
+        if world.now_ms < due_ms:
+            world.at(due_ms, self._look_at_savepoint, savepoint, coordinator, world.next_generation)
+        else:
+            world.checks.endless(f"{savepoint!r} is under way for {PATIENCE_MS} ms without a fault")
 
     def job_over(self, coordinator: Coordinator) -> None:
         """The job is over, and what its thread does then is done: no request is under way any more."""

@@ -333,6 +333,10 @@ class Faults:
     def _rescale(self, fault: Fault) -> None:
         self._world.rescale(1 + fault.target % MOST_SUBTASKS)
 
+    def _savepoint(self, fault: Fault) -> None:
+        """A user wants a savepoint; in half of the cases the job is to stop with it."""
+        self._world.savepoints.request(stop=bool(fault.target % 2))
+
     def _rescale_back(self, fault: Fault) -> None:
         """A user wants the parallelism that the job has."""
         self._world.rescale(self._world.parallelism)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -38,6 +38,7 @@ from flinkplus.protocol.channels.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.channels.watermarks import InputWatermarks
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.checkpoints.commits import CommitQueue
+from flinkplus.protocol.checkpoints.savepoints import Savepoints
 from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, InputPart, KnownSteps
 from flinkplus.protocol.job.crashes import Crashes
 from flinkplus.protocol.job.job import LIVE, JobProtocol
@@ -60,6 +61,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
+from flinkplus.runtime.coordinator.drivers.savepoints import SavepointDriver
 from flinkplus.runtime.coordinator.membership.prefetching import Prefetching
 from flinkplus.runtime.coordinator.membership.rescales import RescalePhase, Rescales
 from flinkplus.runtime.coordinator.promotion.orders import FenceAnswers
@@ -89,7 +91,7 @@ class Mutation:
     """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong.
     ``scenario``: the number of the one that finds it out, where seeds seldom do. ``finds``: what finds it out where the
     simulator does not reach; gives what is wrong. ``joined``: only where steps are repeated together does it matter.
-    ``rescaled``: only where the parallelism changes."""
+    ``rescaled``: only where the parallelism changes. ``saved``: only where savepoints are taken."""
 
     where: Any
     name: str
@@ -99,10 +101,11 @@ class Mutation:
     finds: Callable[[], str] | None = None
     joined: bool = False
     rescaled: bool = False
+    saved: bool = False
 
     def parameters(self, seed: int) -> Parameters:
         """The job of a seed in which the fault is looked for."""
-        return draw(seed, joined=self.joined, rescaled=self.rescaled)
+        return draw(seed, joined=self.joined, rescaled=self.rescaled, saved=self.saved)
 
 
 MUTATIONS: dict[str, Mutation] = {}
@@ -115,12 +118,13 @@ def mutation(
     finds: Callable[[], str] | None = None,
     joined: bool = False,
     rescaled: bool = False,
+    saved: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         tells = (make.__doc__ or "").strip()
-        MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, joined, rescaled)
+        MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, joined, rescaled, saved)
         return make
 
     return enlist
@@ -1886,3 +1890,45 @@ def older_checkpoint_restored(original: Any) -> Any:
         return self._available[-2] if len(self._available) > 1 else None
 
     return property(restore_from)
+
+
+# --- savepoints
+
+
+@mutation(CheckpointCoordinator, "_trigger", saved=True)
+def barriers_of_savepoints_overtake(original: Any) -> Any:
+    """The checkpoint of a savepoint may be unaligned, as others."""
+
+    def trigger(self: Any, now_ms: int, final: bool, savepoint: bool = False) -> Any:
+        found = original(self, now_ms, final, savepoint)
+        if savepoint:
+            self._pending[max(self._pending)].may_overtake = True
+        return found
+
+    return trigger
+
+
+@mutation(Savepoints, "pinned", saved=True)
+def checkpoints_of_savepoints_are_dropped(original: Any) -> Any:
+    """A checkpoint is not kept until it is copied."""
+    return property(lambda self: None)
+
+
+@mutation(Savepoints, "holds", saved=True)
+def checkpoints_go_on_beside_a_stop(original: Any) -> Any:
+    """Output behind the savepoint that a job is stopped with becomes visible."""
+    return property(lambda self: False)
+
+
+@mutation(SavepointDriver, "_carry_out", saved=True)
+def savepoints_that_failed_are_reported_as_stored(original: Any) -> Any:
+    """The job stops, though the storage has refused what it was to stop with."""
+
+    def carry_out(self: Any, savepoint: Any, writer: Any, action: Any, done: Any) -> None:
+        def without_errors() -> None:
+            with suppress(Exception):
+                action()
+
+        original(self, savepoint, writer, without_errors, done)
+
+    return carry_out

@@ -73,6 +73,13 @@ RESCALINGS = (
     "migrate",
 )
 """What a user asks for in such a job, and what happens to it meanwhile."""
+SAVED = 0.03
+"""Share of the jobs of which savepoints are taken."""
+SAVINGS = (
+    *("savepoint",) * 6,
+    *("crash", "crash", "crash_driver", "no_manifest", "no_upload", "no_commit", "hang_storage", "throw"),
+)
+"""What a user asks for in such a job, and what happens to it meanwhile."""
 MOST_SUBTASKS, KEY_GROUPS = 5, 8
 """What jobs are rescaled to at most, of each vertex; and the key groups of such jobs."""
 MOVES = 0.1
@@ -255,11 +262,12 @@ def draw(
     scaled: bool = False,
     joined: bool = False,
     rescaled: bool = False,
+    saved: bool = False,
 ) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
     steps may be repeated together, and are small, so that there are often several to repeat. ``rescaled``: the
-    parallelism changes while the job runs."""
+    parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -334,7 +342,8 @@ def draw(
         with_moves(parameters, child(seed, "moves")), child(seed, "scaling"), 1 if scaled else SCALED
     )
     parameters = with_joins(parameters, child(seed, "joins")) if joined else parameters
-    return with_rescales(parameters, child(seed, "rescales"), 1 if rescaled else RESCALED)
+    parameters = with_rescales(parameters, child(seed, "rescales"), 1 if rescaled else RESCALED)
+    return with_savepoints(parameters, child(seed, "savepoints"), 1 if saved else SAVED)
 
 
 def with_rescales(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
@@ -353,6 +362,26 @@ def with_rescales(parameters: Parameters, rng: random.Random, share: float) -> P
     faults = sorted((*parameters.faults, *happens), key=lambda fault: fault.at_ms)
     parallelism = min(parameters.parallelism, MOST_SUBTASKS)
     return replace(parameters, records=records, faults=tuple(faults), groups=KEY_GROUPS, parallelism=parallelism)
+
+
+def with_savepoints(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job of which savepoints are taken, a ``share`` of all; long enough for it. Most can go on at another
+    parallelism."""
+    if rng.random() >= share or parameters.whims or not parameters.records:
+        return parameters
+    at_ms = rng.randrange(10, 80)
+    happens = [Fault(at_ms, "savepoint", rng.randrange(64), 0)]
+    for _ in range(rng.choice((0, 1, 2, 4))):
+        at_ms += rng.choice((-3, 0, 1, 5, 20, 50, 100, 200))
+        kind = rng.choice(SAVINGS if not parameters.groups else (*SAVINGS, "rescale", "rescale"))
+        duration_ms = rng.choice(HANGS_MS if kind == "hang_storage" else DURATIONS_MS)
+        happens.append(Fault(max(1, at_ms), kind, rng.randrange(6 * 64), duration_ms))
+    records = max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records
+    if rng.random() < 0.7:
+        parallelism = min(parameters.parallelism, MOST_SUBTASKS)
+        parameters = replace(parameters, groups=KEY_GROUPS, parallelism=parallelism)
+    faults = sorted((*parameters.faults, *happens), key=lambda fault: fault.at_ms)
+    return replace(parameters, records=records, faults=tuple(faults))
 
 
 def with_joins(parameters: Parameters, rng: random.Random) -> Parameters:

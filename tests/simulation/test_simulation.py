@@ -31,6 +31,7 @@ SEEDS = 150
 LOOPED = 60
 JOINED = 60
 RESCALED = 60
+SAVED = 60
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -120,6 +121,9 @@ QUICK = (
     "promises_are_left_behind",
     "the_furthest_promise_counts",
     "cursors_stay_before_what_is_in_flight",
+    "barriers_of_savepoints_overtake",
+    "checkpoints_of_savepoints_are_dropped",
+    "checkpoints_go_on_beside_a_stop",
 )
 """What is found out within the small budget."""
 
@@ -155,6 +159,13 @@ def test_seeds_whose_parallelism_changes_are_clean() -> None:
     summary = run_many(range(RESCALED), drawn=partial(draw, rescaled=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("divided", "rescale_done", "rescale_cancelled", "rescale_back", "at_rescale", "crash_spare"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_with_savepoints_are_clean() -> None:
+    summary = run_many(range(SAVED), drawn=partial(draw, saved=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("saved", "savepoint_done", "savepoint_failed", "savepoint_restored", "divided"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

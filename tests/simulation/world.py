@@ -54,6 +54,7 @@ from tests.simulation.graph import RecordId, SimGraph
 from tests.simulation.parameters import HANGS_MS, MOST_SUBTASKS, Fault, Parameters, child
 from tests.simulation.phases import names_of, phase_and_kind, rescale_phase
 from tests.simulation.rescaling import NotAligned, SimDivider, divide
+from tests.simulation.savepoints import SimSavepoints
 from tests.simulation.slot import SimSlot
 from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief
@@ -111,7 +112,7 @@ class World:
         self.rng_frames = child(seed, "pieces")
         self.rng_copies, self.rng_late = child(seed, "copies"), child(seed, "late")
         self.rng_left = child(seed, "left files")
-        self.rng_divided = child(seed, "divided")
+        self.rng_divided, self.rng_saved = child(seed, "divided"), child(seed, "saved")
         self.clock = SimClock(self)
         self.graph = SimGraph(
             parameters.stages,
@@ -169,6 +170,7 @@ class World:
         self.commits = SimCommits(self, self.durable, 0)
         self.deadlines = Deadlines(self)
         self.endings = Endings(self)
+        self.savepoints = SimSavepoints(self)
         self.registry = SimRegistry(self)
         self.coordinator: Coordinator | None = None
         self._workers: list[SimWorker] = []
@@ -267,6 +269,7 @@ class World:
             self.registry,
             SimSpareJobs(self, self._runs),
             SimDivider(self, self.commits),
+            self.savepoints.writer_for,
         )
         self.coordinator = coordinator = Coordinator(parts)
         coordinator._preference._possible = False  # of a real thread
@@ -288,6 +291,7 @@ class World:
             self._limit_in_flight(machine, self.parameters.in_flight_bytes)
         self.deadlines.watch(self.coordinator)
         self.endings.watch(self.coordinator)
+        self.savepoints.watch(self.coordinator)
         self.note("driver starts, from checkpoint %s", checkpoint)
         for slot in range(parallelism):
             self.at(self.now_ms + self.rng_spark.randint(1, 10), self.start_process, slot, self._runs)
@@ -386,6 +390,8 @@ class World:
             coordinator.turn(taken, due_ms)
             if self.moves:
                 self._look_at_moves()
+            if self.savepoints.open:
+                self.savepoints.look()
             if self.rescale_faults:
                 self._look_at_rescale(coordinator)
             self._due_ms = due_ms = coordinator.next_deadline_ms()
@@ -440,12 +446,13 @@ class World:
     def _job_ended(self, coordinator: Coordinator) -> None:
         state, error = coordinator.result.state, coordinator.result.error
         self.endings.job_over(coordinator)
+        self.savepoints.job_over(coordinator)
         for name, count in coordinator.view.failovers().items():
             if isinstance(count, int):
                 self.counts[name] += count
         allowed = any(reason in str(error) for reason in ALLOWED_ENDS) and NEVER_AN_END not in str(error)
         crashed = self.deadly is not None and isinstance(getattr(error, "__cause__", None), ProcessCrashed)
-        if state is not JobState.FINISHED and not allowed and not crashed:
+        if state not in (JobState.FINISHED, JobState.STOPPED) and not allowed and not crashed:
             raise Violation("progress", f"the job ended {state}: {error}")
         if not self.storage_hangs:
             self._workers[0].work_off()
@@ -456,6 +463,11 @@ class World:
             return
         if crashed:
             self._end(f"failed: {error}")
+            return
+        if state is JobState.STOPPED:
+            self.note("the job has stopped, and another one begins with its savepoint")
+            self.savepoints.begin_anew(coordinator)
+            self._resume("its job is over")
             return
         self.note("the job has failed, and is resumed: %s", error)
         self.counts["failed"] += 1

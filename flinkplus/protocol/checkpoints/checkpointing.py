@@ -27,6 +27,7 @@ Rules:
   that.
 - Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
 - After every ``sweep_every`` complete checkpoints, state files that no checkpoint can name any more are removed.
+- The checkpoint of a savepoint is aligned, and is kept until it is copied (``savepoints``).
 
 Invariants: checkpoint numbers rise and are never used twice; at most ``max_concurrent`` + 1 are pending; the newest
 ``retained`` complete checkpoints are never dropped, nor any with uncommitted output.
@@ -40,6 +41,7 @@ from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.checkpoints.commits import CommitQueue
+from flinkplus.protocol.checkpoints.savepoints import SavepointPhase, Savepoints
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.config import CheckpointConfig, earliest_ms
 from flinkplus.protocol.vocabulary.effects import CheckpointingEffect
@@ -100,6 +102,7 @@ class CheckpointCoordinator:
         self._final_complete = False
         self._complete = list(complete)
         self._commits = CommitQueue(config)
+        self._savepoints = Savepoints(config)
         self._quiescing = False
         self._dead = False
 
@@ -117,6 +120,11 @@ class CheckpointCoordinator:
     def pending(self) -> tuple[CheckpointId, ...]:
         return tuple(self._pending)
 
+    @property
+    def savepoint_phase(self) -> SavepointPhase | None:
+        """Where the savepoint under way is; ``None``: there is none."""
+        return self._savepoints.phase
+
     def next_deadline_ms(self) -> int | None:
         """When to step with ``TimeAdvanced`` unless another event comes first; never in the past of the last step."""
         if self._dead:
@@ -125,7 +133,8 @@ class CheckpointCoordinator:
             *map(self._deadline_of, self._pending.values()),
             *map(self._overtaking_ms, self._pending.values()),
             self._commits.next_deadline_ms(),
-            self._final_at_ms,
+            self._savepoints.next_deadline_ms(),
+            None if self._savepoints.holds else self._final_at_ms,
             self._next_periodic_ms() if self._may_trigger() else None,
         )
 
@@ -176,11 +185,21 @@ class CheckpointCoordinator:
             case events.OutputCommitted(checkpoint):
                 done = self._commits.on_committed(checkpoint)
                 self._begin_storing(now_ms)
-                return done + self._drop_superseded()
+                return done + self._savepoints.on_committed(now_ms, checkpoint) + self._drop_superseded()
             case events.CommitFailed(checkpoint, reason):
                 failed = self._commits.on_failed(now_ms, checkpoint, reason)
                 self._begin_storing(now_ms)
                 return failed
+            case events.SavepointRequested():
+                return self._savepoints.on_requested(event)
+            case events.SavepointProgressed():
+                return self._savepoints.on_progress(now_ms, event)
+            case events.SavepointCopied():
+                return self._savepoints.on_copied(now_ms, event)
+            case events.SavepointStored():
+                return self._savepoints.on_stored(event)
+            case events.SavepointFailed():
+                return self._savepoints.on_failed(event)
             case _:
                 assert_never(event)
 
@@ -228,7 +247,7 @@ class CheckpointCoordinator:
         )
         self._complete = self._complete[: len(self._complete) - len(void)]
         # Newest first: if this is interrupted, the rest is a prefix of one history.
-        return [effects.DropCheckpoint(checkpoint) for checkpoint in reversed(void)]
+        return [*self._savepoints.on_abandoned(after), *map(effects.DropCheckpoint, reversed(void))]
 
     def _on_adopted(self, checkpoint: CheckpointId) -> list[CheckpointingEffect]:
         quiet = not self._running and self._storing is None and not self._commits
@@ -336,6 +355,7 @@ class CheckpointCoordinator:
         self._complete.append(checkpoint)
         self._final_complete = self._final_complete or pending.final
         self._commits.add(checkpoint, pending.final)
+        self._savepoints.on_complete(checkpoint)
         found: list[CheckpointingEffect] = [effects.CompleteCheckpoint(checkpoint, self._generation)]
         for older in tuple(self._pending.values()):
             if older.checkpoint < checkpoint:
@@ -365,7 +385,9 @@ class CheckpointCoordinator:
 
     def _drop_superseded(self) -> list[CheckpointingEffect]:
         found: list[CheckpointingEffect] = []
-        while len(self._complete) > self._config.retained and self._complete[0] not in self._commits:
+        while len(self._complete) > self._config.retained:
+            if self._complete[0] in self._commits or self._complete[0] == self._savepoints.pinned:
+                break
             found.append(effects.DropCheckpoint(self._complete.pop(0)))
         return found
 
@@ -385,6 +407,7 @@ class CheckpointCoordinator:
             effects.AbortCheckpoint(pending.checkpoint, reason, self._generation),
             self._record(now_ms, pending, effects.CheckpointOutcome.ABORTED, reason, cause),
         ]
+        found += self._savepoints.on_aborted(pending.checkpoint, reason, blame and self._running)
         if pending.final and self._running and blame:
             self._final_failures += 1
             if self._final_failures >= self._config.final_attempts:
@@ -426,6 +449,8 @@ class CheckpointCoordinator:
             found += self._commits.advance(now_ms)
             self._dead = self._dead or self._commits.abandoned
         if not self._dead:
+            input_ended = self._running and (self._all_exhausted() or self._has_final())
+            found += self._savepoints.advance(now_ms, input_ended)
             found += self._store_next(now_ms)
             found += self._trigger_due(now_ms)
         if self._quiescing and (self._dead or (self._storing is None and not self._commits)):
@@ -493,6 +518,7 @@ class CheckpointCoordinator:
         """Whether the limits allow a checkpoint other than the last one."""
         return (
             self._running
+            and not self._savepoints.holds
             and not self._all_exhausted()
             and not self._has_final()
             and len(self._pending) < self._config.max_concurrent
@@ -503,25 +529,29 @@ class CheckpointCoordinator:
         return None if self._periodic_at_ms is None else max(self._periodic_at_ms, self._pause_until_ms)
 
     def _trigger_due(self, now_ms: int) -> list[CheckpointingEffect]:
+        if self._savepoints.holds:
+            return []
         if self._final_at_ms is not None and self._final_at_ms <= now_ms:
             self._final_at_ms = None
             return self._trigger(now_ms, final=True)
         if not self._may_trigger():
             return []
-        periodic_ms = self._next_periodic_ms()
-        if not self._requested and (periodic_ms is None or now_ms < periodic_ms):
+        periodic_ms, wanted = self._next_periodic_ms(), self._savepoints.waiting
+        if not wanted and not self._requested and (periodic_ms is None or now_ms < periodic_ms):
             return []
         self._requested = False
         if self._config.interval_ms is not None:
             self._periodic_at_ms = now_ms + self._config.interval_ms
-        return self._trigger(now_ms, final=False)
+        return self._trigger(now_ms, final=False, savepoint=wanted)
 
-    def _trigger(self, now_ms: int, final: bool) -> list[CheckpointingEffect]:
+    def _trigger(self, now_ms: int, final: bool, savepoint: bool = False) -> list[CheckpointingEffect]:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
-        may_overtake = not self._too_much_in_flight and not self._aligned_requested
+        may_overtake = not (self._too_much_in_flight or self._aligned_requested or savepoint)
         self._pending[checkpoint] = _Pending(checkpoint, final, now_ms, may_overtake=may_overtake)
         self._too_much_in_flight = self._aligned_requested = False
+        if savepoint:
+            self._savepoints.on_triggered(checkpoint)
         return [
             *self._let_overtake(now_ms),
             effects.TriggerCheckpoint(checkpoint, self._sources, final, self._generation),

@@ -12,7 +12,7 @@ made its final commit)::
     RUNNING      -- subtask failed, slot lost, no last checkpoint, rescale -----------> INTERRUPTED
     INTERRUPTED  -- quiet, retracted, rescaled, backoff over, all slots registered ---> DEPLOYING
     INTERRUPTED  -- not quiet, not retracted, or slots missing, in time --------------> STOPPING
-    STOPPING     -- slots stopped and all quiet, or deadlines -----> FINISHED | FAILED | CANCELLED
+    STOPPING     -- slots stopped and all quiet, or deadlines -----> FINISHED | FAILED | CANCELLED | STOPPED
 
 Rules:
 
@@ -236,6 +236,8 @@ class JobProtocol:
                 return self._stop(now_ms, EndJob(JobState.FINISHED, None, "", ""))
             case events.CancelRequested():
                 return self._stop(now_ms, EndJob(JobState.CANCELLED, None, "cancelled", ""))
+            case events.StopRequested():
+                return self._stop(now_ms, EndJob(JobState.STOPPED, None, "stopped with a savepoint", ""))
             case _:
                 assert_never(event)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -91,7 +91,17 @@ class StateFile(Document):
 
     def check(self, chunks: Iterable[Bytes], where: str) -> None:
         """Raise ``CorruptState`` unless ``chunks`` are the bytes of this file."""
-        size, checksum = digest_of(chunks)
+        for _ in self.checked(chunks, where):
+            pass
+
+    def checked(self, chunks: Iterable[Bytes], where: str) -> Iterator[Bytes]:
+        """Pass ``chunks`` on; at their end raises ``CorruptState`` unless they are the bytes of this file."""
+        digest, size = hashlib.blake2b(digest_size=CHECKSUM_BYTES), 0
+        for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+        checksum = digest.hexdigest()
         if size != self.bytes:
             raise CorruptState(f"state file {where} has {size} bytes instead of {self.bytes}")
         if checksum != self.checksum:

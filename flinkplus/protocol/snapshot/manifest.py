@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from flinkplus.documents import Document
@@ -54,3 +54,13 @@ class Manifest(Document):
     def files(self) -> list[StateFile]:
         """All its state files, without repeats, in the order of subtasks: each file in storage once."""
         return list({file.stored: file for handle in self.subtasks.values() for file in handle.files}.values())
+
+
+def settled(manifest: Manifest) -> Manifest:
+    """The same checkpoint, whose output is committed: it has nothing staged."""
+    subtasks = {}
+    for subtask, handle in manifest.subtasks.items():
+        operators = {name: replace(part, staged=()) for name, part in handle.operator_state.operators.items()}
+        subtasks[subtask] = replace(handle, operator_state=replace(handle.operator_state, operators=operators))
+    commits = {sink: CommittedOutput(files=(), rows=part.rows) for sink, part in manifest.commits.items()}
+    return replace(manifest, subtasks=subtasks, commits=commits)

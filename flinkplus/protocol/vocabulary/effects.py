@@ -17,6 +17,7 @@ from flinkplus.protocol.vocabulary.events import (
     FinalAbandoned,
     FinalCommitted,
     QuiesceRequested,
+    StopRequested,
 )
 from flinkplus.protocol.vocabulary.frozen import Frozen
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
@@ -219,6 +220,30 @@ class SweepState(Frozen):
     triggered: CheckpointId
 
 
+class CopySavepoint(Frozen):
+    """Copy all files of ``checkpoint``, whose output is committed, to the target of savepoint ``number``:
+    ``SavepointCopied`` or ``SavepointFailed``, and ``SavepointProgressed`` meanwhile."""
+
+    number: int
+    checkpoint: CheckpointId
+    stop: bool
+
+
+class PublishSavepoint(Frozen):
+    """Make savepoint ``number`` exist: ``SavepointStored`` or ``SavepointFailed``."""
+
+    number: int
+
+
+class EndSavepoint(Frozen):
+    """Savepoint ``number`` is stored, as a copy of ``checkpoint``; or (None) it is not, and ``reason`` says why: stop
+    what is being carried out for it, and remove what was written."""
+
+    number: int
+    checkpoint: CheckpointId | None
+    reason: str
+
+
 CheckpointingEffect: TypeAlias = (
     TriggerCheckpoint
     | OvertakeCheckpoint
@@ -234,6 +259,10 @@ CheckpointingEffect: TypeAlias = (
     | CommitAbandoned
     | CommitsQuiesced
     | SweepState
+    | CopySavepoint
+    | PublishSavepoint
+    | EndSavepoint
+    | StopRequested
 )
 
 # ---------------------------------------------------------------------------------------------------------- job
@@ -248,10 +277,11 @@ class JobState(Enum):
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    STOPPED = "stopped"
 
     @property
     def terminal(self) -> bool:
-        return self in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
+        return self in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED, JobState.STOPPED)
 
 
 class InterruptCheckpoints(Frozen):

@@ -175,6 +175,38 @@ class SubtasksReplaced(Frozen):
     subtasks: tuple[tuple[SubtaskId, CheckpointId], ...]
 
 
+class SavepointRequested(Frozen):
+    """A user requests savepoint ``number``, whose target is ready. ``stop``: the job stops when it is stored."""
+
+    number: int
+    stop: bool
+
+
+class SavepointProgressed(Frozen):
+    """``CopySavepoint`` or ``PublishSavepoint`` is being carried out, and has come further."""
+
+    number: int
+
+
+class SavepointCopied(Frozen):
+    """Answer to ``CopySavepoint``: all files are at the target; the savepoint does not exist yet."""
+
+    number: int
+
+
+class SavepointStored(Frozen):
+    """Answer to ``PublishSavepoint``: the savepoint exists."""
+
+    number: int
+
+
+class SavepointFailed(Frozen):
+    """Answer to ``CopySavepoint`` or ``PublishSavepoint``: the savepoint does not exist."""
+
+    number: int
+    reason: str
+
+
 CheckpointingEvent: TypeAlias = (
     SubtasksStarted
     | JobInterrupted
@@ -192,6 +224,11 @@ CheckpointingEvent: TypeAlias = (
     | OutputCommitted
     | CommitFailed
     | SubtasksReplaced
+    | SavepointRequested
+    | SavepointProgressed
+    | SavepointCopied
+    | SavepointStored
+    | SavepointFailed
 )
 
 # ---------------------------------------------------------------------------------------------------------- job
@@ -399,6 +436,10 @@ class CancelRequested(Frozen):
     """A user cancels the job."""
 
 
+class StopRequested(Frozen):
+    """The savepoint that the job was to stop with is stored, and all output that it covers is committed."""
+
+
 JobEvent: TypeAlias = (
     SlotRegistered
     | SlotStartFailed
@@ -426,5 +467,6 @@ JobEvent: TypeAlias = (
     | FinalAbandoned
     | CommitAbandoned
     | CancelRequested
+    | StopRequested
     | TimeAdvanced
 )

@@ -43,7 +43,7 @@ class Coordinator:
         self.graph, self.options, self.commits = parts.graph, parts.options, parts.commits
         self.calls, self.result = parts.calls, parts.calls.result
         self.commands, self.moves, self.view = parts.commands, parts.moves, parts.view
-        self.figures, self.recoveries = parts.figures, parts.recoveries
+        self.figures, self.recoveries, self.savepoints = parts.figures, parts.recoveries, parts.savepoints
         self._dispatch = dispatch = parts.dispatch
         self._inbox, self._processes = dispatch.inbox, dispatch.processes
         self._machines, self._presence = parts.machines, parts.presence
@@ -61,6 +61,7 @@ class Coordinator:
         """Instead of ``start``: an earlier run has finished the job with ``checkpoint``; show its metrics."""
         self.figures.adopt(checkpoint, self.commits.handles(checkpoint))
         self.moves.requests.close()
+        self.savepoints.close()
         self.result.end(JobState.FINISHED, None)
 
     def slot_failed(self, slot: int, reason: str) -> None:
@@ -110,6 +111,7 @@ class Coordinator:
             if self.parts.recorder is not None:
                 self.parts.recorder.close()
             self.moves.requests.close()
+            self.savepoints.close()
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:

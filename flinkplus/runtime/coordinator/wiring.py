@@ -23,6 +23,7 @@ from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.commands.moves import add_move_commands
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, Operations
+from flinkplus.runtime.coordinator.commands.savepoints import add_savepoint_commands
 from flinkplus.runtime.coordinator.dispatch.dispatch import Calls, Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
@@ -33,6 +34,7 @@ from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
 from flinkplus.runtime.coordinator.drivers.rescale import RescaleDriver
+from flinkplus.runtime.coordinator.drivers.savepoints import SavepointDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.divider import Divider
 from flinkplus.runtime.coordinator.membership.extra_slots import ExtraSlots, SlotProcessJobs
@@ -51,6 +53,7 @@ from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.coordinator.view import JobView
 from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.operations.commands import Commands
+from flinkplus.state.durable.savepoint import SavepointWriter
 
 M = TypeVar("M")
 
@@ -61,6 +64,7 @@ class Parts:
     ``registry``: stores chain records; ``None``: they are not stored.
     ``jobs``: starts and ends the processes of spare and of new slots; ``None``: the job has neither.
     ``divider``: divides a checkpoint for another parallelism; ``None``: that cannot change.
+    ``writer_for``: opens the target of a savepoint; ``None``: the job can have none.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Parts:
         registry: RecordWriter | None = None,
         jobs: SlotProcessJobs | None = None,
         divider: Divider | None = None,
+        writer_for: Callable[[str], SavepointWriter] | None = None,
     ) -> None:
         self.graph, self.options, self.commits, self._restore = graph, options, commits, restore
         self.dispatch, self.calls, self._registry, self._divider = dispatch, calls, registry, divider
@@ -100,12 +105,14 @@ class Parts:
         self.operations = Operations(dispatch, deployment, presence, graph, options, calls, machines, faults)
         self.commands.add(InjectCommand, self.operations.inject)
         add_move_commands(self.commands, self.moves, graph, deployment, options.max_parallelism)
+        self.savepoints = savepoints = SavepointDriver(dispatch, machines, calls, writer_for)
+        add_savepoint_commands(self.commands, savepoints, calls)
         self.stamps = FailoverStamps(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, lambda: machines.checkpoints.pending)
         self.failover = failover = self._make_failover()
         reach = self.operations.reach
         checkpoints = CheckpointDriver(
-            dispatch, machines, deployment, commits, figures, triggers, crashes, reach, failover
+            dispatch, machines, deployment, commits, figures, triggers, crashes, savepoints, reach, failover
         )
         obey_failover = None if failover is None else failover.apply
         machines.obeyed_by(self._make_job_driver().apply, checkpoints.apply, obey_failover)

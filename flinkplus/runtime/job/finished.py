@@ -62,6 +62,7 @@ def metrics_of(coordinator: Coordinator, elapsed_s: float, zookeeper_restarts: i
         "checkpoints_aborted": figures.aborted,
         "checkpoints_over_budget": figures.over_budget,
         "last_checkpoint": figures.last_complete,
+        **coordinator.savepoints.metrics(),
         "recoveries": len(coordinator.recoveries),
         **view.security(),
         "slot_restarts": view.slot_restarts,

@@ -31,6 +31,7 @@ from flinkplus.runtime.job.upgrading.former_output import Adoption
 from flinkplus.runtime.job.upgrading.programs import put_program
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
+from flinkplus.state.durable.savepoint import origin_of
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.removal import remove_folder
 
@@ -65,13 +66,16 @@ def begin_run(
         put_program(storage, plan)
         storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     try:
+        origin = origin_of(storage) if resume else None
         if not resume:
             commits.prepare(resume=False)
+        elif origin is not None:
+            commits.begins_with(origin)
         elif not storage.manifests.checkpoints():
             commits.prepare_again()
         restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
         if resume:
-            adoption = Adoption(plan, storage, commits, requests, taken_over)
+            adoption = Adoption(plan, storage, commits, requests, taken_over, origin)
             restore = _find_restore(storage, commits, restore, adoption.adopt)
             _transform(plan, commits, restore, storage, scratch, adoption.change)
         if resume and not restore.finished:
@@ -184,7 +188,8 @@ def _check_in_flight(former: Former) -> None:
         raise ConfigurationError(
             f"checkpoint {former.manifest.checkpoint} holds messages in flight, and the program has changed the "
             "columns of rows that are sent: resume the program before with a higher aligned_timeout, until a "
-            "checkpoint completes within it (in a loop, once it is empty); then the new one"
+            "checkpoint completes within it, or stop it with a savepoint, which is aligned (in a loop, once it is "
+            "empty); then the new one"
         )
 
 

@@ -15,12 +15,14 @@ import time
 import uuid
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from flinkplus.config import Options
 from flinkplus.errors import FlinkPlusError, JobFailed
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.runtime.base.logs import about, install, wanted
@@ -39,9 +41,11 @@ from flinkplus.runtime.job.finished import metrics_of
 from flinkplus.runtime.job.launcher import SlotJobs, coordinator_hosts
 from flinkplus.runtime.job.plan import Plan
 from flinkplus.runtime.job.restoring import CheckpointDivider
+from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, Access, publish, withdraw, write_access
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import Credentials
+from flinkplus.state.durable.savepoint import SavepointWriter, check_apart
 from flinkplus.state.durable.storage import CheckpointStorage
 
 GRACEFUL_STOP_S = 2.0
@@ -87,7 +91,8 @@ class RunningJob:
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
         divider = CheckpointDivider(plan, commits, storage, directory.path)
         parts = Parts(
-            plan.graph, plan.options, commits, restore, listeners.dispatch, calls, registry, self._slots, divider
+            *(plan.graph, plan.options, commits, restore, listeners.dispatch, calls),
+            *(registry, self._slots, divider, partial(_savepoint_writer, storage, plan.options)),
         )
         self.coordinator = Coordinator(parts, self.job_id)
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
@@ -215,6 +220,7 @@ class RunningJob:
             handovers=recoveries.handovers()[-SHOWN:],
             rescaling=view.rescaling(),
             rescales=recoveries.rescales()[-SHOWN:],
+            savepoints=self.coordinator.savepoints.as_dicts()[-SHOWN:],
         )
 
     def metrics(self) -> dict[str, Any]:
@@ -222,6 +228,14 @@ class RunningJob:
         elapsed_s = self._elapsed_s if self._elapsed_s is not None else time.monotonic() - self._started_s
         restarts = 0 if self._registry is None else self._registry.server_restarts
         return metrics_of(self.coordinator, elapsed_s, restarts)
+
+
+def _savepoint_writer(storage: CheckpointStorage, options: Options, target: str) -> SavepointWriter:
+    """Opens ``target`` for a savepoint. Raises ``SavepointRefused``, ``CheckpointDirectoryError``, and
+    ``ConfigurationError`` for a key that cannot be used."""
+    check_apart(target, storage.uri)
+    key = find_key(options.signing_key, target, make=True)
+    return SavepointWriter(storage, CheckpointStorage(target, key=key))
 
 
 _running: weakref.WeakSet[RunningJob] = weakref.WeakSet()

@@ -6,6 +6,8 @@ DataFrame are kept: others would change the order of the rows. The source splits
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import DataFrame
 
 from flinkplus.errors import LONGEST_DESCRIPTION, ConfigurationError, InputError, first_line
@@ -35,6 +37,15 @@ def stage(df: DataFrame, source: StagedParquet, directory: str, folder: str | No
         why = f"Spark could not stage the DataFrame: {spark_reason(error)}"
         raise InputError(f"source {source.name!r}: {why}") from error
     return source.staged_at(target)
+
+
+def moved(plan: Any, directory: str) -> list[Any]:
+    """What was planned for staged input (``StagedParquet.split_plan``), whose files were copied below ``directory``.
+
+    Raises ``TypeError`` or ``ValueError`` for what is no such plan.
+    """
+    staged = f"{directory.rstrip('/')}/{STAGED}"
+    return [["/".join((staged, *str(file).rsplit("/", 2)[-2:])), groups] for file, groups in plan]
 
 
 def spark_reason(error: Exception) -> str:

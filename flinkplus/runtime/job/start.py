@@ -7,7 +7,7 @@ untouched until it is certain that no other driver runs the job (``directory``, 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from flinkplus.runtime.job.upgrading.programs import (
     NO_CHANGE,
     adopt_splits,
     bind_sinks,
-    check,
+    check_permitted,
     compared,
     newest,
     read_program,
@@ -72,7 +72,7 @@ def start_job(
         raise ConfigurationError(
             "resume='auto' needs checkpoint_dir: without it the checkpoints are deleted when the job ends"
         )
-    _check(spark, graph, options)
+    check_settings(spark, graph, options)
     directory = JobDirectory(spark, options)
     claimed: CheckpointStorage | None = None
     try:
@@ -91,10 +91,10 @@ def start_job(
             output_id, change, splits = before
             bind_sinks(graph, output_id)
             going_on = adopt_splits(graph, change, splits)
-        _plan_sources(graph, frames, directory.checkpoints, going_on, begun)
+        plan_sources(graph, frames, directory.checkpoints, going_on, begun)
         storage.signed.job_id = output_id
         plan = Plan(name, output_id, graph, options)
-        return _launch(spark, plan, storage, directory, begun, auto=resume == "auto", requests=requests)
+        return launch(spark, plan, storage, directory, begun, auto=resume == "auto", requests=requests)
     except BaseException:
         if claimed is not None:
             claimed.ownership.release()
@@ -111,21 +111,21 @@ def find_before(
     Raises ``ConfigurationError`` if the program does not fit; ``CheckpointDirectoryError``, ``CorruptCheckpoint`` or
     ``UntrustedCheckpoint`` as reading does.
     """
-    change_and_splits = compare_with(storage, name, graph, options, requests)
+    change_and_splits = compare_with(storage, requests.names(name), graph, options, requests)
     if change_and_splits is None:
         return None
     job_id, change, splits = change_and_splits
-    return job_id, check(change, storage.uri), splits
+    return job_id, check_permitted(change, storage.uri), splits
 
 
 def compare_with(
-    storage: CheckpointStorage, name: str, graph: JobGraph, options: Options, requests: Requests
+    storage: CheckpointStorage, names: Collection[str] | None, graph: JobGraph, options: Options, requests: Requests
 ) -> tuple[str, Comparison, Mapping[str, Any]] | None:
-    """As ``find_before``, whether the program fits or not."""
+    """As ``find_before``, whether the program fits or not. ``names``: that the job may have; ``None``: any."""
     if not storage.ownership.has_begun():
         return None
     _, storage.signed.job_id = storage.ownership.job_and_id()
-    found = read_program(storage, requests.names(name))
+    found = read_program(storage, names)
     storage.signed.job_id = checked_name(found.job_id)
     manifest, program = newest(storage), graph.program(options.max_parallelism)
     change = compare(found.program, program) if manifest is None else compared(manifest, program, requests)
@@ -134,10 +134,10 @@ def compare_with(
     return found.job_id, change, found.splits
 
 
-def _plan_sources(
-    graph: JobGraph, frames: dict[str, DataFrame], directory: str, going_on: set[str], begun: bool
+def plan_sources(
+    graph: JobGraph, frames: Mapping[str, DataFrame], directory: str, going_on: Collection[str], begun: bool
 ) -> None:
-    """Let the sources that begin plan their input; stage the DataFrames among them."""
+    """Let the sources that begin plan their input; stage the DataFrames among them. ``begun``: others are there."""
     for node in graph.nodes:
         if not isinstance(node.body, Source) or node.name in going_on:
             continue
@@ -148,7 +148,7 @@ def _plan_sources(
         node.body = node.body.planned()
 
 
-def _check(spark: SparkSession, graph: JobGraph, options: Options) -> None:
+def check_settings(spark: SparkSession, graph: JobGraph, options: Options) -> None:
     """Checks of the options and of the cluster that need no files."""
     check_loops(graph, options)
     check_outputs(graph)
@@ -163,18 +163,18 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     """Resume a job. ``overrides``: options of this run that differ from those of the plan."""
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
-    _check(spark, plan.graph, given)
+    check_settings(spark, plan.graph, given)
     directory = JobDirectory(spark, given)
     try:
         job = identity_of(plan.name, plan.graph, given)
         storage.ownership.prepare(job, resume=True, claim=lambda: directory.claim(resume=True), upgraded=True)
-        return _launch(spark, replace(plan, options=given), storage, directory, resume=True, auto=False)
+        return launch(spark, replace(plan, options=given), storage, directory, resume=True, auto=False)
     except BaseException:
         directory.remove()
         raise
 
 
-def _launch(
+def launch(
     spark: SparkSession,
     plan: Plan,
     storage: CheckpointStorage,

@@ -15,6 +15,7 @@ BLOB_MAGIC = b"flinkplus-blob"
 PLAN_BLOB = "plan"
 PROGRAM_BLOB = "program"
 ZOOKEEPER_BLOB = "zookeeper"
+ORIGIN_BLOB = "origin"
 FOLDER = "blobs"
 
 
@@ -55,7 +56,7 @@ class Blobs:
 
     def sign_again(self) -> None:
         """Sign the trusted blobs with our own key."""
-        for name in (PLAN_BLOB, PROGRAM_BLOB, ZOOKEEPER_BLOB):
+        for name in (PLAN_BLOB, PROGRAM_BLOB, ZOOKEEPER_BLOB, ORIGIN_BLOB):
             with suppress(CorruptCheckpoint):
                 self.put_signed(name, self.get_signed(name), private=name == ZOOKEEPER_BLOB)
 

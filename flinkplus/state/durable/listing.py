@@ -32,6 +32,7 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.state.durable import manifests, state_files
 from flinkplus.state.durable.manifests import MANIFEST_MAGIC
 from flinkplus.state.durable.ownership import JOB_FILE
+from flinkplus.state.durable.savepoint_file import INPUT_FOLDER, SAVEPOINT_FILE, SavepointFile
 from flinkplus.state.durable.seals import UNSIGNED, SigningKey, checked
 from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.file_system import TEMPORARY_SUFFIX
@@ -67,7 +68,8 @@ class StoredCheckpoint(Document):
     ``status``: ``readable`` (complete, and can be resumed from); ``damaged``; ``untrusted``: not signed with the key
     here; ``foreign``: of another job; ``void``: the job had gone back to an earlier one when it appeared.
     ``reason``: why it is not readable; empty for a readable one.
-    ``kind``: ``aligned``, ``unaligned`` (barriers overtook messages) or ``final`` (the job has finished with it).
+    ``kind``: ``aligned``, ``unaligned`` (barriers overtook messages), ``final`` (the job has finished with it) or
+    ``savepoint``.
     ``format``: of the manifest.
     ``created_s``, ``age_s``: when the manifest was written, since the Unix epoch; how long ago.
     ``bytes``, ``bytes_new``: of all its state files; of those that were uploaded for it.
@@ -100,6 +102,7 @@ class StoredCheckpoints(Document):
     """The checkpoints of one directory; iterating over it gives them, oldest first.
 
     ``directory``: without secrets.
+    ``savepoint``: it is a savepoint, with one checkpoint.
     ``job``, ``job_id``: name and ID of the job; ``None``: unknown, see ``problem``.
     ``format``: of the directory.
     ``problem``: why the job's identity cannot be read; empty if it can.
@@ -117,6 +120,7 @@ class StoredCheckpoints(Document):
     stored_bytes: int
     unnamed_bytes: int
     other_files: tuple[str, ...]
+    savepoint: bool = False
 
     def __iter__(self) -> Iterator[StoredCheckpoint]:
         return iter(self.checkpoints)
@@ -144,6 +148,7 @@ class Listing:
         self._verify = verify
         self._now_s = time.time()
         self._job_id: str | None = None
+        self._savepoint: SavepointFile | None = None
         self._void: set[str] = set()  # manifests
         self._sizes: dict[str, int] = {}  # state file -> size
         self._checked: dict[tuple[str, int, str], str] = {}  # file, size, checksum -> why it is damaged; or empty
@@ -167,10 +172,11 @@ class Listing:
             return None, _reason(error)
         except CheckpointDirectoryError as error:
             with suppress(OSError):
-                if self._storage.manifests.listed():
+                if self._storage.manifests.listed() and not self._storage.ownership.is_half_savepoint():
                     return None, _reason(error)
             raise
         self._job_id = job_id
+        self._savepoint = self._storage.ownership.savepoint
         return printable(job.get("name")), ""
 
     def _listed(self, job: str | None, problem: str) -> StoredCheckpoints:
@@ -204,6 +210,7 @@ class Listing:
                 for name in storage.files.names(manifests.FOLDER)
                 if manifests.numbers_of(name) is None and not name.endswith(TEMPORARY_SUFFIX)
             ),
+            savepoint=self._savepoint is not None,
         )
 
     def _manifests(self) -> list[tuple[int, str]]:
@@ -213,8 +220,9 @@ class Listing:
         return sorted([*counted.items(), *void.items()])
 
     def _format(self) -> int | None:
+        name = JOB_FILE if self._savepoint is None else SAVEPOINT_FILE
         with suppress(OSError, ValueError, AttributeError):
-            found = parse_document(self._storage.files.read(JOB_FILE)).get("format")
+            found = parse_document(self._storage.files.read(name)).get("format")
             return found if type(found) is int else None
         return None
 
@@ -260,10 +268,22 @@ class Listing:
         if manifest is None or one.status != READABLE:
             return one
         damaged = [reason for reason in map(self._damage, manifest.files) if reason]
+        if self._savepoint is not None:
+            one = replace(one, kind="savepoint")
+            damaged += self._damaged_input(self._savepoint)
         if not damaged:
             return one
         more = f"; and {len(damaged) - 1} more files" if len(damaged) > 1 else ""
         return replace(one, status=DAMAGED, reason=f"{damaged[0]}{more}")
+
+    def _damaged_input(self, savepoint: SavepointFile) -> list[str]:
+        """Why staged input of a savepoint cannot be used."""
+        sizes = self._storage.files.sizes(INPUT_FOLDER)
+        return [
+            f"{name} has {sizes.get(name, 'no')} bytes instead of {size}"
+            for name, size in savepoint.input.items()
+            if sizes.get(name) != size
+        ]
 
     def _damage(self, file: StateFile) -> str:
         """Why a state file cannot be used; empty if it can."""

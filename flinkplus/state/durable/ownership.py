@@ -1,7 +1,7 @@
 """Which job a checkpoint directory belongs to: ``JOB.json``.
 
-Rule: a directory is claimed for a job before anything in it is changed. A directory of another job, or with other
-data, is refused.
+Rules: a directory is claimed for a job before anything in it is changed. A directory of another job, or with other
+data, is refused. A savepoint has ``SAVEPOINT.json`` instead: it can be read, and is never claimed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from flinkplus.documents import Document, parse_document
 from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, without_secrets
 from flinkplus.printable import printable
 from flinkplus.state.durable.blobs import PLAN_BLOB, Blobs
 from flinkplus.state.durable.manifests import Manifests
+from flinkplus.state.durable.savepoint_file import BEGUN_FILE, SAVEPOINT_FILE, SavepointFile
 from flinkplus.state.durable.seals import SigningKey
 from flinkplus.state.durable.signed_files import SignedFiles
 from flinkplus.state.file_system import Files
@@ -42,10 +44,19 @@ class JobFile(Document):
     written to last. ``seal``: format, checksum and signature of the other two (``seals``)."""
 
     FORMAT: ClassVar[int] = JOB_FORMAT
+    MAGIC: ClassVar[bytes] = JOB_MAGIC
+    NAME: ClassVar[str] = JOB_FILE
 
     job: dict[str, Any]
     place: str
     seal: str
+
+    def body(self) -> bytes:
+        """The signed content."""
+        return json.dumps({"job": self.job, "place": self.place}, sort_keys=True).encode()
+
+
+D = TypeVar("D", JobFile, SavepointFile)
 
 
 class Ownership:
@@ -58,6 +69,8 @@ class Ownership:
         self._blobs = blobs
         self._manifests = manifests
         self._prepared: dict[str, Any] | None = None
+        self.savepoint: SavepointFile | None = None
+        """What the savepoint here says of itself, once ``job`` has read and checked it."""
 
     def prepare(
         self,
@@ -81,10 +94,11 @@ class Ownership:
         signed what is to be continued.
         """
         try:
+            self._refuse_savepoint()
             self._files.make_root()
             self._files.write(PROBE_FILE, b"")
             self._files.delete(PROBE_FILE)
-            present = self._document()
+            present = self._job_file()
             self._check_owner(job, present, resume, upgraded)
             claim()
             continued = self.has_begun() if resume == "auto" else resume
@@ -123,12 +137,41 @@ class Ownership:
 
     def job_and_id(self, key: Callable[[], SigningKey] | None = None) -> tuple[dict[str, Any], str]:
         """As ``job``, with the ID that the job's files are signed for."""
-        document = self._document()
+        document = self._job_file() or self._savepoint_file()
         if document is None:
             raise CheckpointDirectoryError(f"checkpoint directory {self._uri!r} holds no job; check the path")
         if key is not None:
             self._signed.key = key()
-        return document.job, self._check_signature(document)
+        job_id = self._check_signature(document)
+        self.savepoint = document if isinstance(document, SavepointFile) else None
+        return document.job, job_id
+
+    def _savepoint_file(self) -> SavepointFile | None:
+        found = self._read(SavepointFile)
+        if found is None and self.is_half_savepoint():
+            raise CheckpointDirectoryError(
+                f"{self._uri!r} holds a savepoint that was not completed: its job, or its storage, failed meanwhile; "
+                "delete it, and use another savepoint"
+            )
+        return found
+
+    def is_half_savepoint(self) -> bool:
+        """Whether a savepoint was begun here, and not completed."""
+        return self._read_file(BEGUN_FILE) is not None and not self.is_savepoint()
+
+    def is_savepoint(self) -> bool:
+        """Whether a savepoint is here, damaged or not."""
+        return self._read_file(SAVEPOINT_FILE) is not None
+
+    def _refuse_savepoint(self) -> None:
+        for name in (SAVEPOINT_FILE, BEGUN_FILE):
+            with suppress(FileNotFoundError):
+                self._files.read(name)
+                raise CheckpointDirectoryError(
+                    f"{self._uri!r} is a savepoint, which is never written to: give the job a checkpoint directory of "
+                    "its own, and start it from the savepoint (start_from=, or flinkplus resume SAVEPOINT "
+                    "--checkpoint-dir DIR)"
+                )
 
     def sign_again(self) -> None:
         """Sign ``JOB.json`` with our own key."""
@@ -140,23 +183,27 @@ class Ownership:
             self._files.delete(name)
 
     def _write(self, job: dict[str, Any]) -> None:
-        seal = self._signed.signed(JOB_MAGIC, JOB_FILE, _body(job, self._place)).partition(b"\n")[0].decode()
-        document = JobFile(job=job, place=self._place, seal=seal).to_json()
-        self._files.write(JOB_FILE, json.dumps(document, sort_keys=True).encode())
+        self.write_signed(JobFile(job=job, place=self._place, seal=""))
 
-    def _check_signature(self, document: JobFile) -> str:
+    def write_signed(self, document: JobFile | SavepointFile, check: Callable[[], None] | None = None) -> None:
+        """Write the document with its seal; ``check`` as in ``Files.write``."""
+        seal = self._signed.signed(document.MAGIC, document.NAME, document.body()).partition(b"\n")[0].decode()
+        content = {**document.to_json(), "seal": seal}
+        self._files.write(document.NAME, json.dumps(content, sort_keys=True).encode(), check)
+
+    def _check_signature(self, document: JobFile | SavepointFile) -> str:
         """Returns the ID of the job. From then on, without ``trust``, files signed for another job are refused."""
         try:
-            data = document.seal.encode(errors="replace") + b"\n" + _body(document.job, document.place)
-            _, job_id = self._signed.checked(JOB_MAGIC, JOB_FILE, data)
+            data = document.seal.encode(errors="replace") + b"\n" + document.body()
+            _, job_id = self._signed.checked(document.MAGIC, document.NAME, data)
         except (CorruptCheckpoint, RecursionError) as error:
-            raise self._damaged(error) from error
+            raise self._damaged(document.NAME, error) from error
         if self._signed.key is not None and not self._signed.trust:
             self._signed.job_id = job_id
         return job_id
 
-    def _damaged(self, error: Exception) -> CheckpointDirectoryError:
-        where = self._files.describe(JOB_FILE)
+    def _damaged(self, name: str, error: Exception) -> CheckpointDirectoryError:
+        where = self._files.describe(name)
         return CheckpointDirectoryError(f"{where} is damaged ({error}); choose another checkpoint directory")
 
     def _warn_if_moved(self, document: JobFile) -> None:
@@ -173,23 +220,33 @@ class Ownership:
     def _place(self) -> str:
         return without_secrets(self._files.describe(""))
 
-    def _document(self) -> JobFile | None:
+    def _job_file(self) -> JobFile | None:
+        return self._read(JobFile)
+
+    def _read_file(self, name: str) -> bytes | None:
         try:
-            document = parse_document(self._files.read(JOB_FILE))
+            return self._files.read(name)
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise self._damaged(error) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise CheckpointDirectoryError(
                 f"checkpoint directory {self._uri!r} cannot be read: {error}; check the path"
             ) from error
+
+    def _read(self, kind: type[D]) -> D | None:
+        data = self._read_file(kind.NAME)
+        if data is None:
+            return None
         try:
-            return JobFile.from_json(document)
+            document = parse_document(data)
+        except ValueError as error:
+            raise self._damaged(kind.NAME, error) from error
+        try:
+            return kind.from_json(document)
         except ValueError as error:
             raise CheckpointDirectoryError(
-                f"{self._files.describe(JOB_FILE)} has a format this version does not know ({error}; expected "
-                f"{JOB_FORMAT}); use the version that wrote it, or choose another checkpoint directory"
+                f"{self._files.describe(kind.NAME)} has a format this version does not know ({error}; expected "
+                f"{kind.FORMAT}); use the version that wrote it, or choose another checkpoint directory"
             ) from error
 
     def _check_owner(self, job: dict[str, Any], document: JobFile | None, resume: Resume, upgraded: bool) -> None:
@@ -220,11 +277,6 @@ def check_same_job(found: dict[str, Any], asked: dict[str, Any], where: str) -> 
                 f"{asked.get(key)!r:.200}{_differences(found.get('shape'), asked.get('shape'))}); "
                 "choose another checkpoint directory, or delete this one if its job is not needed any more"
             )
-
-
-def _body(job: dict[str, Any], place: str) -> bytes:
-    """The signed content of ``JOB.json``."""
-    return json.dumps({"job": job, "place": place}, sort_keys=True).encode()
 
 
 def _differences(there: Any, here: Any) -> str:

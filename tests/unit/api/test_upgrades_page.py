@@ -17,7 +17,7 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.protocol.program.comparison import Comparison, Requests, Verdict, compare
 from flinkplus.protocol.program.description import Program
-from flinkplus.runtime.job.upgrading.programs import check
+from flinkplus.runtime.job.upgrading.programs import check_permitted
 from tests.unit.api.drawing import environment
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "upgrades.md").read_text("utf-8")
@@ -374,7 +374,7 @@ def test_a_change_does_what_its_row_says(row: str) -> None:
         assert bool(case.why) == bool(change.refused) == ("refused" in case.verdicts.values())
         if case.why:
             with pytest.raises(ConfigurationError, match=re.escape(case.why)):
-                check(change, "here")
+                check_permitted(change, "here")
         if case.requests is not None:
             passing = compare(old, new, case.requests)
             assert not passing.refused and case.passing.items() <= verdicts_of(passing).items()

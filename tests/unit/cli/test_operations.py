@@ -120,6 +120,19 @@ STATUS: dict[str, Any] = {
     "handovers": [],
     "rescaling": {"parallelism": 4, "phase": "starting", "left": ["slot-3"]},
     "rescales": [],
+    "savepoints": [
+        {
+            "target": "/backup/monday",
+            "stop": False,
+            "status": "failed",
+            "checkpoint": 5,
+            "files": 3,
+            "files_in_all": 9,
+            "bytes": 1_234_567,
+            "bytes_in_all": 7_654_321,
+            "reason": "StateError: no space left on device",
+        }
+    ],
 }
 
 
@@ -203,6 +216,9 @@ def test_the_tables_say_all_of_it() -> None:
         "spill volume full",
         "slot-0: 6, slot-2: 4 -2 catching up",
         "6 complete, the last is 6",
+        "/backup/monday",
+        "7,654,321",
+        "no space left on device",
         "in flight",
         "count[1]: InjectedFailure: on order",
         "fell back: no member left",
@@ -272,3 +288,26 @@ def test_what_is_typed_wrongly(job: Job, run: Run, tmp_path: Path) -> None:
         assert run(*wrong)[0] == 2, wrong
     code, _, err = run("status", "--access", tmp_path / "gone.json")
     assert code == 1 and "the job is over" in err
+
+
+def test_what_keeps_a_savepoint_from_being_taken_is_one_line(job: Job, run: Run, tmp_path: Path) -> None:
+    """Without a running job, with a wrong access file, at a wrong place: nothing is written, no traceback."""
+    (tmp_path / "wrong.json").write_text("{}")
+    (tmp_path / "wrong.json").chmod(0o600)
+    (tmp_path / "open.json").write_bytes(job.file.read_bytes())
+    (tmp_path / "open.json").chmod(0o644)
+    (tmp_path / "empty").mkdir()
+    there, by = tmp_path / "taken", "--access"
+    for exit_code, arguments, why in (
+        (1, (there, by, tmp_path / "gone.json"), "the job is over"),
+        (2, (there, "--checkpoint-dir", tmp_path / "empty"), "holds no job; check the path"),
+        (2, (there, by, tmp_path / "wrong.json"), "is not an access file"),
+        (2, (there, by, tmp_path / "open.json"), "is not yours alone"),
+        (2, (there, by, job.file, "--wait", "-1"), "--wait must be from 0"),
+        (2, (there, by, job.file, "--checkpoint-dir", tmp_path), "not both"),
+        (2, (), "TARGET"),
+    ):
+        code, out, err = run("savepoint", *arguments)
+        assert (code, out) == (exit_code, "") and why in err, (arguments, err)
+        assert "Traceback" not in err and (not arguments or len(err.strip().splitlines()) == 1), err
+    assert not there.exists()

@@ -18,6 +18,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
+from flinkplus.runtime.coordinator.drivers.savepoints import SavepointDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.last_words import CrashReports
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
@@ -40,6 +41,7 @@ class CheckpointDriver:
     _figures: Figures
     _triggers: Triggers
     _crashes: CrashReports
+    _savepoints: SavepointDriver
     _reach: Callable[[str], None]
     _failover: FailoverDriver | None = None
 
@@ -90,8 +92,14 @@ class CheckpointDriver:
                     checkpoint,
                     waited_ms // 1000,
                 )
+            case effects.CopySavepoint() | effects.PublishSavepoint() | effects.EndSavepoint():
+                self._savepoints.apply(effect)
             case (
-                events.FinalCommitted() | events.FinalAbandoned() | events.CommitAbandoned() | events.CommitsQuiesced()
+                events.FinalCommitted()
+                | events.FinalAbandoned()
+                | events.CommitAbandoned()
+                | events.CommitsQuiesced()
+                | events.StopRequested()
             ):
                 self._machines.step_job(effect)
             case _:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
+from flinkplus.state.durable.savepoint import SavepointOrigin
 from flinkplus.state.durable.storage import CheckpointStorage
 
 log = logging.getLogger("flinkplus")
@@ -51,6 +52,7 @@ class Commits:
         self._unsure = False  # whether the write of the last manifest failed, so that it may still appear
         self._uncommitted: dict[str, Sequence[StagedFile]] = dict.fromkeys(self.sinks, ())
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
+        self._origin: SavepointOrigin | None = None
         for committer in self.committers.values():
             committer.allow_only_if(self._check)
 
@@ -95,6 +97,35 @@ class Commits:
                 committer.prepare(resume=True)
             except (errors.OutputDirectoryError, errors.OutputTableError):
                 committer.prepare(resume=False)
+
+    def check_successor(self, origin: SavepointOrigin, continued: Collection[str]) -> None:
+        """Raises ``OutputDirectoryError`` if a job that starts from a savepoint cannot have its outputs.
+
+        ``continued``: the sinks that may continue an output of the savepoint's job; the others begin one.
+        """
+        for name, committer in self.committers.items():
+            committer.check_successor(origin.job_id if name in continued else None, origin.checkpoint)
+
+    def begins_with(self, origin: SavepointOrigin) -> None:
+        """The job was started from a savepoint, and so cannot begin at the start."""
+        self._origin = origin
+
+    def succeed(
+        self, origin: SavepointOrigin, manifest: Manifest, names: Mapping[str, str], continued: Collection[str]
+    ) -> None:
+        """As ``prepare`` and ``adopt``, for a job that continues from the savepoint itself, whose output is complete.
+
+        ``manifest``: of the savepoint. ``names``: sink -> the sink of the savepoint whose rows it counts on.
+        ``continued``: as in ``check_successor``, which is called before any output is changed. May be repeated.
+        """
+        self.check_successor(origin, continued)
+        for name, committer in self.committers.items():
+            committer.succeed(origin.job_id if name in continued else None, origin.checkpoint)
+        checkpoint = CheckpointId(manifest.checkpoint)
+        self._manifests[checkpoint] = manifest
+        self.retract_after(checkpoint)
+        of_savepoint = {name: manifest.commits.get(former) for name, former in names.items()}
+        self.rows = {name: part.rows if (part := of_savepoint.get(name)) else 0 for name in self.sinks}
 
     def store(
         self, checkpoint: CheckpointId, generation: Generation, handles: Sequence[tuple[SubtaskId, Any]], final: bool
@@ -156,8 +187,16 @@ class Commits:
         self.commit(checkpoint)
 
     def retract_after(self, checkpoint: CheckpointId | None) -> None:
-        """Retract output committed after ``checkpoint``, from which the job continues; newer checkpoints are void."""
+        """Retract output committed after ``checkpoint``, from which the job continues; newer checkpoints are void.
+
+        Raises ``CorruptCheckpoint`` for the start of a job that was started from a savepoint.
+        """
         self._check()
+        if checkpoint is None and self._origin is not None:
+            raise errors.CorruptCheckpoint(
+                f"no checkpoint can be restored, and the job began with the savepoint {self._origin.savepoint!r}: "
+                "start a new job from it"
+            )
         self._storage.manifests.withdraw_after(checkpoint or 0)
         for committer in self.committers.values():
             with self._noticing():

@@ -111,3 +111,4 @@ class Status(Document):
     handovers: list[dict[str, Any]]
     rescaling: RescaleStatus | None
     rescales: list[dict[str, Any]]
+    savepoints: list[dict[str, Any]]

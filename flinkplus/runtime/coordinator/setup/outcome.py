@@ -55,8 +55,8 @@ class JobResult:
 
 
 def error_of(ended: EndJob, slots: int) -> FlinkPlusError | None:
-    """The error for the user at the end of a job that needs ``slots`` slots; ``None`` if it finished."""
-    if ended.state is JobState.FINISHED:
+    """The error for the user at the end of a job that needs ``slots`` slots; ``None`` if it finished or stopped."""
+    if ended.state in (JobState.FINISHED, JobState.STOPPED):
         return None
     if ended.state is JobState.CANCELLED:
         return JobCancelled("the job was cancelled")

@@ -171,7 +171,8 @@ class Rescaling:
                 raise ConfigurationError(
                     f"checkpoint {self.manifest.checkpoint} is unaligned, and holds messages in flight to "
                     f"{handle.subtask}, which belong to the subtasks and the program that it is of: {self.way_out} and "
-                    "with a higher aligned_timeout, until a checkpoint completes within it; then as you want it"
+                    "with a higher aligned_timeout, until a checkpoint completes within it, or stop it with a "
+                    "savepoint, which is aligned; then as you want it"
                 )
         for vertex in self.graph.vertices:
             self._check_routes(vertex)

@@ -12,10 +12,18 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job.plan import Plan
-from flinkplus.runtime.job.upgrading.programs import NO_CHANGE, check, compared, put_program, read_program
+from flinkplus.runtime.job.upgrading.programs import (
+    NO_CHANGE,
+    check_permitted,
+    compared,
+    continued_outputs,
+    put_program,
+    read_program,
+)
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.former import former_sink
+from flinkplus.state.durable.savepoint import SavepointOrigin
 from flinkplus.state.durable.storage import CheckpointStorage
 
 IN_MEMORY = ("CollectSink", "DiscardSink")
@@ -26,6 +34,7 @@ class Adoption:
     """Takes over the output of the checkpoint from which ``plan`` is resumed.
 
     ``requests``: of a program that may differ from that of the checkpoint; ``None``: it must not.
+    ``origin``: the savepoint that the job was started from; ``None``: it began at the start.
     ``change``: what has changed, once ``adopt`` was called.
     """
 
@@ -34,6 +43,7 @@ class Adoption:
     commits: Commits
     requests: Requests | None
     taken_over: Callable[[str], None]
+    origin: SavepointOrigin | None = None
     change: Comparison | None = None
 
     def adopt(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
@@ -45,12 +55,14 @@ class Adoption:
         plan, storage, requests = self.plan, self.storage, self.requests
         change = compared(manifest, plan.graph.program(plan.options.max_parallelism), requests or NO_CHANGE)
         if not change.is_direct and (requests is None or manifest.final):
-            why = "the job has finished" if manifest.final else "its last checkpoint is of a newer program"
+            why = "the job has finished" if manifest.final else "its last checkpoint is of another program"
             raise CheckpointDirectoryError(f"{why}, which is not the one to be resumed: run that one with resume=True")
-        self.change = check(change, storage.uri)
+        self.change = check_permitted(change, storage.uri)
         if requests is not None and not change.is_direct:
             put_program(storage, plan, read_program(storage, requests.names(plan.name)).splits)
-        if change.is_direct:
+        if self.origin is not None and checkpoint == self.origin.checkpoint:
+            self.commits.succeed(self.origin, manifest, change.origins, continued_outputs(change))
+        elif change.is_direct:
             self.commits.prepare(resume=True)
             self.commits.adopt(checkpoint, manifest)
         else:

@@ -12,21 +12,23 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from flinkplus.documents import Document, parse_document
 from flinkplus.errors import CheckpointDirectoryError, ConfigurationError, CorruptCheckpoint
-from flinkplus.graph import JobGraph
+from flinkplus.graph import JobGraph, digest_of_plan
 from flinkplus.printable import printable
 from flinkplus.protocol.program.comparison import Comparison, Requests, compare
-from flinkplus.protocol.program.description import FUSED, Program
+from flinkplus.protocol.program.description import FUSED, LOCATION, Program
 from flinkplus.protocol.snapshot.manifest import Manifest
+from flinkplus.runtime.job import staging
 from flinkplus.runtime.job.plan import Plan
 from flinkplus.runtime.job.rescaling.former import belongs_to
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
+from flinkplus.sources.parquet import StagedParquet
 from flinkplus.state.durable.blobs import PROGRAM_BLOB
 from flinkplus.state.durable.storage import CheckpointStorage
 
@@ -52,8 +54,8 @@ class ProgramFile(Document):
     splits: dict[str, Any] = field(default_factory=dict)
 
 
-def read_program(storage: CheckpointStorage, names: Collection[str]) -> ProgramFile:
-    """The program that was started last in this directory, of a job with one of ``names``.
+def read_program(storage: CheckpointStorage, names: Collection[str] | None) -> ProgramFile:
+    """The program that was started last in this directory, of a job with one of ``names``; ``None``: of any job.
 
     Raises ``CheckpointDirectoryError`` for another job, ``CorruptCheckpoint``, ``UntrustedCheckpoint``.
     """
@@ -64,7 +66,7 @@ def read_program(storage: CheckpointStorage, names: Collection[str]) -> ProgramF
     except OSError as error:
         why = f"the program in {storage.uri} cannot be read: {error}; check the path"
         raise CheckpointDirectoryError(why) from error
-    if found.job not in names:
+    if names is not None and found.job not in names:
         asked = " or ".join(map(repr, names))
         raise CheckpointDirectoryError(
             f"checkpoint directory {storage.uri!r} belongs to another job (name {printable(found.job)!r}, this job has "
@@ -103,7 +105,7 @@ def held_in(manifest: Manifest, program: Program) -> set[str]:
     return found
 
 
-def check(change: Comparison, where: str) -> Comparison:
+def check_permitted(change: Comparison, where: str) -> Comparison:
     """``change``. Raises ``ConfigurationError`` if it is refused."""
     if change.refused:
         reasons = "; ".join(f"{one.operator!r}: {one.why}" for one in change.refused)
@@ -128,6 +130,35 @@ def newest(storage: CheckpointStorage) -> Manifest | None:
     if failed is not None:
         raise failed
     return None
+
+
+def continued_outputs(change: Comparison) -> set[str]:
+    """The sinks that may continue an output of the program before. With a savepoint also its directory may have been
+    moved: then the sink has kept its name, and writes the same."""
+    found = set(change.origins)
+    for name, now in change.new.operators.items():
+        was = change.old.operators.get(name)
+        if now.kind == "sink" and was is not None:
+            moved = replace(now, inputs=was.inputs, settings={**now.settings, LOCATION: was.settings.get(LOCATION)})
+            found |= {name} if moved == was else set()
+    return found
+
+
+def with_moved_input(program: Program, splits: Mapping[str, Any], directory: str) -> tuple[Program, dict[str, Any]]:
+    """A program of a savepoint, and what was planned for its sources, with the staged input below ``directory``.
+
+    Raises ``CorruptCheckpoint``.
+    """
+    operators, found = dict(program.operators), dict(splits)
+    for name, known in program.operators.items():
+        if known.body == StagedParquet.__name__ and known.split:
+            try:
+                plan = staging.moved(splits[known.split], directory)
+            except (KeyError, TypeError, ValueError) as error:
+                raise CorruptCheckpoint(f"what was planned for source {name!r} is missing or damaged") from error
+            operators[name] = replace(known, split=digest_of_plan(plan))
+            found[operators[name].split] = plan
+    return replace(program, operators=operators), found
 
 
 def adopt_splits(graph: JobGraph, change: Comparison, splits: Mapping[str, Any]) -> set[str]:
