@@ -40,6 +40,45 @@ def test_an_earlier_driver_commits_nothing(postgres: PostgresServer, tmp_path: P
     assert content(postgres) == expected(1, 2)
 
 
+def test_a_job_from_a_savepoint_continues_the_table(postgres: PostgresServer, tmp_path: Path) -> None:
+    """The job that the savepoint was taken of commits nothing any more; both may be told again."""
+    old = job(postgres, tmp_path / "old")
+    old.checkpoint(1)
+    described = old.stage(2)
+    new = job(postgres, tmp_path / "new", resume=True, job_id="job-2")
+    for _ in range(2):
+        new.committer.check_successor("job-1", 1)
+    old.complete(1)
+    for _ in range(2):
+        new.committer.succeed("job-1", 1)
+        new.committer.retract_after(1)
+    with pytest.raises(JobRunsElsewhere):
+        old.committer.commit(2, described)
+    new.deploy()
+    new.checkpoint(2)
+    assert content(postgres) == expected(1, 2)
+    with pytest.raises(OutputTableError, match="of this job already"):
+        new.committer.succeed("job-1", 1)
+
+
+def test_rows_after_the_savepoint_are_not_doubled(postgres: PostgresServer, tmp_path: Path) -> None:
+    old = job(postgres, tmp_path / "old")
+    old.checkpoint(1)
+    old.checkpoint(2)
+    new = job(postgres, tmp_path / "new", resume=True, job_id="job-2")
+    for begin in (new.committer.check_successor, new.committer.succeed):
+        with pytest.raises(
+            OutputTableError, match=r"rows of checkpoint 2 of the job .* the savepoint is of checkpoint 1"
+        ):
+            begin("job-1", 1)
+    old.checkpoint(3)
+    assert content(postgres) == expected(1, 2, 3), "it runs on"
+    new.committer.succeed(None, 1)
+    new.deploy()
+    new.checkpoint(4)
+    assert content(postgres) == expected(1, 2, 3, 4), "an output that the job did not have begins beside other rows"
+
+
 def test_a_sink_that_was_renamed_continues(postgres: PostgresServer, tmp_path: Path) -> None:
     found = job(postgres, tmp_path)
     found.checkpoint(1)

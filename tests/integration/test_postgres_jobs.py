@@ -110,20 +110,25 @@ def test_slots_and_the_server_killed(
 def test_a_job_is_resumed_and_rescaled(
     spark: SparkSession, postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At other parallelisms, live and by a resume. No password is in the checkpoint directory, nor in the log."""
+    """At other parallelisms, live, from a savepoint and by a resume. No password is in the checkpoint directory, nor in
+    the log."""
     caplog.set_level("DEBUG", "flinkplus")
-    home = tmp_path / "checkpoints"
+    savepoint = tmp_path / "savepoint"
 
-    def run(rate: float, parallelism: int) -> JobHandle:
+    def run(rate: float, parallelism: int, home: Path, **begin: Any) -> JobHandle:
         env = counting(spark, postgres, rate, parallelism=parallelism, checkpoint_dir=home)
-        return env.execute("resumed", resume="auto")
+        return env.execute("resumed", resume="auto", **begin)
 
-    with run(800.0, 2) as job:
+    with run(300.0, 2, tmp_path / "first") as job:
         wait_for_checkpoint(job, 2)
         job.rescale(3).await_done(PATIENCE_S)
         wait_for_checkpoint(job, 4)
+        job.stop_with_savepoint(savepoint).await_done(PATIENCE_S)
     assert 0 < sum(every(postgres).values()) < ROWS
-    with run(1e6, 1) as job:
+    home = tmp_path / "second"
+    with run(300.0, 2, home, start_from=savepoint) as job:
+        wait_for_checkpoint(job, 2)
+    with run(1e6, 1, home, start_from=savepoint) as job:
         assert job.restored_from is not None
         assert_no_secret(home, str(job.metrics()))
         job.await_finish(PATIENCE_S)

@@ -34,6 +34,7 @@ from flinkplus.runtime.job.upgrading.programs import (
     check_permitted,
     continued_outputs,
     put_program,
+    stage_in,
     with_moved_input,
 )
 from flinkplus.state.durable.savepoint import FoundSavepoint
@@ -92,6 +93,7 @@ class NewJob:
             claimed = storage
             storage.signed.job_id = plan.output_id
             continued = continued_outputs(self.change)
+            stage_in(plan.graph, directory.checkpoints)
             Commits(plan.graph.sinks(), storage).check_successor(self.savepoint.origin, continued)
             manifest = self.savepoint.manifest()
             manifest = replace(manifest, program=self._plan_sources(directory.checkpoints, storage))

@@ -64,15 +64,11 @@ class PostgresCommitter(SinkCommitter):
     ) -> T:
         def once() -> T:
             with transaction(self._address, f"{self._table}") as connection:
-                settings = ["application_name", self._application, "lock_timeout", lock_timeout]
+                settings = ["application_name", _application(self._job_id), "lock_timeout", lock_timeout]
                 connection.execute("SELECT set_config(%s, %s, false), set_config(%s, %s, false)", settings)
                 return action(connection)
 
         return patiently(once, patience_s, f"{self._table}: {what}")
-
-    @property
-    def _application(self) -> str:
-        return f"flinkplus/{self._job_id}"[:63]
 
     # --- before the first deployment ----------------------------------------------------------------------------------
 
@@ -82,6 +78,9 @@ class PostgresCommitter(SinkCommitter):
         progress = self._transacted(
             self._take_over if resume else self._begin, self.patience_s if resume else 0.0, "ready"
         )
+        self._ready(progress)
+
+    def _ready(self, progress: Progress) -> None:
         self._run, self._committed_through = progress.run, progress.checkpoint
         self._files.uploads.abort(self._staging)
         self._files.make_dir(self._staging)
@@ -101,7 +100,7 @@ class PostgresCommitter(SinkCommitter):
 
     def _take_over(self, connection: Any) -> Progress:
         self._check()
-        self._end_earlier_runs(connection)
+        self._end_earlier_runs(connection, self._job_id)
         found = self._table.found(connection)
         known = self._table.progress(connection, self._job_id) if found else None
         if known is None:
@@ -111,13 +110,44 @@ class PostgresCommitter(SinkCommitter):
             )
         return self._written(connection, replace(known, sink=self._sink, run=known.run + 1))
 
-    def _end_earlier_runs(self, connection: Any) -> None:
-        """End what an earlier driver of this job, which may hang, has under way: it would hold the row of progress."""
+    @override
+    def check_successor(self, job_id: str | None, checkpoint: int) -> None:
+        self._transacted(lambda connection: self._former(connection, job_id, checkpoint), 0.0, "ready")
+
+    def _former(self, connection: Any, job_id: str | None, checkpoint: int) -> Progress | None:
+        """The progress of the job ``job_id``; ``None``: it has written nothing here. Raises ``OutputTableError`` for
+        rows after ``checkpoint``."""
+        if job_id is None or not self._table.found(connection):
+            return None
+        known = self._table.progress(connection, job_id)
+        if known is not None and known.checkpoint > checkpoint:
+            raise OutputTableError(
+                f"{self._table} holds the rows of checkpoint {known.checkpoint} of the job that the savepoint is of, and "
+                f"the savepoint is of checkpoint {checkpoint}: what comes after it would be there twice; give another "
+                "table, or the newest savepoint, taken with stop_with_savepoint"
+            )
+        return known
+
+    @override
+    def succeed(self, job_id: str | None, checkpoint: int) -> None:
+        def take_over(connection: Any) -> Progress:
+            self._check()
+            if job_id is not None:
+                self._end_earlier_runs(connection, job_id)
+            former = self._former(connection, job_id, checkpoint)
+            if job_id is not None and former is not None:
+                self._table.write_progress(connection, job_id, replace(former, run=former.run + 1))
+            return self._begin(connection)
+
+        self._ready(self._transacted(take_over, self.patience_s, "ready"))
+
+    def _end_earlier_runs(self, connection: Any, job_id: str) -> None:
+        """End what an earlier driver of a job, which may hang, has under way: it would hold the row of progress."""
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
             "AND datname = current_database() AND usename = current_user AND pid <> pg_backend_pid() "
             "AND xact_start < now()",
-            [self._application],
+            [_application(job_id)],
         )
 
     def _written(self, connection: Any, progress: Progress) -> Progress:
@@ -232,6 +262,11 @@ class PostgresCommitter(SinkCommitter):
         self._files.delete_dir(self._staging)
         if not self._files.entries(STAGING_DIRECTORY):
             self._files.delete_dir(STAGING_DIRECTORY)
+
+
+def _application(job_id: str) -> str:
+    """What the server calls the connections of a job's driver."""
+    return f"flinkplus/{job_id}"[:63]
 
 
 def _order(file: StagedFile) -> tuple[int, ...]:
