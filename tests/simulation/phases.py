@@ -26,7 +26,7 @@ PHASES = (
     "put back",
     "end of input",
 )
-RESCALE_PHASES = ("starting", "prefetching", "checkpoint", "switching", "dividing", "divided", "ending")
+RESCALE_PHASES = ("starting", "checkpoint", "switching", "dividing", "divided", "ending", "prefetching")
 """Of a rescale: ``dividing`` and ``divided`` are parts of what the product calls switching."""
 RESCALE_FAULTS = (
     "crash",
