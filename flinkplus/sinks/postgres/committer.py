@@ -122,9 +122,9 @@ class PostgresCommitter(SinkCommitter):
         known = self._table.progress(connection, job_id)
         if known is not None and known.checkpoint > checkpoint:
             raise OutputTableError(
-                f"{self._table} holds the rows of checkpoint {known.checkpoint} of the job that the savepoint is of, and "
-                f"the savepoint is of checkpoint {checkpoint}: what comes after it would be there twice; give another "
-                "table, or the newest savepoint, taken with stop_with_savepoint"
+                f"{self._table} holds the rows of checkpoint {known.checkpoint} of the job that the savepoint is of, "
+                f"and the savepoint is of checkpoint {checkpoint}: what comes after it would be there twice; give "
+                "another table, or the newest savepoint, taken with stop_with_savepoint"
             )
         return known
 
