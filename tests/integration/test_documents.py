@@ -66,6 +66,7 @@ NOT_RUN = {
     "flinkplus drain": "needs a running job: tests/integration/test_moves.py",
     "flinkplus undrain": "needs a running job: tests/integration/test_moves.py",
     "flinkplus scale": "needs a running job: tests/integration/test_moves.py",
+    "flinkplus rescale": "needs a running job: tests/integration/test_rescaling.py",
     "flinkplus inject": "needs a running job: tests/integration/test_operations.py",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from flinkplus.runtime.job.rescaling.in_flight import InFlight
 from flinkplus.state.durable.blobs import Blobs
 from flinkplus.state.durable.storage import CheckpointStorage
 from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.typed import Command
 
 pytestmark = pytest.mark.integration
 
@@ -140,10 +142,10 @@ def resumed(spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path) ->
 
 
 def test_every_kind_at_one_parallelism_after_another(
-    spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path
+    spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path, command: Command
 ) -> None:
-    """2, then 3 with a kill and standbys, and live 4 and 2, killed once more; then 1 and live 3, then, fast and to the
-    end, 2 with a kill and rollback."""
+    """2, then 3 with a kill and standbys, and live 4 and, by the command, 2, killed once more; then 1 and live 3; then,
+    fast and to the end, 2 with a kill and rollback."""
     run = resumed(spark, tmp_path, corpus, numbers)
     with run(SLOW, parallelism=2) as job:
         wait_for_checkpoint(job, 2)
@@ -156,7 +158,8 @@ def test_every_kind_at_one_parallelism_after_another(
         job.rescale(4).await_done(PATIENCE_S)
         assert len(job.slot_pids()) == 4 and set(job.placement()) >= {"window+windows[3]", "window+windows[0]"}
         wait_until(lambda: job.rescales()[-1]["caught_up_ms"] is not None, "new output of everything")
-        job.rescale(2).await_done(PATIENCE_S)
+        code, out, err = command("rescale", 2, "--checkpoint-dir", tmp_path / "checkpoints", "--json")
+        assert code == 0 and json.loads(out.splitlines()[-1])["status"] == "done", err
         assert len(job.slot_pids()) == 2 and not {name for name in job.placement() if name.endswith("[2]")}
         wait_until(lambda: job.missing_standbys() == 0, "standbys")
         assert job.kill("window:1")
