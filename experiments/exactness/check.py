@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from experiments.exactness.pipeline import MOST, NOTHING, Ranked, after, bucket_of
+from experiments.exactness.pipeline import NOTHING, READERS, Ranked, after, bucket_of
 
 EXAMPLES = 3
 
@@ -47,8 +47,8 @@ class Findings:
 
 
 def check(rows: Iterable[Ranked], words: Sequence[str], parallelisms: Sequence[int]) -> Findings:
-    """``rows``: the whole output, in any order; ``words``: the input; ``parallelisms``: that at the start, and those that
-    were requested."""
+    """``rows``: the whole output, in any order; ``words``: the input; ``parallelisms``: that at the start, and all that
+    may have followed."""
     rows = list(rows)
     findings = Findings(len(rows))
     times = Counter(words)
@@ -69,14 +69,12 @@ def _check_input(rows: list[Ranked], words: Sequence[str], findings: Findings) -
 
 def _check_readers(rows: list[Ranked], parallelisms: Sequence[int], findings: Findings) -> None:
     for row in rows:
-        parallelism, index = divmod(row.reader, MOST)
+        parallelism, index = divmod(row.reader, READERS)
         if parallelism not in parallelisms or index >= parallelism:
             findings.note("reader made up", f"{row}: number {index} of {parallelism}")
 
 
-def _check_words(
-    rows: list[Ranked], times: Mapping[str, int], periods: Mapping[int, int], findings: Findings
-) -> None:
+def _check_words(rows: list[Ranked], times: Mapping[str, int], periods: Mapping[int, int], findings: Findings) -> None:
     """``periods``: parallelism -> how often the job may have begun with it."""
     found: defaultdict[str, list[Ranked]] = defaultdict(list)
     for row in rows:
@@ -88,7 +86,7 @@ def _check_words(
         for row in counted:
             by_reader[row.reader].append(row.i)
         for reader, numbers in sorted(by_reader.items()):
-            _check_order(f"word {word!r}", numbers, findings, periods.get(reader // MOST, 1) - 1)
+            _check_order(f"word {word!r}", numbers, findings, periods.get(reader // READERS, 1) - 1)
 
 
 def _check_places(rows: list[Ranked], times: Mapping[str, int], findings: Findings) -> None:

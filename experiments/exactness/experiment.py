@@ -74,9 +74,7 @@ class Settings(JobSettings):
     interval: float = option(0.3, positive_number, metavar="S", help="between checkpoints")
     apart: float = option(APART_S, positive_number, metavar="S", help=f"between failures (default: {APART_S})")
     without: tuple[str, ...] = option((), choices(PARTS), metavar="PART,...", help=f"jobs that lack {', '.join(PARTS)}")
-    rescales: bool = option(
-        False, action="store_true", help="rescale the jobs of all runs (default: of one in four)"
-    )
+    rescales: bool = option(False, action="store_true", help="rescale the jobs of all runs (default: of one in four)")
     more_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -92,7 +90,7 @@ class Settings(JobSettings):
         """Raises ``ConfigurationError`` for what no run would accept."""
         options_from({}, self.options())
         if self.rescales and self.parallelism < 2:
-            raise ConfigurationError("a job that is started with one slot cannot be rescaled: take parallelism 2 or more")
+            raise ConfigurationError("a job that is started with one slot cannot be rescaled: take 2 at least")
 
     def options(self) -> dict[str, Any]:
         """The options of a run's job."""

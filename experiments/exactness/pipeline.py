@@ -1,9 +1,9 @@
 """The job that is hurt: three keyed stages in a row, each of which depends on the order of its input.
 
-Words, numbered *i*, with the subtask that read them | ``count``: the running count *n* of each word | ``place``, keyed by *n*: the words that reach a
-count of *n* are numbered *m* = 1, 2, ... | ``top``, keyed by a bucket that *n* and *m* decide: each row is given its
-number *k* in the bucket, the ten words with the highest counts there so far, and the end of a chain of hashes over all
-rows before it | Parquet.
+Words, numbered *i*, each with its reader, the subtask that read it | ``count``: the running count *n* of each word |
+``place``, keyed by *n*: the words that reach a count of *n* are numbered *m* = 1, 2, ... | ``top``, keyed by a bucket
+that *n* and *m* decide: each row is given its number *k* in the bucket, the ten words with the highest counts there so
+far, and the end of a chain of hashes over all rows before it | Parquet.
 
 Which occurrence of a word has which count, and comes to which place, is the interleaving's choice, and so is everything
 behind it: a history that is continued by another one leaves gaps, doubles, or a row that does not follow from those
@@ -34,6 +34,8 @@ from flinkplus.operators.base.operator import Operator, OperatorContext, Operato
 BUCKETS = 13
 TOP_ROWS = 10
 HASH_BYTES = 8
+READERS = 1 << 16
+"""More than the subtasks of any source."""
 STALL_ONE_IN = 128
 LONGEST_STALL_S = 0.008
 WORDS_SCHEMA = "word string, i long"
@@ -111,12 +113,9 @@ def _mixed(seed: int, i: int) -> int:
     return x ^ x >> 31
 
 
-MOST = 1 << 16
-
-
 def reader_of(parallelism: int, index: int) -> int:
     """The number of the subtask that reads: each parallelism has its own."""
-    return parallelism * MOST + index
+    return parallelism * READERS + index
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def drawn(run: int, seed: int, parallelism: int, failures: int, share: float) ->
 def met(struck: Sequence[Mapping[str, Any]], rescaled: Sequence[Mapping[str, Any]], at_first: int) -> list[bool]:
     """Whether each failure met a rescale.
 
-    ``struck``: the failures, with ``at_s`` (Unix epoch), ``parallelism`` and ``missing`` standbys at that time.
+    ``struck``: the failures, with ``at_s`` (Unix epoch), and ``state``, ``parallelism`` and ``missing`` standbys of the
+    job at that time.
     ``rescaled``: as of ``JobHandle.rescales``. ``at_first``: the parallelism at the start.
     """
     interruptions = [(rescale["begin_s"], _running_again_s(rescale)) for rescale in rescaled]
@@ -80,7 +81,7 @@ def met(struck: Sequence[Mapping[str, Any]], rescaled: Sequence[Mapping[str, Any
         at_s = strike["at_s"]
         within = any(begin_s - NOTICED_S <= at_s <= end_s for begin_s, end_s in interruptions)
         begun_s = max((begin_s for begin_s, _ in interruptions if begin_s <= at_s), default=0.0)
-        if not strike["missing"]:
+        if strike["state"] == "running" and not strike["missing"]:
             whole_s = at_s
         bare = begun_s > whole_s
         alone = strike["parallelism"] == 1 < at_first

@@ -7,7 +7,6 @@ running, or is just being switched over, is requested again. Nothing waits for a
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,8 @@ from flinkplus.api.job import JobHandle
 from flinkplus.errors import ConfigurationError, InsufficientSlots, MoveRefused, SubtaskNotRunning
 from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 
-LAST = 0.8
+LAST = 0.7
+"""The share of the input at whose end the failures come in any case, so that the job recovers while it has input."""
 KILL_S = 0.5
 """After this time a kill looks again which subtasks there are."""
 ORDER = (REQUESTED, CHECKPOINT, SWITCH, RUNS, DONE)
@@ -70,6 +70,7 @@ class Striking:
     ) -> None:
         self._job, self._case, self._raises, self._until, self._stop = job, case, raises, until, stop
         self._moves: list[PlannedMove | None] = []
+        self._parallelism = case.parallelism
         self._ordered: set[tuple[str, int]] = set()
         self.struck: list[dict[str, Any]] = []
         self.requests: list[dict[str, Any]] = []
@@ -105,7 +106,8 @@ class Striking:
         if move is not None:
             progress = Progress(move, self._job)
             self._until(lambda: progress.has_reached(rescale.moment) or self._is_late())
-        self._stop.wait(rescale.delay_s)
+        if not self._is_late():
+            self._stop.wait(rescale.delay_s)
 
     def _request(self, rescale: Rescale) -> PlannedMove | None:
         request = {"parallelism": rescale.parallelism, "at_s": time.time(), "status": "refused", "reason": ""}
@@ -133,8 +135,7 @@ class Striking:
     def _strike(self, strike: Strike) -> None:
         noted = {"missing": self._job.missing_standbys(), "state": self._job.state}
         if strike.kind == EXCEPTION:
-            parallelism = parallelism_of(self._job) or self._case.parallelism
-            index = free_index(strike, parallelism, self._ordered)
+            index, parallelism = free_index(strike, self._known(), self._ordered), self._parallelism
             self._ordered.add((strike.stage, index))
             at_s = time.time()
             self._raises[strike.stage].pull(index)
@@ -143,21 +144,27 @@ class Striking:
         subtask = f"{strike.stage}[{index}]"
         self.struck.append({"subtask": subtask, "at_s": at_s, "parallelism": parallelism, **noted})
 
+    def _known(self) -> int:
+        """The parallelism; while the job is interrupted, the last that was known: its slots are there to be killed."""
+        self._parallelism = parallelism_of(self._job) or self._parallelism
+        return self._parallelism
+
     def _kill(self, strike: Strike) -> tuple[int, int, float]:
-        found: list[tuple[int, int, float]] = []
+        """Returns the subtask's number, the parallelism, and when."""
+        found = (0, 0, 0.0)
 
         def killed() -> bool:
-            parallelism = parallelism_of(self._job)
-            if parallelism is None:
+            nonlocal found
+            parallelism = self._known()
+            found = strike.index % parallelism, parallelism, time.time()
+            try:
+                self._job.kill(f"{strike.stage}[{found[0]}]", timeout=KILL_S)
+            except (ConfigurationError, SubtaskNotRunning):  # there are other subtasks by now, or none
                 return False
-            found.append((strike.index % parallelism, parallelism, time.time()))
-            with contextlib.suppress(ConfigurationError, SubtaskNotRunning):  # other subtasks, or none just now
-                self._job.kill(f"{strike.stage}[{found[-1][0]}]", timeout=KILL_S)
-                return True
-            return False
+            return True
 
         self._until(killed)
-        return found[-1]
+        return found
 
     def raised(self) -> int:
         """How many exceptions came to pass."""
