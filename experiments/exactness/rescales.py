@@ -5,7 +5,7 @@ because there may be no standby at that moment. It meets one (``met``) when
 
 - it falls into the interruption, or so shortly before that it is noticed within it;
 - or not all standbys have been there since the rescale began: the new subtasks start without any;
-- or the job runs at parallelism 1, where no other slot could have a standby.
+- or the job has fewer slots than at its start, and as many failures as slots have come since all standbys were there.
 
 Rules: pure. What is drawn depends on the number of the run, the seed and the parallelism alone, and changes nothing of
 the run's failures. A job with one slot at its start cannot be rescaled, so nothing is drawn for it.
@@ -76,16 +76,17 @@ def met(struck: Sequence[Mapping[str, Any]], rescaled: Sequence[Mapping[str, Any
     ``rescaled``: as of ``JobHandle.rescales``. ``at_first``: the parallelism at the start.
     """
     interruptions = [(rescale["begin_s"], _running_again_s(rescale)) for rescale in rescaled]
-    found, whole_s = [], 0.0
+    found, failures, last_s, whole_s = [], 0, -math.inf, -math.inf
     for strike in struck:
-        at_s = strike["at_s"]
+        at_s, intact = strike["at_s"], strike["state"] == "running" and not strike["missing"]
         within = any(begin_s - NOTICED_S <= at_s <= end_s for begin_s, end_s in interruptions)
-        begun_s = max((begin_s for begin_s, _ in interruptions if begin_s <= at_s), default=0.0)
-        if strike["state"] == "running" and not strike["missing"]:
-            whole_s = at_s
+        begun_s = max((begin_s for begin_s, _ in interruptions if begin_s <= at_s), default=-math.inf)
+        whole_s = at_s if intact else whole_s
         bare = begun_s > whole_s
-        alone = strike["parallelism"] == 1 < at_first
-        found.append(within or bare or alone)
+        failures = 1 if intact and at_s - last_s > NOTICED_S else failures + 1
+        last_s = at_s
+        outnumbered = at_first > strike["parallelism"] <= failures
+        found.append(within or bare or outnumbered)
         if not within and not bare:
             whole_s = at_s  # what is missing from now on is missing because of this failure
     return found

@@ -102,6 +102,9 @@ def failure(at_s: float, missing: int = 0, parallelism: int = 4, state: str = "r
         ([failure(12.0), failure(12.1, missing=8)], [rescaled(11.0)], [False, False]),  # missing by the first failure
         ([failure(9.0), failure(12.0, missing=3)], [rescaled(11.0)], [False, True]),
         ([failure(12.0, parallelism=1)], [rescaled(11.0)], [True]),
+        ([failure(12.0, parallelism=2), failure(12.1, parallelism=2)], [rescaled(11.0)], [False, True]),  # no slot left
+        ([failure(12.0, parallelism=2), failure(15.0, parallelism=2)], [rescaled(11.0)], [False, False]),
+        ([failure(12.0), failure(12.0), failure(12.0), failure(12.0)], [], [False] * 4),  # no rescale is to blame
         ([failure(11.1), failure(19.0, missing=1)], [rescaled(11.0, None)], [True, True]),  # it was interrupted itself
     ],
 )
