@@ -75,7 +75,8 @@ def met(struck: Sequence[Mapping[str, Any]], rescaled: Sequence[Mapping[str, Any
     job at that time.
     ``rescaled``: as of ``JobHandle.rescales``. ``at_first``: the parallelism at the start.
     """
-    interruptions = [(rescale["begin_s"], _running_again_s(rescale)) for rescale in rescaled]
+    begun = [rescale for rescale in rescaled if rescale["begin_s"] is not None]
+    interruptions = [(rescale["begin_s"], _running_again_s(rescale)) for rescale in begun]
     found, failures, last_s, whole_s = [], 0, -math.inf, -math.inf
     for strike in struck:
         at_s, intact = strike["at_s"], strike["state"] == "running" and not strike["missing"]
@@ -87,8 +88,6 @@ def met(struck: Sequence[Mapping[str, Any]], rescaled: Sequence[Mapping[str, Any
         last_s = at_s
         outnumbered = at_first > strike["parallelism"] <= failures
         found.append(within or bare or outnumbered)
-        if not within and not bare:
-            whole_s = at_s  # what is missing from now on is missing because of this failure
     return found
 
 
