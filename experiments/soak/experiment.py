@@ -38,7 +38,7 @@ from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.cli.wordcount import TOKENIZE
 from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError, FlinkPlusError, InsufficientSlots
-from flinkplus.runtime.job.launcher import check_slots
+from flinkplus.runtime.job.launcher import room_of
 from flinkplus.state.durable.storage import CheckpointStorage
 
 TEXT_WORDS, VOCABULARY = 50_000, 20_000
@@ -94,20 +94,18 @@ class Settings(TextSettings):
         """Of the faults that come."""
         return self.faults or (LOCAL_FAULTS if self.hosts is None else CLUSTER_FAULTS)
 
-    def kinds_on(self, master: str) -> tuple[str, ...]:
+    def kinds_on(self, master: str, cores: int | None = None) -> tuple[str, ...]:
         """As ``kinds``; without rescales where ``master`` has no room for one slot more, unless they are asked for.
+        ``cores``: of a cluster.
 
         Raises ``InsufficientSlots`` where they are.
         """
-        if RESCALE not in self.kinds:
+        room, slots = cores or room_of(master), self.parallelism + 1
+        if RESCALE not in self.kinds or room is None or room >= slots:
             return self.kinds
-        try:
-            check_slots(master, self.parallelism + 1)
-        except InsufficientSlots:
-            if self.faults:
-                raise
-            return tuple(kind for kind in self.kinds if kind != RESCALE)
-        return self.kinds
+        if self.faults:
+            raise InsufficientSlots(f"rescales need room for {slots} slots, and {master} runs {room} tasks at once")
+        return tuple(kind for kind in self.kinds if kind != RESCALE)
 
     @property
     def parallelisms(self) -> tuple[int, ...]:
@@ -148,7 +146,8 @@ class _Soak:
 
     def _run(self) -> Generator[dict[str, Any], None, None]:
         context, settings, place = self._context, self._context.settings, self._context.place
-        kinds = settings.kinds_on(str(context.spark.sparkContext.master))
+        cores = None if place is None else place.cores(settings.hosts or 0)
+        kinds = settings.kinds_on(str(context.spark.sparkContext.master), cores)
         directory = context.directory
         output, checkpoints, work = directory / "out", directory / "checkpoints", directory / "work"
         text = context.text(TEXT_WORDS, VOCABULARY)

@@ -33,6 +33,7 @@ HOLD_S = (1.0, 3.0)
 """How long a slot or host is frozen, cut off or down."""
 SERVER_TIMEOUT_S = 2.0
 WAIT_S = 60.0
+RESCALE_S = 120.0
 POLL_S = 0.05
 ORDERS = {"host": "kill", "hang": "pause", "cut": "cut"}
 
@@ -109,7 +110,7 @@ class Striker:
         what = f"{before} to {others[draw.target % len(others)]}"
         try:
             move = self._job.rescale(others[draw.target % len(others)])
-            self._until(lambda: move.status != "under_way", f"the job is rescaled from {what}")
+            self._until(lambda: move.status != "under_way", f"the job is rescaled from {what}", RESCALE_S)
             move.check()
         except (MoveRefused, MoveCancelled, InsufficientSlots) as refusal:
             return f"{what}: not done ({refusal})"
@@ -164,13 +165,13 @@ class Striker:
         finally:
             take_back()
 
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
+    def _until(self, condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
+        deadline = time.monotonic() + wait_s
         while not condition():
             if self._stop.wait(POLL_S):
                 raise RunError("interrupted")
             if self._job.done or time.monotonic() > deadline:
-                raise RunError(f"not within {WAIT_S:.0f} s: {what}")
+                raise RunError(f"not within {wait_s:.0f} s: {what}")
 
 
 def serves(server: str) -> str | None:

@@ -59,7 +59,8 @@ def test_what_no_soak_can_be() -> None:
 def test_rescales_are_among_the_faults_where_one_more_slot_has_room() -> None:
     assert Settings().kinds_on("local[5]") == LOCAL_FAULTS
     assert Settings().kinds_on("local[4]") == ("sigkill", "exception", "pause")
-    assert Settings(hosts=4).kinds_on("spark://somewhere:7077") == CLUSTER_FAULTS, "Spark will say"
+    assert Settings(hosts=4).kinds_on("spark://somewhere:7077", 8) == CLUSTER_FAULTS
+    assert Settings(hosts=4).kinds_on("spark://somewhere:7077", 4) == CLUSTER_FAULTS[:-1]
     assert Settings(faults=("pause",)).kinds_on("local[4]") == ("pause",)
     with pytest.raises(InsufficientSlots, match="5 slots"):
         Settings(faults=("rescale",)).kinds_on("local[4]")
