@@ -8,8 +8,9 @@ From the last stage to the first, against what holds for every interleaving:
 - of each count *n*, places are numbered *m* = 1, 2, ..., M, each once, M being how many words occur that often;
 - of each word, the counts *n* are 1, 2, ..., N, each once, N being how often it occurs in the input (a batch count);
 - each row *i* of the input is there once, with its word; so nothing is lost, doubled or made up;
-- channels keep their order: of a word, the rows of one source were counted in the order of the input; of a bucket, the
-  rows of one count came in the order of their places.
+- channels keep their order: of a word, the rows of one reader were counted in the order of the input; of a bucket, the
+  rows of one count came in the order of their places. A rescale deals the rest of the input anew, to readers of another
+  parallelism; where one comes again, its readers may go back once more: to rows that others had left.
 
 Rules: pure. Damage that leads to more damage is reported each time; of a bucket whose fold breaks, the first row is.
 """
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from experiments.exactness.pipeline import NOTHING, Ranked, after, bucket_of
+from experiments.exactness.pipeline import NOTHING, READERS, Ranked, after, bucket_of
 
 EXAMPLES = 3
 
@@ -45,14 +46,15 @@ class Findings:
             known.append(example)
 
 
-def check(rows: Iterable[Ranked], words: Sequence[str], sources: int) -> Findings:
-    """``rows``: the whole output, in any order; ``words``: the input; ``sources``: row ``i`` was read by number ``i``
-    modulo this."""
+def check(rows: Iterable[Ranked], words: Sequence[str], parallelisms: Sequence[int]) -> Findings:
+    """``rows``: the whole output, in any order; ``words``: the input; ``parallelisms``: that at the start, and all that
+    may have followed."""
     rows = list(rows)
     findings = Findings(len(rows))
     times = Counter(words)
     _check_input(rows, words, findings)
-    _check_words(rows, times, sources, findings)
+    _check_readers(rows, parallelisms, findings)
+    _check_words(rows, times, Counter(parallelisms), findings)
     _check_places(rows, times, findings)
     _check_buckets(rows, findings)
     return findings
@@ -65,15 +67,26 @@ def _check_input(rows: list[Ranked], words: Sequence[str], findings: Findings) -
             findings.note("word changed", f"{row}: the input has {words[row.i]!r}")
 
 
-def _check_words(rows: list[Ranked], times: Mapping[str, int], sources: int, findings: Findings) -> None:
+def _check_readers(rows: list[Ranked], parallelisms: Sequence[int], findings: Findings) -> None:
+    for row in rows:
+        parallelism, index = divmod(row.reader, READERS)
+        if parallelism not in parallelisms or index >= parallelism:
+            findings.note("reader made up", f"{row}: number {index} of {parallelism}")
+
+
+def _check_words(rows: list[Ranked], times: Mapping[str, int], periods: Mapping[int, int], findings: Findings) -> None:
+    """``periods``: parallelism -> how often the job may have begun with it."""
     found: defaultdict[str, list[Ranked]] = defaultdict(list)
     for row in rows:
         found[row.word].append(row)
     for word in sorted({*found, *times}):
         counted = sorted(found[word], key=lambda row: row.n)
         _check_numbers(f"word {word!r}: count", [row.n for row in counted], times.get(word, 0), "count", findings)
-        for source in range(sources):
-            _check_order(f"word {word!r}", [row.i for row in counted if row.i % sources == source], findings)
+        by_reader: defaultdict[int, list[int]] = defaultdict(list)
+        for row in counted:
+            by_reader[row.reader].append(row.i)
+        for reader, numbers in sorted(by_reader.items()):
+            _check_order(f"word {word!r}", numbers, findings, periods.get(reader // READERS, 1) - 1)
 
 
 def _check_places(rows: list[Ranked], times: Mapping[str, int], findings: Findings) -> None:
@@ -113,11 +126,11 @@ def _check_fold(taken: list[Ranked], findings: Findings) -> None:
             return
 
 
-def _check_order(what: str, numbers: list[int], findings: Findings) -> None:
-    """They rise. (Or stay: duplicates are reported elsewhere.)"""
-    for before, number in pairwise(numbers):
-        if number < before:
-            findings.note("out of order", f"{what}: {number} came behind {before}")
+def _check_order(what: str, numbers: list[int], findings: Findings, back: int = 0) -> None:
+    """They rise, except for ``back`` times. (Or stay: duplicates are reported elsewhere.)"""
+    falls = [(before, number) for before, number in pairwise(numbers) if number < before]
+    for before, number in falls[back:]:
+        findings.note("out of order", f"{what}: {number} came behind {before}")
 
 
 def _check_numbers(what: str, numbers: list[int], highest: int, kind: str, findings: Findings) -> None:

@@ -24,18 +24,20 @@ import pyarrow.parquet as pq
 from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
 from experiments.exactness import pipeline
 from experiments.exactness.check import check
-from experiments.exactness.strikes import APART_S, EXCEPTION, WORDS, Case, Strike, drawn
+from experiments.exactness.rescales import SHARE, met
+from experiments.exactness.strikes import APART_S, WORDS, Case, drawn
+from experiments.exactness.striking import Striking
 from experiments.harness.arguments import choices, option
 from experiments.harness.console import number, plain_table
 from experiments.harness.experiment import Experiment
 from experiments.harness.running import Context, JobSettings, error_of, wait_until
 from experiments.harness.statistics import median, percentile
-from experiments.harness.workload import Trigger
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.config import options_from
-from flinkplus.runtime.coordinator.record.recovery_times import HANDOVER
+from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.coordinator.record.recovery_times import ROLLBACK
 from flinkplus.runtime.faults.points import CURSOR, DETERMINANTS, DIGESTS, FILTER, PARTS, SUPPRESSION, WITHOUT
 from flinkplus.runtime.job.homes import local_master
 
@@ -46,9 +48,10 @@ CHECKPOINT_TIMEOUT_S = 3.0
 PROTECTIONS = ({DETERMINANTS, DIGESTS}, {SUPPRESSION, FILTER, CURSOR})
 """Each of these parts is enough against one kind of damage: histories that are mixed; messages that are taken twice."""
 RECORDED = ("mode", "failure", "subtasks", "reason", "recovery_ms", "fallback")
+RESCALED = ("begin_s", "checkpoint", "fence_ms", "promote_ms", "restore_ms", "recovery_ms", "fallback")
 NOTED = ("running_s", "slot_restarts", "failovers", "handovers", "fallbacks", "fallback_reasons", "message_ids")
 RECORD, OUTPUT = "machines", "out"
-SHOWN = ("runs", "exact", "local", "rollback", "untouched", "wrong", "failed", "failovers")
+SHOWN = ("runs", "exact", "local", "rollback", "in_rescale", "wrong", "failed", "failovers", "rescaled")
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Settings(JobSettings):
     interval: float = option(0.3, positive_number, metavar="S", help="between checkpoints")
     apart: float = option(APART_S, positive_number, metavar="S", help=f"between failures (default: {APART_S})")
     without: tuple[str, ...] = option((), choices(PARTS), metavar="PART,...", help=f"jobs that lack {', '.join(PARTS)}")
+    rescales: bool = option(False, action="store_true", help="rescale the jobs of all runs (default: of one in four)")
     more_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -85,6 +89,8 @@ class Settings(JobSettings):
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
         options_from({}, self.options())
+        if self.rescales and self.parallelism < 2:
+            raise ConfigurationError("a job that is started with one slot cannot be rescaled: take 2 at least")
 
     def options(self) -> dict[str, Any]:
         """The options of a run's job."""
@@ -102,7 +108,8 @@ class Settings(JobSettings):
     def cases(self) -> list[Case]:
         """All runs, in their order."""
         numbers = range(self.first, self.first + self.runs)
-        return [drawn(run, self.seed, self.parallelism, self.apart, self.more_s) for run in numbers]
+        share = 1.0 if self.rescales else SHARE
+        return [drawn(run, self.seed, self.parallelism, self.apart, self.more_s, share) for run in numbers]
 
 
 def runs(context: Context[Settings]) -> Generator[dict[str, Any], None, None]:
@@ -133,13 +140,15 @@ def outcomes(
     for case in cases:
         if context.stop.is_set():
             return
-        context.begin(f"run {case.run}: {', '.join(f'{strike.kind} {strike.subtask}' for strike in case.strikes)}")
+        planned = [f"{strike.kind} {strike.subtask}" for strike in case.strikes]
+        planned += [f"rescale to {rescale.parallelism}" for rescale in case.rescales]
+        context.begin(f"run {case.run}: {', '.join(planned)}")
         began = time.monotonic()
         with context.run_directory(f"run-{case.run}") as directory:
             run = _Run(context, case, directory, zookeeper, patience_s)
             error = error_of(run.run)
             figures = {**asdict(case), **run.figures, "error": error, "took_s": round(time.monotonic() - began, 2)}
-            right = figures["exact"] and not figures["fallbacks"]
+            right = figures["exact"] and not (_rolled_back(figures) and not _in_rescale(figures))
             if context.out is not None and not right and not context.stop.is_set():
                 shutil.copytree(directory, context.out / directory.name, dirs_exist_ok=True)
         if not figures["exact"] and not context.settings.does_damage:
@@ -157,7 +166,7 @@ class _Run:
         self._zookeeper, self._patience_s = zookeeper, patience_s
         self._raises = pipeline.triggers(directory)
         self.figures: dict[str, Any] = {"exact": False, "damage": {}, "examples": {}}
-        self.figures |= {"failovers": 0, "fallbacks": 0, "recoveries": []}
+        self.figures |= {"failovers": 0, "fallbacks": 0, "recoveries": [], "struck": [], "requests": [], "rescaled": []}
 
     def run(self) -> None:
         """Raises ``RunError``, or what the job raises."""
@@ -179,60 +188,63 @@ class _Run:
             def until(condition: Callable[[], bool]) -> None:
                 wait_until(job, condition, deadline, self._context.stop)
 
+            striking = Striking(job, case, self._raises, until, self._context.stop)
             try:
                 until(lambda: sum(job.rows_out(WORDS).values()) >= case.at_row)
-                self._strike(job, until)
+                striking.run()
                 until(lambda: job.done)
             finally:
-                self._note(job)
+                self._note(job, striking)
             job.await_finish()
-        findings = check(pipeline.rows_of(pq.read_table(output)), words.words(case.rows), settings.parallelism)
+        parallelisms = [case.parallelism, *(rescale.parallelism for rescale in case.rescales)]
+        findings = check(pipeline.rows_of(pq.read_table(output)), words.words(case.rows), parallelisms)
         self.figures |= {"exact": findings.exact, "damage": findings.damage, "examples": findings.examples}
         self.figures["rows_out"] = findings.rows
 
-    def _strike(self, job: JobHandle, until: Callable[[Callable[[], bool]], None]) -> None:
-        for number_, strike in enumerate(self._case.strikes):
-            if number_:
-                self._context.stop.wait(self._case.apart_s)
-            if job.done:
-                until(lambda: False)  # raises with the reason
-            if strike.kind == EXCEPTION:
-                self._raises[strike.stage].pull(strike.index)
-            else:
-                job.kill(strike.subtask)
-
-    def _note(self, job: JobHandle) -> None:
-        metrics = job.metrics()
-        found = [recovery for recovery in job.recoveries() if recovery["failure"] != HANDOVER]
+    def _note(self, job: JobHandle, striking: Striking) -> None:
+        metrics, rescaled = job.metrics(), job.rescales()
+        striking.note()
+        struck = zip(striking.struck, met(striking.struck, rescaled, self._case.parallelism), strict=True)
         self.figures |= {name: metrics[name] for name in NOTED}
         self.figures |= {
             "checkpoints": metrics["checkpoints_completed"],
-            "raised": sum(_raised(strike, self._raises) for strike in self._case.strikes),
-            "recoveries": [{name: recovery[name] for name in RECORDED} for recovery in found],
+            "raised": striking.raised(),
+            "recoveries": [{name: recovery[name] for name in RECORDED} for recovery in job.recoveries()],
+            "struck": [{**strike, "met_rescale": met_one} for strike, met_one in struck],
+            "requests": striking.requests,
+            "rescaled": [{name: one[name] for name in RESCALED} for one in rescaled],
         }
 
 
-def _raised(strike: Strike, raises: dict[str, Trigger]) -> bool:
-    return strike.kind == EXCEPTION and raises[strike.stage].raised_s(strike.index) is not None
-
-
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``summary``: a row for each number of failures and time between them, and one for all. ``damage``: kind -> rows;
-    ``fallback_reasons``: reason -> runs.
+    """``summary``: a row for each number of failures and time between them, without and with rescales, and one for all.
+    ``damage``: kind -> rows; ``fallback_reasons``: reason -> runs; ``requests``: how rescales ended -> requests.
     """
-    groups: dict[tuple[int, float], list[dict[str, Any]]] = {}
+    groups: dict[tuple[bool, int, float], list[dict[str, Any]]] = {}
     damage: Counter[str] = Counter()
     for run in runs:
-        groups.setdefault((len(run["strikes"]), run["apart_s"]), []).append(run)
+        groups.setdefault((bool(run["rescales"]), len(run["strikes"]), run["apart_s"]), []).append(run)
         damage.update(run["damage"])
     rows = [
-        {"failures": count, "apart_s": apart_s, **_row(groups[count, apart_s])} for count, apart_s in sorted(groups)
+        {"failures": count, "apart_s": apart_s, "with_rescales": with_rescales, **_row(group)}
+        for (with_rescales, count, apart_s), group in sorted(groups.items())
     ]
     return {
-        "summary": [*rows, {"failures": None, "apart_s": None, **_row(runs)}],
+        "summary": [*rows, {"failures": None, "apart_s": None, "with_rescales": None, **_row(runs)}],
         "damage": dict(sorted(damage.items())),
         "fallback_reasons": dict(Counter(reason for run in runs for reason in run.get("fallback_reasons", ()))),
+        "requests": dict(Counter(request["status"] for run in runs for request in run["requests"])),
     }
+
+
+def _rolled_back(run: dict[str, Any]) -> bool:
+    """A rescale is not a rollback: it is neither a fallback nor a recovery."""
+    return bool(run["fallbacks"]) or any(recovery["mode"] == ROLLBACK for recovery in run["recoveries"])
+
+
+def _in_rescale(run: dict[str, Any]) -> bool:
+    """Whether a failure met a rescale, so that a rollback may be its consequence."""
+    return any(strike["met_rescale"] for strike in run["struck"])
 
 
 def _row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -241,13 +253,16 @@ def _row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "runs": len(runs),
         "exact": sum(run["exact"] for run in runs),
-        "local": sum(run["exact"] and run["failovers"] > 0 and not run["fallbacks"] for run in runs),
-        "rollback": sum(bool(run["fallbacks"]) for run in runs),
+        "local": sum(run["exact"] and run["failovers"] > 0 and not _rolled_back(run) for run in runs),
+        "rollback": sum(map(_rolled_back, runs)),
+        "in_rescale": sum(_rolled_back(run) and _in_rescale(run) for run in runs),
         "untouched": sum(not run["recoveries"] for run in runs),
         "wrong": sum(bool(run["damage"]) for run in runs),
         "failed": sum(run["error"] is not None for run in runs),
         "failovers": sum(run["failovers"] for run in runs),
         "handovers": sum(run.get("handovers", 0) for run in runs),
+        "requested": sum(len(run["requests"]) for run in runs),
+        "rescaled": sum(len(run["rescaled"]) for run in runs),
         "subtasks": sum(len(recovery["subtasks"]) for recovery in recoveries),
         "rows": sum(run["rows"] for run in runs),
         "recovery_ms_median": median(times),
@@ -269,16 +284,19 @@ def tables(content: dict[str, Any]) -> list[object]:
             found = ", ".join(f"{kind}: {times}" for kind, times in run["damage"].items())
             lines.append(f"run {run['run']}: {run['error'] or found}")
     lines += [f"rollback in {times} runs: {reason}" for reason, times in content["fallback_reasons"].items()]
+    lines += [f"rescales: {times} {status}" for status, times in content["requests"].items()]
     lines += [f"{kind}: {times} in all" for kind, times in content["damage"].items()]
-    title += "; ms: kill to first new output, median"
-    return [plain_table(title, ("failures",), (*SHOWN, "ms", "p95"), rows), *lines]
+    headings = tuple(name.replace("_", " ") for name in SHOWN)
+    title += "; in rescale: rollbacks whose failure met a rescale; ms: kill to first new output, median"
+    return [plain_table(title, ("failures",), (*headings, "ms", "p95"), rows), *lines]
 
 
 def _failures(row: dict[str, Any]) -> str:
     if row["failures"] is None:
         return "all"
     apart = f", {row['apart_s'] * 1e3:.0f} ms apart" if row["apart_s"] else " at once"
-    return f"{row['failures']}{apart if row['failures'] > 1 else ''}"
+    rescales = ", rescales" if row["with_rescales"] else ""
+    return f"{row['failures']}{apart if row['failures'] > 1 else ''}{rescales}"
 
 
 def passed(settings: Settings, content: dict[str, Any]) -> bool:

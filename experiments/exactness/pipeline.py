@@ -1,9 +1,9 @@
 """The job that is hurt: three keyed stages in a row, each of which depends on the order of its input.
 
-Words, numbered *i* | ``count``: the running count *n* of each word | ``place``, keyed by *n*: the words that reach a
-count of *n* are numbered *m* = 1, 2, ... | ``top``, keyed by a bucket that *n* and *m* decide: each row is given its
-number *k* in the bucket, the ten words with the highest counts there so far, and the end of a chain of hashes over all
-rows before it | Parquet.
+Words, numbered *i*, each with its reader, the subtask that read it | ``count``: the running count *n* of each word |
+``place``, keyed by *n*: the words that reach a count of *n* are numbered *m* = 1, 2, ... | ``top``, keyed by a bucket
+that *n* and *m* decide: each row is given its number *k* in the bucket, the ten words with the highest counts there so
+far, and the end of a chain of hashes over all rows before it | Parquet.
 
 Which occurrence of a word has which count, and comes to which place, is the interleaving's choice, and so is everything
 behind it: a history that is continued by another one leaves gaps, doubles, or a row that does not follow from those
@@ -22,19 +22,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import pyarrow as pa
+from typing_extensions import override
+
 from experiments.exactness.strikes import COUNT, PLACE, SINK, STAGES, TOP, WORDS
 from experiments.harness.workload import Probe, Trigger
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.stream import Stream
+from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
 
 BUCKETS = 13
 TOP_ROWS = 10
 HASH_BYTES = 8
+READERS = 1 << 16
+"""More than the subtasks of any source."""
 STALL_ONE_IN = 128
 LONGEST_STALL_S = 0.008
 WORDS_SCHEMA = "word string, i long"
-BUCKETED = "word string, i long, n long, m long, bucket long"
-RANKED = "bucket long, k long, i long, word string, n long, m long, top string, chain string"
+BUCKETED = "word string, i long, reader long, n long, m long, bucket long"
+RANKED = "bucket long, k long, i long, word string, n long, m long, top string, chain string, reader long"
+READER = pa.field("reader", pa.int64(), nullable=False)
 _MASK = (1 << 64) - 1
 
 
@@ -49,6 +56,7 @@ class Ranked(NamedTuple):
     m: int
     top: str
     chain: str
+    reader: int
 
 
 Standing: TypeAlias = tuple[int, str, str]
@@ -105,8 +113,38 @@ def _mixed(seed: int, i: int) -> int:
     return x ^ x >> 31
 
 
-def with_bucket(row: Any) -> tuple[str, int, int, int, int]:
-    return row.word, row.i, row.n, row.m, bucket_of(row.n, row.m)
+def reader_of(parallelism: int, index: int) -> int:
+    """The number of the subtask that reads: each parallelism has its own."""
+    return parallelism * READERS + index
+
+
+@dataclass(frozen=True)
+class Reader(Operator):
+    """Adds the column ``reader``: the subtask of the source with which it is fused."""
+
+    name: str
+
+    @override
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        return schema.append(READER)
+
+    @override
+    def create(self, ctx: OperatorContext) -> OperatorInstance:
+        return _ReaderInstance(reader_of(ctx.parallelism, ctx.index), ctx.input_schema.append(READER))
+
+
+class _ReaderInstance(OperatorInstance):
+    def __init__(self, reader: int, schema: pa.Schema) -> None:
+        self._reader, self._schema = reader, schema
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        readers = pa.array([self._reader] * batch.num_rows, pa.int64())
+        yield pa.RecordBatch.from_arrays([*batch.columns, readers], schema=self._schema)
+
+
+def with_bucket(row: Any) -> tuple[str, int, int, int, int, int]:
+    return row.word, row.i, row.reader, row.n, row.m, bucket_of(row.n, row.m)
 
 
 def ranked(bucket: int, row: Any, ctx: Any) -> list[Ranked]:
@@ -114,7 +152,7 @@ def ranked(bucket: int, row: Any, ctx: Any) -> list[Ranked]:
     standing = ctx.state("standing")
     k, top, chain = after(standing.get(NOTHING), row.i, row.word, row.n, row.m)
     standing.put((k, top, chain))
-    return [Ranked(bucket, k, row.i, row.word, row.n, row.m, top, chain)]
+    return [Ranked(bucket, k, row.i, row.word, row.n, row.m, top, chain, row.reader)]
 
 
 def triggers(directory: Path) -> dict[str, Trigger]:
@@ -132,6 +170,7 @@ def draw(
 ) -> None:
     """Draw the job; behind every stage, fused with it, is an operator that raises on request."""
     stream = _probed(env.generate(words, schema=WORDS_SCHEMA, count=rows, rate=rate, name=WORDS), raises)
+    stream = stream._then(Reader("reader"))
     stream = _probed(stream.key_by("word").count(output="n", name=COUNT), raises)
     stream = _probed(stream.key_by("n").count(output="m", name=PLACE), raises)
     stream = stream.map(with_bucket, schema=BUCKETED, name="bucket")

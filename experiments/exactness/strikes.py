@@ -8,6 +8,9 @@ failure is that of a subtask drawn from all, or of its slot; each further one li
 - ``across``: another stage in another slot;
 - ``again``: the same subtask, wherever it is by then: its successor. Only for kills some time apart.
 
+A share of the runs has rescales as well (``rescales``); a subtask that does not exist by then stands for the one whose
+number is the remainder.
+
 Rules: pure. At once, no slot is killed twice; no subtask is ordered twice to raise, since one that raises twice without
 a checkpoint in between is taken back, by intention.
 """
@@ -17,6 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
+from experiments.exactness import rescales
+from experiments.exactness.rescales import Rescale
 
 WORDS, COUNT, PLACE, TOP, SINK = "words", "count", "place", "top", "out"
 STAGES = (WORDS, COUNT, PLACE, TOP)
@@ -29,6 +35,8 @@ SIGKILLS = 0.65
 DOWNSTREAM, BESIDE, ACROSS, AGAIN = "downstream", "beside", "across", "again"
 INPUT_S = 2.4
 """How long a job's input lasts."""
+RESCALE_S = 3.0
+"""How much longer with each rescale: new slots start, and a checkpoint becomes complete."""
 STRUCK_AFTER = (0.25, 0.6)
 """How much of the input has been read when the first failure comes."""
 RATES = (1_000.0, 3_000.0)
@@ -52,36 +60,47 @@ class Strike:
 
 @dataclass(frozen=True)
 class Case:
-    """One run. ``rows`` of input come at a ``rate``; the first failure comes when ``at_row`` of them have been read."""
+    """One run. ``rows`` of input come at a ``rate``; the first failure, or a rescale that is requested before it, comes
+    when ``at_row`` of them have been read. ``parallelism``: at the start."""
 
     run: int
     seed: int
+    parallelism: int
     rate: float
     rows: int
     vocabulary: int
     at_row: int
     apart_s: float
     strikes: tuple[Strike, ...]
+    rescales: tuple[Rescale, ...] = ()
 
 
-def drawn(run: int, seed: int, parallelism: int, apart: float, more_s: float) -> Case:
+def drawn(run: int, seed: int, parallelism: int, apart: float, more_s: float, rescaled: float = 0.0) -> Case:
     """One run. Its failures depend on its number, the seed and the parallelism alone.
 
     ``apart``: seconds between failures that are not at once. ``more_s``: seconds of input behind all else.
+    ``rescaled``: the share of runs with rescales.
     """
     chance = np.random.default_rng(np.random.SeedSequence((seed, parallelism, run)))
     count = FAILURES[run % len(FAILURES)]
     apart_s = (0.0, apart)[run // len(FAILURES) % 2] if count > 1 else 0.0
     of_input, rate = int(chance.integers(1 << 31)), round(float(chance.uniform(*RATES)), 1)
+    vocabulary = int(chance.integers(*VOCABULARIES))
+    at_row = round(rate * INPUT_S * float(chance.uniform(*STRUCK_AFTER)))
+    strikes = _drawn(chance, count, apart_s, parallelism)
+    changes = rescales.drawn(run, seed, parallelism, len(strikes), rescaled)
+    length_s = INPUT_S + more_s + max(0.0, apart_s - APART_S) * (count - 1) + RESCALE_S * len(changes)
     return Case(
         run=run,
         seed=of_input,
+        parallelism=parallelism,
         rate=rate,
-        rows=round(rate * (INPUT_S + more_s + max(0.0, apart_s - APART_S) * (count - 1))),
-        vocabulary=int(chance.integers(*VOCABULARIES)),
-        at_row=round(rate * INPUT_S * float(chance.uniform(*STRUCK_AFTER))),
+        rows=round(rate * length_s),
+        vocabulary=vocabulary,
+        at_row=at_row,
         apart_s=apart_s,
-        strikes=_drawn(chance, count, apart_s, parallelism),
+        strikes=strikes,
+        rescales=changes,
     )
 
 

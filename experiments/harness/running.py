@@ -22,6 +22,7 @@ from flinkplus.cli.batch_check import BatchCheck, check_output
 from flinkplus.config import TRANSPORTS
 from flinkplus.corpus import write_corpus
 from flinkplus.errors import InvariantViolation
+from flinkplus.runtime.control.names import parse_subtask
 
 POLL_S = 0.01
 START_S = 60.0
@@ -218,6 +219,12 @@ def measure(
         then()
         ended_s, after = time.monotonic(), rows()
     return round((after - before) / (ended_s - begun_s), 1), sampler.figures()
+
+
+def parallelism_of(job: JobHandle) -> int | None:
+    """The parallelism at which a job with standbys runs just now; ``None`` when it is over, or has none."""
+    found = [parse_subtask(subtask).index for subtask in job.chains()]
+    return max(found) + 1 if found else None
 
 
 def complete(job: JobHandle, earlier: int = 0) -> list[dict[str, Any]]:

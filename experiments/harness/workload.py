@@ -131,12 +131,11 @@ class _ProbeInstance(OperatorInstance):
 
     @override
     def snapshot(self, checkpoint: int) -> JsonValue:
-        return self._filled
+        return self._filled if self._share else None  # without ballast any parallelism may continue
 
     @override
     def restore(self, state: JsonValue) -> None:
-        assert isinstance(state, int)
-        self._filled = state
+        self._filled = state if isinstance(state, int) else 0
 
 
 def draw(

@@ -30,14 +30,15 @@ from experiments.harness.pictures import picture
 from experiments.harness.running import Context, RunError, TextSettings, run_until
 from experiments.harness.statistics import grouped, median
 from experiments.harness.workload import PROBE, Probe, Trigger, draw
-from experiments.soak.faults import CLUSTER_FAULTS, LOCAL_FAULTS, Striker, drawn
+from experiments.soak.faults import CLUSTER_FAULTS, LOCAL_FAULTS, RESCALE, Striker, drawn
 from experiments.soak.usage import Sampler, cluster_usage, flatness, local_usage
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.arguments import positive, positive_number
 from flinkplus.cli.wordcount import TOKENIZE
 from flinkplus.config import options_from
-from flinkplus.errors import ConfigurationError, FlinkPlusError
+from flinkplus.errors import ConfigurationError, FlinkPlusError, InsufficientSlots
+from flinkplus.runtime.job.launcher import room_of
 from flinkplus.state.durable.storage import CheckpointStorage
 
 TEXT_WORDS, VOCABULARY = 50_000, 20_000
@@ -57,6 +58,7 @@ COLOURS = {
     "hang": "#8064a2",
     "cut": "#1f77b4",
     "zookeeper": "#5cb85c",
+    "rescale": "#2f4f4f",
 }
 
 
@@ -92,6 +94,25 @@ class Settings(TextSettings):
         """Of the faults that come."""
         return self.faults or (LOCAL_FAULTS if self.hosts is None else CLUSTER_FAULTS)
 
+    def kinds_on(self, master: str, cores: int | None = None) -> tuple[str, ...]:
+        """As ``kinds``; without rescales where ``master`` has no room for one slot more, unless they are asked for.
+        ``cores``: of a cluster.
+
+        Raises ``InsufficientSlots`` where they are.
+        """
+        room, slots = cores or room_of(master), self.parallelism + 1
+        if RESCALE not in self.kinds or room is None or room >= slots:
+            return self.kinds
+        if self.faults:
+            raise InsufficientSlots(f"rescales need room for {slots} slots, and {master} runs {room} tasks at once")
+        return tuple(kind for kind in self.kinds if kind != RESCALE)
+
+    @property
+    def parallelisms(self) -> tuple[int, ...]:
+        """Those that a rescale draws from. On a cluster every chain keeps its length, so that no host has all of it."""
+        least = 2 if self.hosts is None else min(self.replicas, self.parallelism)
+        return tuple(range(least, self.parallelism + 2))
+
     def options(self) -> dict[str, Any]:
         """The options of the job."""
         return {
@@ -125,6 +146,8 @@ class _Soak:
 
     def _run(self) -> Generator[dict[str, Any], None, None]:
         context, settings, place = self._context, self._context.settings, self._context.place
+        cores = None if place is None else place.cores(settings.hosts or 0)
+        kinds = settings.kinds_on(str(context.spark.sparkContext.master), cores)
         directory = context.directory
         output, checkpoints, work = directory / "out", directory / "checkpoints", directory / "work"
         text = context.text(TEXT_WORDS, VOCABULARY)
@@ -144,10 +167,10 @@ class _Soak:
         context.begin("running")
         with env.execute("soak") as job:
             run_until(job, SETTLE_S, context.stop)
-            striker = Striker(job, settings.parallelism, trigger, context.stop, control, ensemble)
+            striker = Striker(job, settings.parallelisms, trigger, context.stop, control, ensemble)
             with Sampler(job, usage) as sampler:
                 try:
-                    yield from self._strike(job, striker, sampler)
+                    yield from self._strike(job, striker, kinds, sampler)
                     self._finish(job)
                 finally:
                     context.content |= {"output": sampler.output, "usage": sampler.usage}
@@ -161,11 +184,13 @@ class _Soak:
             example = f", such as {check.example!r}" if check.example is not None else ""
             self._problems.append(f"{check.wrong} words differ from the batch count{example}")
 
-    def _strike(self, job: JobHandle, striker: Striker, sampler: Sampler) -> Generator[dict[str, Any], None, None]:
+    def _strike(
+        self, job: JobHandle, striker: Striker, kinds: Sequence[str], sampler: Sampler
+    ) -> Generator[dict[str, Any], None, None]:
         context, settings = self._context, self._context.settings
         end_s = time.monotonic() + settings.minutes * 60 - LAST_FAULT_S
         self._restored(job)
-        for one in drawn(settings.kinds, settings.seed):
+        for one in drawn(kinds, settings.seed):
             next_s = time.monotonic() + settings.every
             if next_s > end_s:
                 return
@@ -174,11 +199,13 @@ class _Soak:
                     raise RunError("interrupted")
             context.begin(one.kind)
             before, at_s, chains = job.metrics(), sampler.since_begin_s(), job.chain_hosts()
+            rescaled = len(job.rescales())
             struck = striker.strike(one)
             taken_back_s = time.monotonic()
             restored_s = self._restored(job)
             metrics = job.metrics()
             recoveries = job.recoveries()[before["recoveries"] :]
+            changes = job.rescales()[rescaled:]
             yield {
                 "at_s": at_s,
                 "kind": one.kind,
@@ -188,7 +215,8 @@ class _Soak:
                 "fallbacks": metrics["fallbacks"] - before["fallbacks"],
                 "together": sum(len(set(hosts)) == 1 for hosts in chains.values()),
                 "doomed": sum(set(hosts) == {struck} for hosts in chains.values()),
-                "recovery_ms": max((r["recovery_ms"] or 0.0 for r in recoveries), default=0.0) or None,
+                "recovery_ms": max((r["recovery_ms"] or 0.0 for r in (*recoveries, *changes)), default=0.0) or None,
+                "rescales": len(changes),
                 "restored_s": round(restored_s - taken_back_s, 3),
                 "reasons": [r["reason"] for r in recoveries],
             }
@@ -243,6 +271,7 @@ def summarize(faults: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "faults": len(group),
             "failovers": sum(fault["failovers"] for fault in group),
             "fallbacks": sum(fault["fallbacks"] for fault in group),
+            "rescales": sum(fault["rescales"] for fault in group),
             "recovery_median_ms": median(fault["recovery_ms"] for fault in group),
             "restored_median_s": median(fault["restored_s"] for fault in group),
             "restored_longest_s": max(fault["restored_s"] for fault in group),
@@ -279,7 +308,7 @@ def verdict(content: dict[str, Any]) -> list[str]:
 
 def tables(content: dict[str, Any]) -> list[object]:
     """Faults by kind; memory and disk; the output; the problems."""
-    counts, times = ("faults", "failovers", "fallbacks"), ("recovery_median_ms", "restored_median_s")
+    counts, times = ("faults", "failovers", "fallbacks", "rescales"), ("recovery_median_ms", "restored_median_s")
     faults = (
         (
             row["kind"],
@@ -296,7 +325,7 @@ def tables(content: dict[str, Any]) -> list[object]:
         )
         for row in content["flat"]
     )
-    headings = ("faults", "failovers", "rollbacks", "recovery ms", "full again s", "longest s")
+    headings = ("faults", "failovers", "rollbacks", "rescales", "recovery ms", "full again s", "longest s")
     lines = []
     final = content["final"]
     if final is not None:

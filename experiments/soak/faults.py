@@ -16,20 +16,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.cluster.control import Control
-from experiments.harness.running import RunError
+from experiments.harness.running import RunError, parallelism_of
 from experiments.harness.workload import Trigger
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.wordcount import COUNT
+from flinkplus.errors import InsufficientSlots, MoveCancelled, MoveRefused
 
-LOCAL_FAULTS = ("sigkill", "exception", "pause")
-"""Of a slot: its process is killed, one of its subtasks raises, its process is stopped and continued."""
-CLUSTER_FAULTS = ("sigkill", "exception", "host", "hang", "cut", "zookeeper")
+RESCALE = "rescale"
+LOCAL_FAULTS = ("sigkill", "exception", "pause", RESCALE)
+"""Of a slot: its process is killed, one of its subtasks raises, its process is stopped and continued. Of the job: its
+parallelism changes."""
+CLUSTER_FAULTS = ("sigkill", "exception", "host", "hang", "cut", "zookeeper", RESCALE)
 """Further: a host is killed and comes back, is frozen and continued, is cut off and connected again; a server of
 ZooKeeper is killed and comes back."""
 HOLD_S = (1.0, 3.0)
 """How long a slot or host is frozen, cut off or down."""
 SERVER_TIMEOUT_S = 2.0
 WAIT_S = 60.0
+RESCALE_S = 120.0
 POLL_S = 0.05
 ORDERS = {"host": "kill", "hang": "pause", "cut": "cut"}
 
@@ -53,19 +57,20 @@ def drawn(kinds: Sequence[str], seed: int) -> Iterator[Draw]:
 
 
 class Striker:
-    """Strikes one job. ``control``: of the cluster, if it runs on one; ``zookeeper``: its ensemble."""
+    """Strikes one job. ``parallelisms``: those that a rescale draws from. ``control``: of the cluster, if it runs on
+    one; ``zookeeper``: its ensemble."""
 
     def __init__(
         self,
         job: JobHandle,
-        parallelism: int,
+        parallelisms: Sequence[int],
         trigger: Trigger,
         stop: threading.Event,
         control: Control | None = None,
         zookeeper: str = "",
     ) -> None:
         self._job = job
-        self._parallelism = parallelism
+        self._parallelisms = parallelisms
         self._trigger = trigger
         self._stop = stop
         self._control = control
@@ -76,17 +81,40 @@ class Striker:
 
         Raises ``RunError`` when ``stop`` is set, or when there is nothing to strike.
         """
+        if draw.kind == RESCALE:
+            return self._rescale(draw)
         if draw.kind == "sigkill":
-            index = draw.target % self._parallelism
+            index = draw.target % self._parallelism()
             self._job.kill(f"{COUNT}[{index}]")
             return f"{COUNT}[{index}]"
         if draw.kind == "exception":
-            return self._raise_in(draw.target % self._parallelism)
+            return self._raise_in(draw.target % self._parallelism())
         if draw.kind == "pause":
             return self._pause(draw)
         if draw.kind == "zookeeper":
             return self._kill_server(draw)
         return self._strike_host(draw)
+
+    def _parallelism(self) -> int:
+        parallelism = parallelism_of(self._job)
+        if parallelism is None:
+            raise RunError("no subtask is there that could be struck")
+        return parallelism
+
+    def _rescale(self, draw: Draw) -> str:
+        """Ask for another parallelism, and wait until the job has it or says why not."""
+        before = self._parallelism()
+        others = [parallelism for parallelism in self._parallelisms if parallelism != before]
+        if not others:
+            raise RunError(f"no parallelism is there but {before}")
+        what = f"{before} to {others[draw.target % len(others)]}"
+        try:
+            move = self._job.rescale(others[draw.target % len(others)])
+            self._until(lambda: move.status != "under_way", f"the job is rescaled from {what}", RESCALE_S)
+            move.check()
+        except (MoveRefused, MoveCancelled, InsufficientSlots) as refusal:
+            return f"{what}: not done ({refusal})"
+        return what
 
     def _raise_in(self, index: int) -> str:
         before = self._trigger.raised_s(index)
@@ -137,13 +165,13 @@ class Striker:
         finally:
             take_back()
 
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
+    def _until(self, condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
+        deadline = time.monotonic() + wait_s
         while not condition():
             if self._stop.wait(POLL_S):
                 raise RunError("interrupted")
             if self._job.done or time.monotonic() > deadline:
-                raise RunError(f"not within {WAIT_S:.0f} s: {what}")
+                raise RunError(f"not within {wait_s:.0f} s: {what}")
 
 
 def serves(server: str) -> str | None:

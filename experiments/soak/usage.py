@@ -29,6 +29,7 @@ LIMITS = {"slots": (0.10, 30.0), "driver": (0.10, 30.0), "java": (0.30, 150.0), 
 """Growth from the median of the first quarter to that of the last: by a share, and by MB that say nothing.
 A Java heap grows up to its limit, independent of its content."""
 LEAST_SAMPLES = 8
+SLOT_COUNT = "slot_count"
 
 
 class Sampler(SamplingThread):
@@ -58,7 +59,7 @@ class Sampler(SamplingThread):
             return
         self._next_usage_s = at_s + USAGE_PERIOD_S
         try:
-            self.usage.append({"at_s": at_s, **self._usage()})
+            self.usage.append({"at_s": at_s, **self._usage(), SLOT_COUNT: len(self._job.slot_pids())})
         except Exception as problem:  # a sample that is missing is reported, and the run continues
             self.failed = f"{type(problem).__name__}: {problem}"
 
@@ -88,7 +89,10 @@ def cluster_usage(control: Control, hosts: list[str], checkpoints: Path) -> Call
 
 
 def flatness(usage: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
-    """For memory by kind and disk: the medians of the first and the last quarter after warming up, and the limit."""
+    """For memory by kind and disk: the medians of the first and the last quarter after warming up, and the limit.
+
+    Rescales change how many slots there are, so the memory of slots is that of as many as there were at first.
+    """
     if not usage:
         return []
     begin_s, end_s = usage[0]["at_s"], usage[-1]["at_s"]
@@ -96,10 +100,10 @@ def flatness(usage: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
     quarter = len(settled) // 4
     if quarter * 4 < LEAST_SAMPLES:
         return []
-    rows = []
+    rows, slots = [], statistics.median(sample.get(SLOT_COUNT, 0.0) for sample in settled[:quarter])
     for name in (*KINDS, "disk"):
         first, last = (
-            statistics.median(sample.get(name, 0.0) for sample in part)
+            statistics.median(_size(sample, name, slots) for sample in part)
             for part in (settled[:quarter], settled[-quarter:])
         )
         share, slack = LIMITS.get(name, (None, 0.0))
@@ -109,3 +113,9 @@ def flatness(usage: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
             {"of": name, "first_mb": round(first, 1), "last_mb": round(last, 1), "limit_mb": limit, "flat": flat}
         )
     return rows
+
+
+def _size(sample: dict[str, float], name: str, slots: float) -> float:
+    """``slots``: of as many slots the memory is to be."""
+    size, count = sample.get(name, 0.0), sample.get(SLOT_COUNT, 0.0)
+    return size * slots / count if name == "slots" and count else size

@@ -43,11 +43,20 @@ def outcomes(
 
 
 def test_every_row_is_exact(spark: SparkSession, zookeeper: str, tmp_path: Path) -> None:
-    """Three failures at once, one, and two 50 ms apart, of slots and of single subtasks; none of it rolls back."""
-    runs = list(outcomes(spark, zookeeper, tmp_path, Settings(runs=3, first=8, seed=1)))
+    """Three failures at once with a rescale before the last, one, and two 50 ms apart, of slots and of single subtasks;
+    none of those without a rescale rolls back."""
+    runs = [
+        run
+        for first, count in ((2, 1), (9, 2))
+        for run in outcomes(spark, zookeeper, tmp_path, Settings(runs=count, first=first, seed=1))
+    ]
     assert [(run["exact"], run["error"], run["damage"]) for run in runs] == [(True, None, {})] * 3
     assert [run["rows_out"] for run in runs] == [run["rows"] for run in runs]
-    assert all(run["failovers"] > 0 and not run["fallbacks"] for run in runs), runs
+    rescaled, *others = runs
+    assert all(run["failovers"] > 0 and not run["fallbacks"] and not run["requests"] for run in others), others
+    (request,) = rescaled["requests"]
+    assert (request["parallelism"], request["status"]) == (2, "done") or request["reason"] == "the job is over"
+    assert len(rescaled["struck"]) == 3
     assert list(tmp_path.iterdir()) == [], "what a run made is gone"
 
 

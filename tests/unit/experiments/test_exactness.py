@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,21 @@ from rich.table import Table
 
 from experiments.exactness.check import Findings, check
 from experiments.exactness.experiment import EXPERIMENT, Settings
-from experiments.exactness.pipeline import NOTHING, TOP_ROWS, Input, Ranked, Standing, after, bucket_of, rows_of
+from experiments.exactness.pipeline import (
+    NOTHING,
+    TOP_ROWS,
+    Input,
+    Ranked,
+    Reader,
+    Standing,
+    after,
+    bucket_of,
+    reader_of,
+    rows_of,
+)
 from experiments.exactness.strikes import EXCEPTION, SIGKILL, STAGES, Case, Strike
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base.operator import OperatorContext
 
 WORDS = Input(seed=3, vocabulary=30)
 ROWS = 400
@@ -24,22 +36,33 @@ SOURCES = 4
 COUNTS = Counter(WORDS.words(ROWS))
 
 
-def history(seed: int) -> list[Ranked]:
-    """The output of one sequential run; ``seed`` chooses how sources and stages, of one subtask each, interleave."""
+def history(seed: int, parallelisms: Sequence[int] = (SOURCES,)) -> list[Ranked]:
+    """The output of one sequential run; ``seed`` chooses how sources and stages, of one subtask each, interleave.
+
+    ``parallelisms``: of the sources, one after the other; each time the rest of the input is dealt anew.
+    """
     chance = random.Random(seed)
+    left, readers = set(range(ROWS)), {}
+    later = list(parallelisms)
     counted: Counter[str] = Counter()
     placed: Counter[int] = Counter()
     standings: dict[int, Standing] = {}
-    sources = [deque(range(source, ROWS, SOURCES)) for source in range(SOURCES)]
+    sources: list[deque[int]] = []
     to_place: dict[int, deque[Any]] = defaultdict(deque)  # by the subtask that has counted them
     to_rank: dict[int, deque[Any]] = defaultdict(deque)  # by the subtask that has placed them
     found = []
-    while any(sources) or any(to_place.values()) or any(to_rank.values()):
+    while later or any(sources) or any(to_place.values()) or any(to_rank.values()):
+        if later and len(left) <= ROWS * len(later) // len(parallelisms):
+            parallelism = later.pop(0)
+            rest = sorted(left)
+            sources = [deque(rest[source::parallelism]) for source in range(parallelism)]
+            readers |= {i: reader_of(parallelism, source) for source, rows in enumerate(sources) for i in rows}
         stages = [sources, to_place.values(), to_rank.values()]
         stage = chance.choice([at for at, queues in enumerate(stages) if any(queues)])
         queue: deque[Any] = chance.choice([queue for queue in stages[stage] if queue])
         taken = queue.popleft()
         if stage == 0:
+            left.remove(taken)
             word = WORDS.word(taken)
             counted[word] += 1
             to_place[len(word)].append((taken, word, counted[word]))
@@ -52,12 +75,12 @@ def history(seed: int) -> list[Ranked]:
             bucket = bucket_of(n, m)
             standings[bucket] = after(standings.get(bucket, NOTHING), i, word, n, m)
             k, top, chain = standings[bucket]
-            found.append(Ranked(bucket, k, i, word, n, m, top, chain))
+            found.append(Ranked(bucket, k, i, word, n, m, top, chain, readers[i]))
     return found
 
 
-def found_in(rows: list[Ranked]) -> Findings:
-    return check(rows, WORDS.words(ROWS), SOURCES)
+def found_in(rows: list[Ranked], parallelisms: Sequence[int] = (SOURCES,)) -> Findings:
+    return check(rows, WORDS.words(ROWS), parallelisms)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -75,9 +98,9 @@ def test_interleavings_differ_nearly_everywhere() -> None:
 
 
 def test_nothing_is_exact_when_nothing_was_read() -> None:
-    assert check([], [], SOURCES).exact
-    assert check([], ["a", "a"], SOURCES).damage == {"input lost": 2, "count lost": 2, "place lost": 2}
-    found = check(history(1), [], SOURCES).damage
+    assert check([], [], [SOURCES]).exact
+    assert check([], ["a", "a"], [SOURCES]).damage == {"input lost": 2, "count lost": 2, "place lost": 2}
+    found = check(history(1), [], [SOURCES]).damage
     assert found == dict.fromkeys(("input made up", "count made up", "place made up"), ROWS)
 
 
@@ -91,7 +114,7 @@ def refolded(rows: list[Ranked]) -> list[Ranked]:
         standing = NOTHING
         for row in sorted(in_bucket, key=lambda row: row.k):
             standing = after(standing, row.i, row.word, row.n, row.m)
-            found.append(Ranked(bucket, standing[0], row.i, row.word, row.n, row.m, *standing[1:]))
+            found.append(Ranked(bucket, standing[0], row.i, row.word, row.n, row.m, *standing[1:], row.reader))
     return found
 
 
@@ -234,6 +257,54 @@ DAMAGE: dict[Callable[[list[Ranked]], list[Ranked]], set[str]] = {
 }
 
 
+def swap_two_occurrences_of_the_last_reader(rows: list[Ranked]) -> list[Ranked]:
+    """As ``swap_two_occurrences``, by a subtask that came with the last rescale."""
+    word = max(COUNTS, key=lambda word: COUNTS[word])
+    first, second = [row for row in rows if row.word == word and row.reader == rows[-1].reader][-2:]
+    swapped = {first: first._replace(i=second.i), second: second._replace(i=first.i)}
+    return refolded([swapped.get(row, row) for row in rows])
+
+
+@pytest.mark.parametrize("parallelisms", [(4, 3), (4, 1, 6), (4, 2, 4)])
+def test_rescales_leave_the_output_exact(parallelisms: tuple[int, ...]) -> None:
+    for seed in range(3):
+        assert found_in(history(seed, parallelisms), parallelisms) == Findings(ROWS)
+    damage = found_in(history(1, parallelisms), parallelisms[:1]).damage
+    assert damage.keys() <= {"reader made up", "out of order"} and damage, "no rescale was requested"
+    for hurt in (lose_one, double_one, swap_two_words, one_bucket_of_another_history, skip_a_count):
+        assert not found_in(hurt(history(1, parallelisms)), parallelisms).exact, hurt
+
+
+def test_a_reader_that_a_rescale_has_made_keeps_the_order() -> None:
+    rows = history(1, (4, 3))
+    assert found_in(swap_two_occurrences_of_the_last_reader(rows), (4, 3)).damage.keys() == {"out of order"}
+
+
+def test_a_reader_that_comes_again_may_go_back_once() -> None:
+    """To rows that others had left; twice is a fault."""
+    rows = [i for i in range(ROWS) if WORDS.word(i) == max(COUNTS, key=lambda word: COUNTS[word])][:5]
+
+    def out_of_order(order: list[int], parallelisms: list[int]) -> int:
+        read = [Ranked(0, 0, rows[at], "w", at, 0, "", "", reader_of(2, 0)) for at in order]
+        read = [row._replace(n=n) for n, row in enumerate(read, 1)]
+        return check(read, ["w"] * 5, parallelisms).damage.get("out of order", 0)
+
+    assert out_of_order([0, 3, 1, 2, 4], [2, 3, 2]) == 0
+    assert out_of_order([0, 3, 1, 2, 4], [2, 3]) == 1
+    assert out_of_order([0, 3, 1, 4, 2], [2, 3, 2]) == 1
+
+
+def test_the_reader_is_in_every_row() -> None:
+    import pyarrow as pa
+
+    schema = pa.schema({"word": pa.string(), "i": pa.int64()})
+    batch = pa.record_batch([["a", "b"], [1, 2]], schema=schema)
+    operator = Reader("reader")
+    (found,) = operator.create(OperatorContext("reader", "words[1]", 1, 3, schema)).process(batch)
+    assert found.schema == operator.output_schema(schema)
+    assert found.column("reader").to_pylist() == [reader_of(3, 1)] * 2
+
+
 @pytest.mark.parametrize("hurt", DAMAGE, ids=lambda hurt: hurt.__name__)
 def test_damage_is_found(hurt: Callable[[list[Ranked]], list[Ranked]]) -> None:
     findings = found_in(hurt(history(1)))
@@ -297,7 +368,7 @@ def test_the_same_seed_gives_the_same_runs() -> None:
 def test_one_two_and_three_failures_at_once_and_apart() -> None:
     kinds = Counter((len(case.strikes), case.apart_s) for case in CASES)
     assert kinds == {(1, 0.0): 100, (2, 0.0): 50, (2, 0.05): 50, (3, 0.0): 50, (3, 0.05): 50}
-    assert all(case.rows * 0.2 < case.at_row < case.rows * 0.65 for case in CASES)
+    assert all(case.rows * 0.2 < case.at_row < case.rows * 0.65 for case in CASES if not case.rescales)
 
 
 def test_failures_lie_everywhere_and_beside_each_other() -> None:
@@ -362,6 +433,10 @@ def made_up_run(case: Case, **figures: Any) -> dict[str, Any]:
     known = {
         "run": case.run,
         "strikes": [strike.__dict__ for strike in case.strikes],
+        "rescales": [rescale.__dict__ for rescale in case.rescales],
+        "struck": [{"met_rescale": False}],
+        "requests": [],
+        "rescaled": [],
         "apart_s": case.apart_s,
         "rows": 100,
         "exact": True,
@@ -378,10 +453,11 @@ def made_up_run(case: Case, **figures: Any) -> dict[str, Any]:
 
 def test_the_document_and_the_table(tmp_path: Path) -> None:
     document = EXPERIMENT.document(Settings(runs=4), tmp_path / "found.json")
-    document.add(made_up_run(CASES[0]))
-    document.add(made_up_run(CASES[1], fallbacks=1, fallback_reasons=["no standby"]))
-    document.add(made_up_run(CASES[2], exact=False, damage={"count lost": 3}))
-    document.add(made_up_run(CASES[3], exact=False, error="JobFailed: for this test", recoveries=[]))
+    cases = [replace(case, rescales=()) for case in CASES[:4]]
+    document.add(made_up_run(cases[0]))
+    document.add(made_up_run(cases[1], fallbacks=1, fallback_reasons=["no standby"]))
+    document.add(made_up_run(cases[2], exact=False, damage={"count lost": 3}))
+    document.add(made_up_run(cases[3], exact=False, error="JobFailed: for this test", recoveries=[]))
     *_, whole = document.content["summary"]
     assert (whole["runs"], whole["exact"], whole["local"], whole["rollback"]) == (4, 2, 1, 1)
     assert all(row["runs"] == row["exact"] + row["wrong"] + row["failed"] for row in document.content["summary"])

@@ -27,7 +27,8 @@ from experiments.soak.faults import CLUSTER_FAULTS, HOLD_S, LOCAL_FAULTS, Draw
 from experiments.soak.usage import flatness
 from flinkplus.api.job import JobHandle
 from flinkplus.cli.main import parser
-from flinkplus.errors import ConfigurationError
+from flinkplus.errors import ConfigurationError, FlinkPlusError, InsufficientSlots, MoveRefused
+from flinkplus.runtime.coordinator.membership.moves import PlannedMove, ScaleReported
 from tests.unit.experiments.orders import Orders
 
 
@@ -40,17 +41,31 @@ def test_faults_come_from_the_seed_and_none_is_left_out() -> None:
     on_a_cluster = some(Settings(hosts=4), len(CLUSTER_FAULTS) * 3)
     for at in range(0, len(on_a_cluster), len(CLUSTER_FAULTS)):
         assert {draw.kind for draw in on_a_cluster[at : at + len(CLUSTER_FAULTS)]} == set(CLUSTER_FAULTS)
-    assert {draw.kind for draw in some(Settings(), 9)} == set(LOCAL_FAULTS)
+    assert {draw.kind for draw in some(Settings(), 12)} == set(LOCAL_FAULTS)
     assert all(HOLD_S[0] <= draw.hold_s <= HOLD_S[1] for draw in on_a_cluster)
     assert {draw.kind for draw in some(Settings(hosts=4, faults=("host",)), 5)} == {"host"}
 
 
 def test_what_no_soak_can_be() -> None:
-    with pytest.raises(ConfigurationError, match="on one machine the faults are sigkill, exception, pause, not host"):
+    with pytest.raises(
+        ConfigurationError, match="on one machine the faults are sigkill, exception, pause, rescale, not host"
+    ):
         Settings(faults=("host",)).check()
     with pytest.raises(ConfigurationError, match="2 slots and replicas at least"):
         Settings(parallelism=1).check()
     Settings(hosts=4).check()
+
+
+def test_rescales_are_among_the_faults_where_one_more_slot_has_room() -> None:
+    assert Settings().kinds_on("local[5]") == LOCAL_FAULTS
+    assert Settings().kinds_on("local[4]") == ("sigkill", "exception", "pause")
+    assert Settings(hosts=4).kinds_on("spark://somewhere:7077", 8) == CLUSTER_FAULTS
+    assert Settings(hosts=4).kinds_on("spark://somewhere:7077", 4) == CLUSTER_FAULTS[:-1]
+    assert Settings(faults=("pause",)).kinds_on("local[4]") == ("pause",)
+    with pytest.raises(InsufficientSlots, match="5 slots"):
+        Settings(faults=("rescale",)).kinds_on("local[4]")
+    assert Settings().parallelisms == (2, 3, 4, 5)
+    assert Settings(hosts=4).parallelisms == (3, 4, 5), "every chain keeps its length"
 
 
 def test_the_command_line() -> None:
@@ -78,6 +93,19 @@ def test_memory_is_flat_or_it_is_not() -> None:
     assert flatness(samples([1.0] * 5)) == flatness([]) == []
 
 
+def test_memory_of_slots_is_of_as_many_as_there_were_at_first() -> None:
+    def of(per_slot: list[float]) -> list[dict[str, float]]:
+        counts = [4 if at < 20 else 6 for at in range(40)]
+        return [
+            {**sample, "slots": size * count, "slot_count": count}
+            for sample, size, count in zip(samples(per_slot), per_slot, counts, strict=True)
+        ]
+
+    level = row(flatness(of([80.0] * 40)), "slots")
+    assert (level["first_mb"], level["last_mb"], level["flat"]) == (320.0, 320.0, True)
+    assert not row(flatness(of([80.0 + at for at in range(40)])), "slots")["flat"]
+
+
 def test_what_fails_a_soak() -> None:
     growing = flatness(samples([300.0 + 5 * at for at in range(40)]))
     found = [fault("host", 1.0), fault("sigkill", 1.0, fallbacks=1), fault("host", 1.0, fallbacks=1, doomed=2)]
@@ -95,15 +123,17 @@ def test_what_fails_a_soak() -> None:
 
 
 def fault(kind: str, restored_s: float, **figures: Any) -> dict[str, Any]:
-    usual = {"at_s": 20.0, "failovers": 1, "fallbacks": 0, "recovery_ms": 100.0, "doomed": 0}
+    usual = {"at_s": 20.0, "failovers": 1, "fallbacks": 0, "recovery_ms": 100.0, "doomed": 0, "rescales": 0}
     return {"kind": kind, "restored_s": restored_s, **usual, **figures}
 
 
 def test_the_summary_and_the_picture(tmp_path: Path) -> None:
     found = [fault("sigkill", 2.0), fault("sigkill", 4.0), fault("exception", 0.5, recovery_ms=None)]
-    exception, sigkill, whole = experiment.summarize(found)
+    found += [fault("rescale", 0.1, failovers=0, rescales=1), fault("rescale", 0.1, failovers=0)]
+    exception, rescale, sigkill, whole = experiment.summarize(found)
+    assert (rescale["faults"], rescale["rescales"], rescale["failovers"], whole["rescales"]) == (2, 1, 0, 1)
     assert (sigkill["faults"], sigkill["restored_median_s"], sigkill["restored_longest_s"]) == (2, 3.0, 4.0)
-    assert (exception["recovery_median_ms"], whole["kind"], whole["faults"]) == (None, "all", 3)
+    assert (exception["recovery_median_ms"], whole["kind"], whole["faults"]) == (None, "all", 5)
     document = EXPERIMENT.document(Settings(), tmp_path / "soak.json")
     for one in found:
         document.add(one)
@@ -170,9 +200,49 @@ class Job:
     def placement(self) -> dict[str, str]:
         return {"count[0]": "worker-2", "count[1]": "worker-1"}
 
+    def chains(self) -> dict[str, list[int]]:
+        return {"count+out[0]": [0, 1], "count+out[1]": [1, 0]}
+
 
 def striker(pid: int, directory: Path, stop: threading.Event, control: Control | None = None) -> faults.Striker:
-    return faults.Striker(cast(JobHandle, Job(pid)), 2, Trigger(directory), stop, control)
+    return faults.Striker(cast(JobHandle, Job(pid)), (2,), Trigger(directory), stop, control)
+
+
+class Rescaled(Job):
+    """A job of two subtasks that answers a request as a test says."""
+
+    def __init__(self, answer: ScaleReported | FlinkPlusError) -> None:
+        super().__init__(0)
+        self._answer = answer
+        self.asked: list[int] = []
+
+    def rescale(self, parallelism: int) -> PlannedMove:
+        self.asked.append(parallelism)
+        if isinstance(self._answer, FlinkPlusError):
+            raise self._answer
+        move = PlannedMove("rescale", 1)
+        move.report(ScaleReported(1, "under_way"))
+        threading.Timer(0.05, lambda: move.report(cast(ScaleReported, self._answer))).start()
+        return move
+
+
+@pytest.mark.parametrize(
+    ("answer", "struck"),
+    [
+        (ScaleReported(1, "done"), "2 to 4"),
+        (ScaleReported(1, "cancelled", "the job is over"), "2 to 4: not done (rescale: the job is over)"),
+        (MoveRefused("try again"), "2 to 4: not done (try again)"),
+    ],
+)
+def test_a_rescale_takes_another_parallelism_and_says_how_it_ended(
+    tmp_path: Path, answer: ScaleReported | FlinkPlusError, struck: str
+) -> None:
+    job = Rescaled(answer)
+    one = faults.Striker(cast(JobHandle, job), (2, 3, 4), Trigger(tmp_path), threading.Event())
+    assert one.strike(Draw("rescale", 5, 1.0)) == struck
+    assert job.asked == [4]
+    with pytest.raises(RunError, match="no parallelism is there but 2"):
+        striker(0, tmp_path, threading.Event()).strike(Draw("rescale", 5, 1.0))
 
 
 def test_a_slot_stands_still_and_goes_on(tmp_path: Path) -> None:

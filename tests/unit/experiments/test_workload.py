@@ -78,6 +78,10 @@ def test_firing_waits_until_the_subtask_has_raised(tmp_path: Path) -> None:
     assert raised[0] < raised[1], "an earlier one does not count"
 
 
+def test_only_ballast_keeps_the_probe_from_another_parallelism() -> None:
+    assert Probe("probe").create(context(0, 2)).snapshot(1) is None
+
+
 def test_ballast_grows_with_the_batches_up_to_its_size_and_survives() -> None:
     keys = 1_000
     states = [Objects() for _ in range(3)]
