@@ -100,7 +100,7 @@ class Settings(TextSettings):
 
         Raises ``InsufficientSlots`` where they are.
         """
-        room, slots = cores or room_of(master), self.parallelism + 1
+        room, slots = cores or room_of(master, 1), self.parallelism + 1
         if RESCALE not in self.kinds or room is None or room >= slots:
             return self.kinds
         if self.faults:
