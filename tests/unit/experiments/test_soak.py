@@ -62,7 +62,7 @@ def test_rescales_are_among_the_faults_where_one_more_slot_has_room() -> None:
     assert Settings(hosts=4).kinds_on("spark://somewhere:7077", 8) == CLUSTER_FAULTS
     assert Settings(hosts=4).kinds_on("spark://somewhere:7077", 4) == CLUSTER_FAULTS[:-1]
     assert Settings(faults=("pause",)).kinds_on("local[4]") == ("pause",)
-    with pytest.raises(InsufficientSlots, match="5 slots"):
+    with pytest.raises(InsufficientSlots, match="room for 5 slots"):
         Settings(faults=("rescale",)).kinds_on("local[4]")
     assert Settings().parallelisms == (2, 3, 4, 5)
     assert Settings(hosts=4).parallelisms == (3, 4, 5), "every chain keeps its length"
