@@ -42,7 +42,7 @@ def history(seed: int, parallelisms: Sequence[int] = (SOURCES,)) -> list[Ranked]
     ``parallelisms``: of the sources, one after the other; each time the rest of the input is dealt anew.
     """
     chance = random.Random(seed)
-    left, readers = set(range(ROWS)), {}
+    left, readers = set(range(ROWS)), dict[int, int]()
     later = list(parallelisms)
     counted: Counter[str] = Counter()
     placed: Counter[int] = Counter()
