@@ -92,7 +92,7 @@ def cluster_usage(control: Control, hosts: list[str], checkpoints: Path) -> Call
 def flatness(usage: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
     """For memory by kind and disk: the medians of the first and the last quarter after warming up, and the limit.
 
-    Rescales change how many slots there are, so the memory of slots is compared where their number is the most frequent.
+    Rescales change how many slots there are: memory of slots is compared where their number is the most frequent one.
     """
     if not usage:
         return []
