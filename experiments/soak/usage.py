@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,20 +92,23 @@ def cluster_usage(control: Control, hosts: list[str], checkpoints: Path) -> Call
 def flatness(usage: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
     """For memory by kind and disk: the medians of the first and the last quarter after warming up, and the limit.
 
-    Rescales change how many slots there are, so the memory of slots is that of as many as there were at first.
+    Rescales change how many slots there are: memory of slots is compared where their number is the most frequent one.
     """
     if not usage:
         return []
     begin_s, end_s = usage[0]["at_s"], usage[-1]["at_s"]
     settled = [sample for sample in usage if sample["at_s"] >= begin_s + WARM_UP * (end_s - begin_s)]
-    quarter = len(settled) // 4
-    if quarter * 4 < LEAST_SAMPLES:
+    if len(settled) // 4 * 4 < LEAST_SAMPLES:
         return []
-    rows, slots = [], statistics.median(sample.get(SLOT_COUNT, 0.0) for sample in settled[:quarter])
+    usual = Counter(sample.get(SLOT_COUNT, 0.0) for sample in settled).most_common(1)[0][0]
+    alike = [sample for sample in settled if sample.get(SLOT_COUNT, 0.0) == usual]
+    rows = []
     for name in (*KINDS, "disk"):
+        samples = alike if name == "slots" else settled
+        quarter = max(1, len(samples) // 4)
         first, last = (
-            statistics.median(_size(sample, name, slots) for sample in part)
-            for part in (settled[:quarter], settled[-quarter:])
+            statistics.median(sample.get(name, 0.0) for sample in part)
+            for part in (samples[:quarter], samples[-quarter:])
         )
         share, slack = LIMITS.get(name, (None, 0.0))
         limit = None if share is None else round(first * (1 + share) + slack, 1)
@@ -113,9 +117,3 @@ def flatness(usage: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
             {"of": name, "first_mb": round(first, 1), "last_mb": round(last, 1), "limit_mb": limit, "flat": flat}
         )
     return rows
-
-
-def _size(sample: dict[str, float], name: str, slots: float) -> float:
-    """``slots``: of as many slots the memory is to be."""
-    size, count = sample.get(name, 0.0), sample.get(SLOT_COUNT, 0.0)
-    return size * slots / count if name == "slots" and count else size

@@ -93,17 +93,15 @@ def test_memory_is_flat_or_it_is_not() -> None:
     assert flatness(samples([1.0] * 5)) == flatness([]) == []
 
 
-def test_memory_of_slots_is_of_as_many_as_there_were_at_first() -> None:
-    def of(per_slot: list[float]) -> list[dict[str, float]]:
-        counts = [4 if at < 20 else 6 for at in range(40)]
-        return [
-            {**sample, "slots": size * count, "slot_count": count}
-            for sample, size, count in zip(samples(per_slot), per_slot, counts, strict=True)
-        ]
+def test_memory_of_slots_is_compared_where_there_are_equally_many() -> None:
+    def of(growth: float) -> list[dict[str, float]]:
+        counts = [4] * 10 + [2] * 10 + [4] * 10 + [6] * 10
+        sizes = [200.0 + 45 * count + growth * at for at, count in enumerate(counts)]
+        return [{**sample, "slot_count": count} for sample, count in zip(samples(sizes), counts, strict=True)]
 
-    level = row(flatness(of([80.0] * 40)), "slots")
-    assert (level["first_mb"], level["last_mb"], level["flat"]) == (320.0, 320.0, True)
-    assert not row(flatness(of([80.0 + at for at in range(40)])), "slots")["flat"]
+    level = row(flatness(of(0.0)), "slots")
+    assert (level["first_mb"], level["last_mb"], level["flat"]) == (380.0, 380.0, True)
+    assert not row(flatness(of(5.0)), "slots")["flat"]
 
 
 def test_what_fails_a_soak() -> None:
