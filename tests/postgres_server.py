@@ -120,7 +120,7 @@ class PostgresServer:
         while any(_lives(process) for process in everyone):
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        (self._data / "postmaster.pid").unlink()  # where nobody waits for the dead, its number would still be in use
+        (self._data / "postmaster.pid").unlink()  # where no parent reaps the dead process, its number is still in use
 
     def execute(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """The rows of one statement."""

@@ -304,7 +304,7 @@ class JobHandle:
         """Take a savepoint at ``target``, a path or a URI, which must not exist or be empty; the job runs on.
 
         A savepoint is complete in itself: it may be moved and copied, new jobs start from it (``start_from`` of
-        ``StreamEnvironment.execute``), at another parallelism too, and nobody but you removes it.
+        ``StreamEnvironment.execute``), at another parallelism too, and stays until you remove it.
 
         Returns when the target is taken: its ``status`` says how far it is, its ``await_done`` waits for the end.
 

@@ -17,15 +17,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from posixpath import join
 
 from flinkplus.errors import OutputDirectoryError
 from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import SinkCommitter, not_yet_committed
-from flinkplus.sinks.file_names import OWNER_FILE, STAGING_DIRECTORY, OpenName, PartName, staging_directory
+from flinkplus.sinks.file_names import OWNER_FILE, STAGING_DIRECTORY, PartName, staging_directory
 from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
 from flinkplus.sinks.spark_log import LOG_DIRECTORY, LoggedFile, SparkFileLog, logged
+from flinkplus.sinks.staging import StagingFolder, is_later
 
 OWNER_FORMAT = 1
 
@@ -37,12 +37,11 @@ class FileCommitter(SinkCommitter):
         self._files = files
         self._owner = {"format": OWNER_FORMAT, "job": job_id, "sink": sink}
         self._job_id = job_id
-        self._staging = staging_directory(job_id)
+        self._staging = StagingFolder(files, staging_directory(job_id))
         self._suffix = suffix
         self._empty_file = empty_file
         self._log = SparkFileLog(files)
         self._committed_through: int | None = None  # None: not read from the log yet
-        self._generations: dict[int, int] = {}  # the newest one seen of each subtask
 
     def allow_only_if(self, check: Callable[[], None]) -> None:
         self._files.check = check
@@ -52,8 +51,7 @@ class FileCommitter(SinkCommitter):
     def prepare(self, resume: bool) -> None:
         try:
             self._prepare_resumed() if resume else self._prepare_new()
-            self._abort_uploads()
-            self._files.make_dir(self._staging)
+            self._staging.make()
         except OSError as error:
             raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
         with self._loaded():
@@ -163,21 +161,18 @@ class FileCommitter(SinkCommitter):
             if entries:
                 self._log.append(entries)
                 self._committed_through = max(file.checkpoint for file in new)
-            if self._is_new_generation(new):
-                self._sweep(checkpoint, {file.name for file in files})
-            self._files.uploads.abort_old(self._staging)
+            if self._staging.is_new_generation(new):
+                self._staging.sweep(checkpoint, {file.name for file in files})
+            self._files.uploads.abort_old(self._staging.name)
 
     def retract_after(self, checkpoint: int | None) -> None:
-        def is_later(part: PartName | None) -> bool:
-            return part is not None and (checkpoint is None or part.checkpoint > checkpoint)
-
         self._check_owner()
         with self._loaded():
-            self._log.retain(lambda entry: not is_later(PartName.parse(entry.name)))
-            for directory in ("", self._staging):
-                for entry in self._files.entries(directory):
-                    if is_later(PartName.parse(entry.name)):
-                        self._files.delete(join(directory, entry.name))
+            self._log.retain(lambda entry: not is_later(PartName.parse(entry.name), checkpoint))
+            for entry in self._files.entries():
+                if is_later(PartName.parse(entry.name), checkpoint):
+                    self._files.delete(entry.name)
+            self._staging.remove_after(checkpoint)
             self._committed_through = _highest_checkpoint(self._log.last_batch())
 
     def _placed(self, file: StagedFile) -> FileEntry:
@@ -185,10 +180,10 @@ class FileCommitter(SinkCommitter):
         name = file.name
         entry = self._files.info(name)
         if entry is None:
-            staged = self._files.info(join(self._staging, name))
+            staged = self._files.info(self._staging.path(name))
             if staged is None or staged.size != file.bytes:
                 raise self._lost(file)
-            self._files.move(join(self._staging, name), name)
+            self._files.move(self._staging.path(name), name)
             entry = self._files.info(name)
         if entry is None or entry.size != file.bytes:
             raise self._lost(file)
@@ -199,29 +194,6 @@ class FileCommitter(SinkCommitter):
             f"output directory {self._files.location}: file {file.name} of checkpoint {file.checkpoint} is "
             f"missing or has not the {file.bytes} bytes that were written; something else changed the directory"
         )
-
-    def _is_new_generation(self, files: Sequence[StagedFile]) -> bool:
-        """Note the generations of ``files``; true when one of them is newer than what was seen of its subtask."""
-        is_new = False
-        for file in files:
-            part = PartName.parse(file.name)
-            if part is not None and part.generation > self._generations.get(part.subtask, -1):
-                self._generations[part.subtask] = part.generation
-                is_new = True
-        return is_new
-
-    def _sweep(self, checkpoint: int, described: set[str]) -> None:
-        """Remove what older generations left: nothing will describe it any more."""
-        for entry in self._files.entries(self._staging):
-            part, unfinished = PartName.parse(entry.name), OpenName.parse(entry.name)
-            if part is not None:
-                is_orphan = part.checkpoint <= checkpoint and entry.name not in described
-            elif unfinished is not None:
-                is_orphan = unfinished.generation < self._generations.get(unfinished.subtask, -1)
-            else:
-                is_orphan = False
-            if is_orphan:
-                self._files.delete(join(self._staging, entry.name))
 
     # --- at the end ---------------------------------------------------------------------------------------------------
 
@@ -238,25 +210,13 @@ class FileCommitter(SinkCommitter):
     def _commit_empty_file(self) -> str:
         """So that readers find the schema; returns its name."""
         name = PartName(0, 0, 0, 0).text(self._suffix)
-        self._files.write(join(self._staging, name), self._empty_file)
+        self._files.write(self._staging.path(name), self._empty_file)
         entry = self._placed(StagedFile(name=name, rows=0, bytes=len(self._empty_file), checkpoint=0))
         self._log.append([logged(self._files, entry)])
         return name
 
-    def _abort_uploads(self) -> None:
-        """No process of this job writes any more, so uploads in progress are never completed."""
-        self._files.check()
-        self._files.uploads.abort(self._staging)
-
     def discard(self) -> None:
-        self._abort_uploads()
-        # Each after a check that this driver still runs the job: files of a later run are not in this listing.
-        for entry in self._files.entries(self._staging):
-            self._files.delete(join(self._staging, entry.name))
-        if not self._files.entries(self._staging):
-            self._files.delete_dir(self._staging)
-        if not self._files.entries(STAGING_DIRECTORY):
-            self._files.delete_dir(STAGING_DIRECTORY)
+        self._staging.discard()
 
     @contextmanager
     def _loaded(self) -> Iterator[int]:

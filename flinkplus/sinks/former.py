@@ -17,17 +17,22 @@ from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import table_staging
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.sink import SCHEME
+from flinkplus.sinks.staging import StagingFolder
 
 
 @dataclass(frozen=True)
-class FormerFileSink(Sink):
-    """A file sink of before. ``path``: its directory."""
+class FormerSink(Sink):
+    """A sink of before. ``path``: the directory where its output is staged."""
 
     path: str
 
     @override
     def writer(self, context: OperatorContext, generation: int) -> SinkWriter:
         raise ConfigurationError(f"sink {self.name!r} belongs to the program before, and takes no rows")
+
+
+class FormerFileSink(FormerSink):
+    """A file sink of before; ``path`` is its directory."""
 
     @override
     def committer(self) -> SinkCommitter:
@@ -36,16 +41,11 @@ class FormerFileSink(Sink):
 
 
 @dataclass(frozen=True)
-class FormerTableSink(Sink):
-    """A sink of before that wrote to a table, whose password is not known here. ``path``: the checkpoint directory.
+class FormerTableSink(FormerSink):
+    """A sink of before that wrote to a table, whose password is not known here. ``path`` is the checkpoint directory.
     ``staging``: the folder below it with the rows that wait."""
 
-    path: str
     staging: str
-
-    @override
-    def writer(self, context: OperatorContext, generation: int) -> SinkWriter:
-        raise ConfigurationError(f"sink {self.name!r} belongs to the program before, and takes no rows")
 
     @override
     def committer(self) -> SinkCommitter:
@@ -58,6 +58,7 @@ class _FormerTableCommitter(SinkCommitter):
     def __init__(self, sink: FormerTableSink) -> None:
         self._sink = sink
         self._files = OutputFiles(sink.path)
+        self._staging = StagingFolder(self._files, sink.staging)
 
     @override
     def allow_only_if(self, check: Callable[[], None]) -> None:
@@ -65,7 +66,7 @@ class _FormerTableCommitter(SinkCommitter):
 
     @override
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
-        if any(self._files.info(f"{self._sink.staging}/{file.name}") is not None for file in files):
+        if any(self._files.info(self._staging.path(file.name)) is not None for file in files):
             raise ConfigurationError(
                 f"sink {self._sink.name!r} is gone, and output of checkpoint {checkpoint} waits to be committed by it: "
                 "resume the program before, and stop it, which commits; then resume the new one"
@@ -77,9 +78,7 @@ class _FormerTableCommitter(SinkCommitter):
 
     @override
     def discard(self) -> None:
-        for entry in self._files.entries(self._sink.staging):
-            self._files.delete(f"{self._sink.staging}/{entry.name}")
-        self._files.delete_dir(self._sink.staging)
+        self._staging.discard()
 
 
 def former_sink(

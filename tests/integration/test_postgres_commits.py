@@ -41,7 +41,7 @@ def test_an_earlier_driver_commits_nothing(postgres: PostgresServer, tmp_path: P
 
 
 def test_a_job_from_a_savepoint_continues_the_table(postgres: PostgresServer, tmp_path: Path) -> None:
-    """The job that the savepoint was taken of commits nothing any more; both may be told again."""
+    """The job that the savepoint was taken of commits nothing any more; both calls may be repeated."""
     old = job(postgres, tmp_path / "old")
     old.checkpoint(1)
     described = old.stage(2)

@@ -97,7 +97,7 @@ def dies(*_: Any, **__: Any) -> None:
 
 
 def files_below(place: Path) -> dict[str, tuple[int, int, int]]:
-    """Every file with what changes when somebody writes it."""
+    """Every file with what a write to it changes."""
     found = {path: path.stat() for path in place.rglob("*") if path.is_file()}
     return {str(path.relative_to(place)): (s.st_mtime_ns, s.st_size, s.st_ino) for path, s in found.items()}
 

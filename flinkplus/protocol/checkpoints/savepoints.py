@@ -14,7 +14,7 @@ Rules:
 - Its checkpoint is kept until the request ends (``pinned``).
 - A request to *stop* holds all other checkpoints from its trigger on (``holds``), the last one included, so that no
   output behind the savepoint becomes visible. When the savepoint is stored, the job stops; when the request fails, the
-  job goes on as if it had never been made.
+  job continues as if it had never been made.
 - A copy reports its progress. Without any within the timeout of storage it is given up.
 - When the input of a job has ended the job finishes by itself, and a request that has no checkpoint yet fails.
 

@@ -105,28 +105,19 @@ def _transform(
         restore.older = tuple(c for c in known if c not in restore.available)
         return
     checkpoint = restore.next_checkpoint
-    _divide(plan, commits, storage, scratch, manifest, checkpoint, restore.generation, after, change)
+    _divide(commits, _rescaling(plan, storage, scratch, manifest, checkpoint, restore.generation, after, change))
     restore.checkpoint, restore.available, restore.older = checkpoint, (checkpoint,), restore.available
     restore.next_checkpoint = CheckpointId(checkpoint + 1)
 
 
-def _divide(
-    plan: Plan,
-    commits: Commits,
-    storage: CheckpointStorage,
-    scratch: Path,
-    manifest: Manifest,
-    checkpoint: CheckpointId,
-    generation: Generation,
-    after: int,
-    change: Comparison | None = None,
-) -> None:
-    """Store ``checkpoint``: the one of ``manifest``, for parallelism ``after``. ``change``: from its program to this
-    one; ``None``: it is this."""
-    with _rescaling(plan, storage, scratch, manifest, checkpoint, generation, after, change) as rescaling:
-        log.info("checkpoint %d of %d subtasks is made into one of %d", manifest.checkpoint, rescaling.before, after)
+def _divide(commits: Commits, division: AbstractContextManager[Rescaling]) -> None:
+    """Store the checkpoint that ``division`` makes."""
+    with division as rescaling:
+        manifest, place = rescaling.manifest, rescaling.place
+        before, after = rescaling.before, rescaling.after
+        log.info("checkpoint %d of %d subtasks is made into one of %d", manifest.checkpoint, before, after)
         handles = rescaling.handles()
-    commits.store(checkpoint, generation, handles, final=False)
+    commits.store(CheckpointId(place.checkpoint), Generation(place.generation), handles, final=False)
 
 
 @contextmanager
@@ -140,7 +131,8 @@ def _rescaling(
     after: int,
     change: Comparison | None = None,
 ) -> Iterator[Rescaling]:
-    """As ``_divide``; what it leaves on the local disk is removed at the end."""
+    """How ``checkpoint`` is made: the one of ``manifest``, for parallelism ``after``. ``change``: from its program to
+    this one; ``None``: it is this. What is left on the local disk is removed at the end."""
     vertices = [vertex.name for vertex in plan.graph.vertices] if change is None else change.old.vertices
     before, options = parallelism_at(manifest, vertices), plan.options
     place = StatePlace(scratch / "rescaling", storage.state_files, generation, checkpoint, options.max_parallelism)
@@ -176,7 +168,10 @@ class CheckpointDivider:
 
     def divide(self, checkpoint: CheckpointId, new: CheckpointId, generation: Generation, parallelism: int) -> None:
         manifest = self.commits.manifest(checkpoint)
-        _divide(self.plan, self.commits, self.storage, self.scratch, manifest, new, generation, parallelism)
+        _divide(
+            self.commits,
+            _rescaling(self.plan, self.storage, self.scratch, manifest, new, generation, parallelism),
+        )
         after = replace(self.plan, options=replace(self.plan.options, parallelism=parallelism))
         self.storage.blobs.put_signed(PLAN_BLOB, plan_bytes(after))
 

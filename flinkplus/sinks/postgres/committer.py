@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from posixpath import join
 from typing import Any, TypeVar
 
 from typing_extensions import override
@@ -24,10 +23,11 @@ from typing_extensions import override
 from flinkplus.errors import InvariantViolation, JobRunsElsewhere, OutputTableError
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import SinkCommitter, not_yet_committed
-from flinkplus.sinks.file_names import STAGING_DIRECTORY, OpenName, PartName
+from flinkplus.sinks.file_names import PartName
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.connecting import PATIENCE_S, Address, patiently, transaction
 from flinkplus.sinks.postgres.table import BEGIN_LOCK_TIMEOUT, COMMIT_LOCK_TIMEOUT, OutputTable, Progress
+from flinkplus.sinks.staging import StagingFolder
 
 T = TypeVar("T")
 log = logging.getLogger("flinkplus")
@@ -49,11 +49,10 @@ class PostgresCommitter(SinkCommitter):
         self._address = address
         self._table = table
         self._files = files
-        self._staging = staging
+        self._staging = StagingFolder(files, staging)
         self._check: Callable[[], None] = lambda: None
         self._run: int | None = None
         self._committed_through = 0
-        self._generations: dict[int, int] = {}  # the newest one seen of each subtask
 
     @override
     def allow_only_if(self, check: Callable[[], None]) -> None:
@@ -82,8 +81,7 @@ class PostgresCommitter(SinkCommitter):
 
     def _ready(self, progress: Progress) -> None:
         self._run, self._committed_through = progress.run, progress.checkpoint
-        self._files.uploads.abort(self._staging)
-        self._files.make_dir(self._staging)
+        self._staging.make()
 
     def _begin(self, connection: Any) -> Progress:
         self._table.lock_names(connection)
@@ -152,7 +150,7 @@ class PostgresCommitter(SinkCommitter):
 
     def _written(self, connection: Any, progress: Progress) -> Progress:
         self._table.write_progress(connection, self._job_id, progress)
-        self._check()  # under the lock of the row: whoever begins later raises ``run`` after this
+        self._check()  # under the lock of the row: a run that begins later raises ``run`` after this
         return progress
 
     # --- while the job runs -------------------------------------------------------------------------------------------
@@ -166,12 +164,12 @@ class PostgresCommitter(SinkCommitter):
                 f"checkpoint {checkpoint} is committed",
                 COMMIT_LOCK_TIMEOUT,
             )
-        is_new = self._is_new_generation(files)
+        is_new = self._staging.is_new_generation(files)
         for file in files:
-            self._files.delete(join(self._staging, file.name))
+            self._files.delete(self._staging.path(file.name))
         if is_new:
-            self._sweep(checkpoint)
-        self._files.uploads.abort_old(self._staging)
+            self._staging.sweep(checkpoint)
+        self._files.uploads.abort_old(self._staging.name)
 
     def _commit(self, connection: Any, checkpoint: int, files: Sequence[StagedFile]) -> int:
         known = self._locked(connection)
@@ -203,7 +201,7 @@ class PostgresCommitter(SinkCommitter):
         """The content of a staged file. Raises ``OutputTableError`` if it is missing or has another size."""
         size = 0
         try:
-            for piece in self._files.chunks(join(self._staging, file.name)):
+            for piece in self._files.chunks(self._staging.path(file.name)):
                 size += len(piece)
                 yield piece
         except FileNotFoundError:
@@ -223,30 +221,7 @@ class PostgresCommitter(SinkCommitter):
                 f"{self._table} holds the rows of checkpoint {committed}, and what is committed to a table cannot be "
                 f"taken back: the job cannot continue from {f'checkpoint {through}' if through else 'the start'}"
             )
-        self._remove(lambda part: part.checkpoint > through, lambda unfinished: False)
-
-    def _is_new_generation(self, files: Sequence[StagedFile]) -> bool:
-        """Note the generations of ``files``; true when one of them is newer than what was seen of its subtask."""
-        is_new = False
-        for file in files:
-            part = PartName.parse(file.name)
-            if part is not None and part.generation > self._generations.get(part.subtask, -1):
-                self._generations[part.subtask] = part.generation
-                is_new = True
-        return is_new
-
-    def _sweep(self, checkpoint: int) -> None:
-        """Remove what is committed, and what older generations left."""
-        self._remove(
-            lambda part: part.checkpoint <= checkpoint,
-            lambda unfinished: unfinished.generation < self._generations.get(unfinished.subtask, -1),
-        )
-
-    def _remove(self, staged: Callable[[PartName], bool], unfinished: Callable[[OpenName], bool]) -> None:
-        for entry in self._files.entries(self._staging):
-            part, left = PartName.parse(entry.name), OpenName.parse(entry.name)
-            if (part is not None and staged(part)) or (left is not None and unfinished(left)):
-                self._files.delete(join(self._staging, entry.name))
+        self._staging.remove_after(through)
 
     # --- at the end ---------------------------------------------------------------------------------------------------
 
@@ -256,12 +231,7 @@ class PostgresCommitter(SinkCommitter):
 
     @override
     def discard(self) -> None:
-        self._files.uploads.abort(self._staging)
-        for entry in self._files.entries(self._staging):
-            self._files.delete(join(self._staging, entry.name))
-        self._files.delete_dir(self._staging)
-        if not self._files.entries(STAGING_DIRECTORY):
-            self._files.delete_dir(STAGING_DIRECTORY)
+        self._staging.discard()
 
 
 def _application(job_id: str) -> str:

@@ -3,8 +3,8 @@
 Rules:
 - a file is held when it is whole and was checked; from then on it is trusted, as everything that this process has
   checked. What a dead process has left in the folder is removed unread;
-- whoever needs a file gets a link to it, or a copy where the file system has no links. So files may be dropped at any
-  time: then they come from storage;
+- a state that needs a file gets a link to it, or a copy where the file system has no links. So files may be dropped at
+  any time: then they come from storage;
 - a thread of low priority fetches, one file after the other. The job runs beside it.
 """
 

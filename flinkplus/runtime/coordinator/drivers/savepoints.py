@@ -59,7 +59,7 @@ class Savepoint:
         """Wait until the savepoint is there; returns ``target``.
 
         Raises ``SavepointRefused`` or ``SavepointError`` when it will not be; ``TimeoutError`` after ``timeout``
-        seconds: it goes on then.
+        seconds, and the savepoint continues.
         """
         return self._await(self._ended, timeout)
 

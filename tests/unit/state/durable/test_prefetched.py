@@ -155,7 +155,7 @@ def test_the_thread_that_fetches_has_a_low_priority(store: Store, ready: Prefetc
 
 
 def test_files_are_used_and_dropped_at_any_time(store: Store, ready: PrefetchedFiles, tmp_path: Path) -> None:
-    """Whoever fetches gets exactly the bytes, whatever other threads do."""
+    """A fetch gives exactly the bytes, whatever other threads do."""
     contents = [bytes([n]) * 5_000 for n in range(6)]
     files = [store.put(tmp_path, f"a[{n}]/1-1-1.sst", content) for n, content in enumerate(contents)]
     ended = threading.Event()

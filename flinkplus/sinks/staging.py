@@ -1,0 +1,79 @@
+"""The folder in which the subtasks of a sink stage output, as the driver keeps it tidy.
+
+Rules: before a file, an upload or a folder goes it is checked that this driver still runs the job
+(``OutputFiles.check``), since a later run stages in the same folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from posixpath import join
+
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.file_names import STAGING_DIRECTORY, OpenName, PartName
+from flinkplus.sinks.files import OutputFiles
+
+
+class StagingFolder:
+    """The folder ``name`` in ``files``."""
+
+    def __init__(self, files: OutputFiles, name: str) -> None:
+        self._files = files
+        self.name = name
+        self._generations: dict[int, int] = {}  # the newest one seen of each subtask
+
+    def path(self, name: str) -> str:
+        """Where the staged file ``name`` is, in ``files``."""
+        return join(self.name, name)
+
+    def make(self) -> None:
+        """Make the folder before the first deployment of a run."""
+        self._abort_uploads()
+        self._files.make_dir(self.name)
+
+    def _abort_uploads(self) -> None:
+        """No process of this job writes any more, so uploads in progress are never completed."""
+        self._files.check()
+        self._files.uploads.abort(self.name)
+
+    def is_new_generation(self, files: Sequence[StagedFile]) -> bool:
+        """Note the generations of ``files``; true when one of them is newer than what was seen of its subtask."""
+        is_new = False
+        for file in files:
+            part = PartName.parse(file.name)
+            if part is not None and part.generation > self._generations.get(part.subtask, -1):
+                self._generations[part.subtask] = part.generation
+                is_new = True
+        return is_new
+
+    def sweep(self, checkpoint: int, described: Collection[str] = ()) -> None:
+        """Remove what is staged up to ``checkpoint`` and not ``described``, and what older generations left
+        unfinished."""
+        self._remove(
+            lambda name, part: part.checkpoint <= checkpoint and name not in described,
+            lambda left: left.generation < self._generations.get(left.subtask, -1),
+        )
+
+    def remove_after(self, checkpoint: int | None) -> None:
+        """Remove what is staged after ``checkpoint``; ``None``: everything that is staged."""
+        self._remove(lambda _, part: is_later(part, checkpoint), lambda _: False)
+
+    def _remove(self, is_staged: Callable[[str, PartName], bool], is_left: Callable[[OpenName], bool]) -> None:
+        for entry in self._files.entries(self.name):
+            part, left = PartName.parse(entry.name), OpenName.parse(entry.name)
+            if (part is not None and is_staged(entry.name, part)) or (left is not None and is_left(left)):
+                self._files.delete(self.path(entry.name))
+
+    def discard(self) -> None:
+        """Remove everything, and the folders that are empty then."""
+        self._abort_uploads()
+        for entry in self._files.entries(self.name):
+            self._files.delete(self.path(entry.name))
+        for folder in (self.name, STAGING_DIRECTORY):
+            if not self._files.entries(folder):  # files of a later run were not in the listing above
+                self._files.delete_dir(folder)
+
+
+def is_later(part: PartName | None, checkpoint: int | None) -> bool:
+    """Whether a file belongs to a checkpoint after ``checkpoint`` (``None``: to any)."""
+    return part is not None and (checkpoint is None or part.checkpoint > checkpoint)
