@@ -353,12 +353,13 @@ class SubtaskState:
             self._adopt(name, state)
 
     def _reload(self, files: Sequence[StateFile]) -> None:
-        """A new store with the content of ``files``."""
+        """A new store, or the one that has just been opened, with the content of ``files``."""
         self._keep_only(files)
         paths = [self._local_copy(file) for file in files]
         self._versions.close()
-        self._store.destroy()
-        self._store = self._open_store()
+        if not self._store.is_new:
+            self._store.destroy()
+            self._store = self._open_store()
         self._store.ingest_copies(paths, counted=[counted_keys(file.clip) for file in files])
         self._store.check_format()
         self._versions = self._open_versions(files)

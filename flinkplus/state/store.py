@@ -138,6 +138,11 @@ class SubtaskStore:
             self._rocks = self._open()
 
     @property
+    def is_new(self) -> bool:
+        """Whether no file was ever given to it."""
+        return self.empty and not self._taken and not self._covered
+
+    @property
     def _db(self) -> Rdict:
         if self._rocks is None:
             self._rocks = self._open()

@@ -18,6 +18,7 @@ from flinkplus.state import BasePolicy, CheckpointStorage, PendingSnapshot, Subt
 from flinkplus.state.backend import folder_name
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.sst_format import WRITE_CHUNK_ENTRIES, Chunk, write_sst
+from flinkplus.state.store import SubtaskStore
 from flinkplus.state.versions import FIRST_CHUNK_ENTRIES, FIRST_LEAD
 from tests.handles import manifest_of, part_of
 
@@ -71,6 +72,30 @@ def test_restored_in_a_fresh_process_from_storage_alone(open_state) -> None:
     assert second.object_state("seen").get_many([b"x", b"y", b"z"]) == [{"n": 1}, (1, "2"), None]
     assert second.state_keys() == 5
     assert second.state_bytes() == handle.bytes_total > 0
+
+
+def test_a_restore_takes_the_store_that_is_open_unless_it_was_used(open_state, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_state()
+    add(first, b"a")
+    handle = snapshot(first, 1)
+    opened: list[Path] = []
+    actual = SubtaskStore._opened
+
+    def counted(store: SubtaskStore) -> object:
+        opened.append(store.directory)
+        return actual(store)
+
+    monkeypatch.setattr(SubtaskStore, "_opened", counted)
+    second = open_state(generation=2, work="elsewhere")
+    second.restore(handle)
+    assert read(second, b"a") == [1]
+    assert len(opened) == 1
+    add(second, b"b")
+    snapshot(second, 2)
+    second.restore(handle)
+    assert read(second, b"a", b"b") == [1, 0], "what was written before the restore is gone"
+    assert len(set(opened)) == 2
+    assert not opened[0].exists()
 
 
 def test_a_handle_says_what_it_holds(open_state) -> None:

@@ -60,6 +60,7 @@ from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.slot.process.config import SlotConfig, slot_host
 from flinkplus.runtime.slot.process.prefetcher import FilesFetched, Prefetcher
+from flinkplus.runtime.slot.process.rehearsal import rehearse
 from flinkplus.runtime.slot.process.silence import SilenceWatch
 from flinkplus.runtime.slot.process.standbys import Standbys
 from flinkplus.runtime.slot.process.turns import Turns
@@ -139,8 +140,9 @@ class Slot(SlotOrders[Subtask]):
         self._ids: RocksStore | None = None
         if self._options.standbys or self.cycles:
             self._retention = Retention(scratch / "log", MessageCodec(), self._options.cache_memory_mb << 20)
+        self._standbys: Standbys | None = None
         if self._options.local:
-            standbys = Standbys(
+            self._standbys = Standbys(
                 index,
                 scratch,
                 self._prefetcher.files,
@@ -149,7 +151,7 @@ class Slot(SlotOrders[Subtask]):
                 self._inbox.put,
                 partial(self._inbox.call_later, turn_s),
             )
-            self._failover = SlotFailover(self, standbys, time)
+            self._failover = SlotFailover(self, self._standbys, time)
             if self._options.promises.repeats:
                 self._ids = RocksStore(scratch / "ids")
         self._load = SlotLoad(time.process_time)
@@ -162,8 +164,7 @@ class Slot(SlotOrders[Subtask]):
         )
         self._filters = 0
         self._session: SlotSession | None = None
-        self._address = ""
-        self._next_heartbeat = 0.0
+        self._address, self._next_heartbeat = "", 0.0
         self._silence = SilenceWatch(options, self._data, self._link, self._pulse, self._lose_coordinator)
         self._peers = Peers(index, self._data.connect, refused_s=self._silence.refused_s)
         self._preference = Preference()
@@ -173,6 +174,7 @@ class Slot(SlotOrders[Subtask]):
 
     def run(self) -> None:
         """Register, and obey orders until the order to stop."""
+        rehearse(self._scratch)
         address = self._address = self._data.start()
         self._link.open()
         name = f"{self.index}-{secrets.token_hex(8)}"
@@ -283,6 +285,8 @@ class Slot(SlotOrders[Subtask]):
             case ControlArrived(_, message, _):
                 if isinstance(message, control.Promote):
                     self._preference.begin(time.monotonic())
+                if isinstance(message, control.Deploy | control.Start) and self._standbys is not None:
+                    self._standbys.rest()
                 if isinstance(message, control.Promote | control.Fence):
                     self._load.hurry(time.monotonic())
                 if isinstance(message, control.Inject):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,7 @@ from flinkplus.runtime.transport.wire.message_format import Message, MessageKind
 from flinkplus.state.durable.state_files import StateTransfers
 
 log = logging.getLogger("flinkplus.slot")
+REST_S = 0.25
 NO_CHANNEL = ChannelId(0, 0, 0)
 
 
@@ -48,6 +50,8 @@ class Standbys:
         self._deliver = deliver
         self._in_turn = in_turn
         self._closed = False
+        self._rest_until_s = 0.0
+        self._needed = threading.Event()
         self._lock = threading.Lock()
         self._agents_turn = threading.Lock()
         self._waiting = 0
@@ -87,6 +91,7 @@ class Standbys:
 
     def _submit(self, run: Callable[[], None]) -> None:
         def counted() -> None:
+            self._needed.wait(self._rest_until_s - time.monotonic())
             try:
                 with self._agents_turn:
                     run()
@@ -98,6 +103,12 @@ class Standbys:
             self._waiting += 1
         with contextlib.suppress(RuntimeError):  # it is being closed
             self._pool.submit(counted)
+
+    def rest(self) -> None:
+        """The job is being deployed, or starts: leave the processor to the stream for ``REST_S``, unless a standby is
+        needed."""
+        self._rest_until_s = time.monotonic() + REST_S
+        self._needed.clear()
 
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
         self._post(self._agent.form, chains)
@@ -134,6 +145,7 @@ class Standbys:
             else:
                 self._deliver(StandbyReady(attempt, subtask, prepared, ""))
 
+        self._needed.set()
         with self._lock:
             idle = self._waiting == 0
         if idle:
@@ -146,6 +158,7 @@ class Standbys:
     def close(self, keeps: bool = False) -> None:
         """Close every copy; waits for what is under way. ``keeps``: the files stay, for the slot's next process."""
         self._closed = True
+        self._needed.set()
         self._fetching.shutdown(wait=False, cancel_futures=True)  # what is on its way may take long, and has no effect
         self._pool.submit(self._agent.close, keeps)
         self._pool.shutdown(wait=True)
