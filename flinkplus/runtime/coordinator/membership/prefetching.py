@@ -1,7 +1,8 @@
 """State files that slots fetch for a rescale while the job runs, so that the switch need not wait for them.
 
 Slots fetch the files of a complete checkpoint, as they would be divided. The job takes further checkpoints meanwhile,
-so there is another round for what these have added, until that is little or ``MAX_ROUNDS`` are over.
+so there is another round for what these have added, until that is little or ``MAX_ROUNDS`` are over. A subtask may have
+written a new base meanwhile, which is as large as its state.
 
 Rules: only the coordinator's thread calls this. Prefetching is a help and not a condition: a slot that ends, that is
 silent, or that cannot have a file, delays the rescale at most, and what was not prefetched is fetched at the switch.
@@ -21,18 +22,23 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Dispatch
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 
 MAX_ROUNDS = 4
+LITTLE_BYTES = 8 << 20
+"""A slot fetches so much in the interruption; more is worth another round."""
 Places = Mapping[SubtaskId, tuple[int, ...]]
 """The slots that are to run a subtask or to have a standby of it."""
-FilesOf = Callable[[CheckpointId, int], Mapping[SubtaskId, tuple[StateFile, ...]]]
+Divided = Mapping[SubtaskId, tuple[StateFile, ...]]
+"""The files that each new subtask takes."""
+FilesOf = Callable[[CheckpointId, int], Divided]
 log = logging.getLogger("flinkplus.coordinator")
 
 
 @dataclass(slots=True)
 class _Fetching:
-    """What one process has been ordered to fetch."""
+    """What one process has been ordered to fetch. ``names``: of these files, in storage."""
 
     incarnation: int
     left_bytes: int
+    names: frozenset[str]
 
 
 @dataclass(eq=False, repr=False)
@@ -67,14 +73,7 @@ class Prefetching:
         self._heard()
 
         def find() -> None:
-            try:
-                divided = self._files(checkpoint, parallelism)
-            except Exception as error:  # of an operator, too; the check before the switch reports what counts
-                log.info("nothing is prefetched of checkpoint %d: %s", checkpoint, described(error))
-                return
-            for subtask, files in divided.items():
-                for slot in places.get(subtask, ()):
-                    found.setdefault(slot, {}).update({file.stored: file for file in files})
+            found.update(_by_slot(self.divided(checkpoint, parallelism), places))
 
         def order(reason: str = "") -> None:
             if number == self._number:
@@ -86,6 +85,14 @@ class Prefetching:
 
         self._dispatch.work(self._dispatch.storage, find, order, order)
 
+    def divided(self, checkpoint: CheckpointId, parallelism: int) -> Divided:
+        """The files of ``checkpoint``; none if they cannot be told. Called by the storage worker."""
+        try:
+            return self._files(checkpoint, parallelism)
+        except Exception as error:  # of an operator, too; the check before the switch reports what counts
+            log.info("nothing is prefetched of checkpoint %d: %s", checkpoint, described(error))
+            return {}
+
     def _heard(self) -> None:
         self._until_s = self._dispatch.clock.monotonic() + self._silence_s
 
@@ -94,7 +101,8 @@ class Prefetching:
         if process is None or not files:
             return
         self._slots.add(slot)
-        self._fetching[slot] = _Fetching(process.incarnation, sum(file.bytes for file in files))
+        names = frozenset(file.stored for file in files)
+        self._fetching[slot] = _Fetching(process.incarnation, sum(file.bytes for file in files), names)
         self._dispatch.send(slot, control.Prefetch(self._number, files))
 
     def take(self, process: SlotProcess, message: control.Prefetched) -> None:
@@ -108,6 +116,18 @@ class Prefetching:
         fetching.left_bytes = message.left_bytes
         if not message.left_bytes:
             self._changed()
+
+    def is_worth_a_round(self, divided: Divided, places: Places) -> bool:
+        """Whether a slot lacks much of ``divided``, and there may be another round: not after one that was not waited
+        for to its end. Nothing is known of a slot that was not asked for anything."""
+        if self.rounds >= MAX_ROUNDS or self.is_under_way:
+            return False
+        known = {slot: fetching.names for slot, fetching in self._fetching.items()}
+        return any(
+            sum(file.bytes for name, file in files.items() if name not in known[slot]) > LITTLE_BYTES
+            for slot, files in _by_slot(divided, places).items()
+            if slot in known
+        )
 
     @property
     def left(self) -> dict[int, int]:
@@ -143,3 +163,12 @@ class Prefetching:
             for slot in sorted(slots):
                 if self._dispatch.processes.get(slot) is not None:
                     self._dispatch.send(slot, control.Prefetch(self._number))
+
+
+def _by_slot(divided: Divided, places: Places) -> dict[int, dict[str, StateFile]]:
+    """The files that each slot needs, by name in storage."""
+    found: dict[int, dict[str, StateFile]] = {}
+    for subtask, files in divided.items():
+        for slot in places.get(subtask, ()):
+            found.setdefault(slot, {}).update({file.stored: file for file in files})
+    return found

@@ -6,7 +6,8 @@ The life of a request::
         '-- timeout: cancelled
 
     CHECKPOINT -- one can be divided --> SWITCHING --> ENDING --> done
-        |      ^------ a failure came first ----'
+        |  |   ^------ a failure came first ----'
+        |  '-- slots lack much of its state: PREFETCHING
         '-- it cannot: cancelled
 
 Rules: only the coordinator's thread calls this. New slots are reserved until the switch: they take no part in the job,
@@ -35,6 +36,7 @@ from flinkplus.errors import (
     UntrustedCheckpoint,
     described,
 )
+from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle, is_aligned
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import JobState
@@ -272,10 +274,12 @@ class Rescales:
         """Find out whether ``checkpoint`` can be divided, while the job runs."""
         rescale.checked, rescale.divisible = checkpoint, False
         refusals: list[str] = []
+        divided: dict[SubtaskId, tuple[StateFile, ...]] = {}
 
         def check() -> None:
             try:
                 self._divider.check(checkpoint, rescale.parallelism)
+                divided.update(self._prefetching.divided(checkpoint, rescale.parallelism))
             except UNREADABLE:
                 raise
             except Exception as error:  # of an operator, too, which is created for the check
@@ -290,6 +294,8 @@ class Rescales:
             if unreadable:
                 log.warning("checkpoint %d cannot be divided: %s", checkpoint, unreadable)
                 rescale.seen, rescale.asked = checkpoint, False
+            elif self._prefetching.is_worth_a_round(divided, self._places(rescale)):
+                rescale.phase, rescale.asked = RescalePhase.PREFETCHING, False
             rescale.divisible = not unreadable
             self.look()
 

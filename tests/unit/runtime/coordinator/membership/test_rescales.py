@@ -26,7 +26,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.commands.moves import check_parallelism
 from flinkplus.runtime.coordinator.membership.extra_slots import ENDING_S, ExtraSlots
 from flinkplus.runtime.coordinator.membership.moves import MoveRequests, Moves, PlannedMove
-from flinkplus.runtime.coordinator.membership.prefetching import MAX_ROUNDS
+from flinkplus.runtime.coordinator.membership.prefetching import LITTLE_BYTES, MAX_ROUNDS
 from flinkplus.runtime.coordinator.membership.rescales import Rescales
 from tests.unit.runtime.coordinator.failover_job import Inline, Job
 from tests.unit.runtime.coordinator.membership.test_spares import Clock, Cluster
@@ -345,8 +345,8 @@ def test_what_cannot_be_divided_is_said(world: World) -> None:
 # --- state is fetched before the switch
 
 
-def state_of(*names: str) -> dict[str, tuple[StateFile, ...]]:
-    return {name: (StateFile(f"{name}.sst", "base", 1, 10, "checksum"),) for name in names}
+def state_of(*names: str, size: int = 10) -> dict[str, tuple[StateFile, ...]]:
+    return {name: (StateFile(f"{name}.sst", "base", 1, size, "checksum"),) for name in names}
 
 
 def prefetching(**options: Any) -> World:
@@ -430,6 +430,48 @@ def test_a_silent_slot_is_not_waited_for_any_longer(caplog: pytest.LogCaptureFix
     assert "no slot has fetched state for 30 s; left: slot-0, slot-1, slot-2, slot-3" in caplog.text
     assert not world.orders(), "there is no further round"
     world.complete(9)
+    assert len(world.requested) == 1
+
+
+def test_a_large_file_that_came_meanwhile_is_fetched_before_the_switch() -> None:
+    """A subtask has written a new base."""
+    world = prefetching()
+    for slot, order in world.orders().items():
+        world.report(slot, order)
+    assert world.phase == "checkpoint"
+    base = StateFile("a.sst", "base", 1, LITTLE_BYTES + 1, "checksum", stored_as="new-base.sst")
+    world.stored["a"] = (base,)
+    world.complete(8)
+    assert world.phase == "prefetching" and world.requested == []
+    orders = world.orders()
+    assert [file.stored for file in orders[0].files] == ["new-base.sst"]
+    for slot, order in orders.items():
+        world.report(slot, order)
+    assert world.phase == "checkpoint" and world.requested == [], "the switch is at a newer checkpoint"
+    world.complete(9)
+    assert len(world.requested) == 1 and not world.orders()
+
+
+def test_large_files_do_not_delay_the_switch_for_ever() -> None:
+    """Every checkpoint has new ones."""
+    world = prefetching()
+    world.stored = state_of("a", "b", "c", "d", size=2 * LITTLE_BYTES)
+    rounds = 0
+    for checkpoint in range(8, 20):
+        orders = world.orders()
+        rounds += bool(orders)
+        for slot, order in orders.items():
+            world.report(slot, order)
+        world.complete(checkpoint)
+    assert rounds == MAX_ROUNDS and len(world.requested) == 1
+
+
+def test_after_a_silent_slot_large_files_are_left_to_the_switch() -> None:
+    world = prefetching()
+    world.stored = state_of("a", "b", "c", "d", size=2 * LITTLE_BYTES)
+    world.clock.now_s += 30.001
+    world.look()
+    world.complete(8)
     assert len(world.requested) == 1
 
 
