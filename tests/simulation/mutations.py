@@ -1744,6 +1744,12 @@ def a_silent_slot_is_waited_for(original: Any) -> Any:
     return property(lambda self: False)
 
 
+@mutation(Prefetching, "is_worth_a_round", rescaled=True)
+def rounds_have_no_end(original: Any) -> Any:
+    """Slots fetch state again whenever a checkpoint has added any, or one is silent."""
+    return lambda self, divided, places: True
+
+
 @mutation(key_groups, "groups_of", rescaled=True)
 def ranges_of_key_groups_overlap(original: Any) -> Any:
     """A subtask takes the state of the key group before its own as well."""

@@ -48,12 +48,14 @@ class Prefetching:
     ``files``: see ``Divider.files``; called by the storage worker.
     ``silence_s``: a round is stuck when no slot has reported for so long.
     ``changed``: called when a round may have ended.
+    ``little_bytes``: so much is left to the switch.
     """
 
     _dispatch: Dispatch
     _files: FilesOf
     _silence_s: float
     _changed: Callable[[], None]
+    _little_bytes: int = LITTLE_BYTES
     rounds: int = field(default=0, init=False)
     fetched: CheckpointId | None = field(default=None, init=False)
     _asked: bool = field(default=False, init=False)
@@ -119,15 +121,20 @@ class Prefetching:
 
     def is_worth_a_round(self, divided: Divided, places: Places) -> bool:
         """Whether a slot lacks much of ``divided``, and there may be another round: not after one that was not waited
-        for to its end. Nothing is known of a slot that was not asked for anything."""
+        for to its end."""
         if self.rounds >= MAX_ROUNDS or self.is_under_way:
             return False
-        known = {slot: fetching.names for slot, fetching in self._fetching.items()}
         return any(
-            sum(file.bytes for name, file in files.items() if name not in known[slot]) > LITTLE_BYTES
+            sum(file.bytes for name, file in files.items() if name not in self._names(slot)) > self._little_bytes
             for slot, files in _by_slot(divided, places).items()
-            if slot in known
         )
+
+    def _names(self, slot: int) -> frozenset[str]:
+        """The files that the process of ``slot`` was ordered to fetch in the last round."""
+        fetching, process = self._fetching.get(slot), self._dispatch.processes.get(slot)
+        if fetching is None or process is None or process.incarnation != fetching.incarnation:
+            return frozenset()
+        return fetching.names
 
     @property
     def left(self) -> dict[int, int]:
