@@ -131,7 +131,7 @@ class SubtaskState:
             self._opened += 1
             directory = self._folder / f"db-{self.generation}-{self._opened}"
             if not directory.exists():  # a dead process may have left one
-                return SubtaskStore(directory)
+                return SubtaskStore(directory, quiet=True)
             remove_folder(directory)
 
     def _open_versions(self, files: Sequence[StateFile]) -> StateVersions:

@@ -98,6 +98,17 @@ def test_a_restore_takes_the_store_that_is_open_unless_it_was_used(open_state, m
     assert not opened[0].exists()
 
 
+def test_a_restored_state_compacts_nothing_before_its_first_version(open_state) -> None:
+    first = open_state()
+    add(first, b"a")
+    second = open_state(generation=2, work="elsewhere")
+    second.restore(snapshot(first, 1))
+    assert second._store._quiet
+    add(second, b"a")
+    snapshot(second, 2)
+    assert not second._store._quiet
+
+
 def test_a_handle_says_what_it_holds(open_state) -> None:
     state = open_state(policy=NEVER)
     add(state, *many(100))
