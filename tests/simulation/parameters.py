@@ -59,6 +59,8 @@ SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to
 """What a user asks for about spare slots, and what happens to them and to others meanwhile."""
 SCALED = 0.06
 """Share of the jobs whose spare slots come and go, of those that recover beside the stream."""
+LITTLE_BYTES = 20
+"""Less than one state file, most often."""
 RESCALED = 0.03
 """Share of the jobs whose parallelism changes while they run."""
 RESCALINGS = (
@@ -168,7 +170,8 @@ class Parameters:
     size (``None``: as they are). ``fence_values``: determinants and digests in one message of an answer to a fence
     (``None``: as many as in the product). ``without``: parts of the protocol that the job lacks
     (``flinkplus.runtime.slot.subtasks.ablation``). ``max_restarts``: the option. ``groups``: of keys, where the
-    parallelism may change (0: it does not)."""
+    parallelism may change (0: it does not). ``little_bytes``: of state files, that a slot may lack when the parallelism
+    changes (``None``: as in the product)."""
 
     seed: int = 0
     stages: int = 2
@@ -213,6 +216,7 @@ class Parameters:
     max_restarts: int = UNLIMITED
     loops: tuple[tuple[int, int], ...] = ()
     groups: int = 0
+    little_bytes: int | None = None
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -361,7 +365,14 @@ def with_rescales(parameters: Parameters, rng: random.Random, share: float) -> P
     records = max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records
     faults = sorted((*parameters.faults, *happens), key=lambda fault: fault.at_ms)
     parallelism = min(parameters.parallelism, MOST_SUBTASKS)
-    return replace(parameters, records=records, faults=tuple(faults), groups=KEY_GROUPS, parallelism=parallelism)
+    return replace(
+        parameters,
+        records=records,
+        faults=tuple(faults),
+        groups=KEY_GROUPS,
+        parallelism=parallelism,
+        little_bytes=rng.choice((None, LITTLE_BYTES)),
+    )
 
 
 def with_savepoints(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

@@ -70,7 +70,6 @@ MAX_ENDED_BY_INPUT = 4
 """Processes that an input may end in one subtask, for each driver: two at the same place, one where messages are cut in
 another way, and one whose last words are still on their way. A row may come to several subtasks at once."""
 SPARES_TIMEOUT_S = 0.5
-LITTLE_BYTES = 20
 ALLOWED_ENDS = (
     "output not committed",
     "no last checkpoint became complete",
@@ -283,7 +282,9 @@ class World:
                 starting._timeout_s = SPARES_TIMEOUT_S
         if coordinator.parts.rescales is not None:
             prefetching = coordinator.parts.rescales._prefetching
-            prefetching._silence_s, prefetching._little_bytes = SPARES_TIMEOUT_S, LITTLE_BYTES
+            prefetching._silence_s = SPARES_TIMEOUT_S
+            if self.parameters.little_bytes is not None:
+                prefetching._little_bytes = self.parameters.little_bytes
         if self.failover is not None and self.parameters.pending_versions:
             attempts = self.failover._attempts
             attempts._config = replace(attempts._config, pending_versions=True)

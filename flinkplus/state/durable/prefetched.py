@@ -80,7 +80,8 @@ class PrefetchedFiles:
         """Fetch those of ``files`` that are not held, and report after each, until all are, or ``begin`` was called
         again. A file that cannot be had is left out: what needs it will find the reason."""
         with contextlib.suppress(OSError, AttributeError):  # not every system has priorities of threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
         missing = {_content(file): file for file in files if _content(file) not in self._held}
         left, why = sum(size for _, size, _ in missing), ""
         if not missing:

@@ -151,7 +151,8 @@ def test_the_thread_that_fetches_has_a_low_priority(store: Store, ready: Prefetc
     found: list[int] = []
     store.before = lambda: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
     on_a_thread(ready, file)
-    assert found == [NICENESS] and os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) != NICENESS
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert found == [max(NICENESS, own)] and (own >= NICENESS or found != [own])
 
 
 def test_files_are_used_and_dropped_at_any_time(store: Store, ready: PrefetchedFiles, tmp_path: Path) -> None:
