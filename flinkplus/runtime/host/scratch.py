@@ -50,7 +50,7 @@ class Scratch:
     def tidy(self) -> None:
         """Every ``TIDY_S`` seconds: remove directories of slots that were dead at the last call, and unused files."""
         before = self._dead
-        self._dead = {path for path in _directories(self.job_id, self.path.parent) if not _is_in_use(path)}
+        self._dead = {path for path in slot_directories(self.job_id, self.path.parent) if not _is_in_use(path)}
         if before is not None:
             for path in before & self._dead:
                 _remove_dead(path)
@@ -68,7 +68,7 @@ def make_scratch(job_id: str, index: int, base: str | None) -> Scratch:
     """A new directory below ``base`` (``None``: the system's temporary space) for slot ``index``, with the state files
     that dead processes of that slot have left there. Raises ``OSError``."""
     scratch = _make(job_id, index, base)
-    for path in _directories(job_id, scratch.path.parent, index):
+    for path in slot_directories(job_id, scratch.path.parent, index):
         if path != scratch.path:
             _remove_dead(path, scratch.path)
     return scratch
@@ -101,7 +101,7 @@ def leave_scratch(scratch: Scratch) -> None:
 
 def sweep(job_id: str, base: Path) -> None:
     """Remove directories of slots of this job whose processes are dead."""
-    for path in _directories(job_id, base):
+    for path in slot_directories(job_id, base):
         _remove_dead(path)
 
 
@@ -121,7 +121,7 @@ def _remove_dead(path: Path, successor: Path | None = None) -> None:
 def wait_for_slots(job_id: str, base: str | Path, patience_s: float) -> None:
     """Return when no living slot of the job has a directory below ``base`` any more, or after ``patience_s``."""
     deadline = time.monotonic() + patience_s
-    while any(_is_in_use(path) for path in _directories(job_id, base)) and time.monotonic() < deadline:
+    while any(_is_in_use(path) for path in slot_directories(job_id, base)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 
 
@@ -190,7 +190,7 @@ def is_removed(job: str) -> bool:
     return is_over(job) and not os.path.exists(os.path.join(job, OVER))
 
 
-def _directories(job_id: str, base: str | Path, index: int | None = None) -> list[Path]:
+def slot_directories(job_id: str, base: str | Path, index: int | None = None) -> list[Path]:
     """The directories of this user's slots of a job (``index``: of one slot), by name."""
     pattern = re.compile(rf"{JOB_PREFIX}{re.escape(job_id)}-slot-{r'[0-9]+' if index is None else index}-")
     try:

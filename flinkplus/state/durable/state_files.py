@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,15 @@ SMALL_BYTES = 1 << 20
 _NAME = re.compile(r"(?P<generation>[0-9]+)-(?P<checkpoint>[0-9]+)-[0-9]+\.sst((\.[0-9a-f]+)?\.tmp)?\Z")
 
 
+Check = Callable[[StateFile, Path], None]
+"""Raises ``CorruptState`` unless a local file has the content that it should have; ``OSError``."""
+
+
+def check_alone(file: StateFile, path: Path) -> None:
+    """Read the whole file."""
+    file.check(file_chunks(path), file.stored)
+
+
 class StateTransfers(Protocol):
     """What a state needs of durable storage."""
 
@@ -31,11 +40,16 @@ class StateTransfers(Protocol):
 
 
 class StateFiles:
-    """The state files in the directory ``uri``."""
+    """The state files in the directory ``uri``. ``check``: compares a file that is not copied with its checksum."""
 
-    def __init__(self, uri: str, files: Files) -> None:
+    def __init__(self, uri: str, files: Files, check: Check = check_alone) -> None:
         self._uri = uri
         self._files = files
+        self._check = check
+
+    def checked_by(self, check: Check) -> StateFiles:
+        """The same files."""
+        return StateFiles(self._uri, self._files, check)
 
     def upload(self, local: Path, name: str) -> None:
         """Copy a local state file into the store under ``name`` (``<subtask>/<generation>-<checkpoint>-<n>.sst``)."""
@@ -44,15 +58,18 @@ class StateFiles:
         except OSError as error:
             raise StateError(f"state file {name} cannot be stored in {self._uri!r}: {error}") from error
 
-    def download(self, file: StateFile, local: Path) -> None:
+    def download(self, file: StateFile, local: Path) -> bool:
         """Copy a state file to ``local``. Raises ``CorruptState`` when the store does not have it.
 
-        One with a clip is linked, where the store can do that: each of several subtasks needs the whole file.
+        One with a clip is linked, where the store can do that: each of several subtasks needs the whole file. Returns
+        whether that was done.
         """
         full = _path(file.stored)
         try:
-            if file.clip is None or not self._files.link(full, local):
+            linked = file.clip is not None and self._files.link(full, local)
+            if not linked:
                 self._files.fetch(full, local)
+            return linked
         except FileNotFoundError as error:
             raise CorruptState(
                 f"state file {self._files.describe(full)} is missing; use an older checkpoint"
@@ -65,8 +82,8 @@ class StateFiles:
         if it has another one. A large file is on the disk then: RocksDB need not wait for that."""
         part = local.with_name(f"{local.name}.{threading.get_ident()}.part")
         try:
-            self.download(file, part)
-            file.check(file_chunks(part), file.stored)
+            check = self._check if self.download(file, part) else check_alone
+            check(file, part)
             if file.bytes > SMALL_BYTES:
                 sync_path(part)
             part.replace(local)

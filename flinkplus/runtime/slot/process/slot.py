@@ -51,7 +51,8 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.injections import Injections
 from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.host.priority import Preference
-from flinkplus.runtime.host.scratch import TIDY_S
+from flinkplus.runtime.host.scratch import TIDY_S, slot_directories
+from flinkplus.runtime.host.shared_checks import SharedChecks
 from flinkplus.runtime.liveness.lifeline import Lifeline
 from flinkplus.runtime.liveness.pulse import Pulse
 from flinkplus.runtime.slot.control.failover import SlotFailover
@@ -83,6 +84,7 @@ from flinkplus.runtime.transport.wire.ports import (
     TransportEvent,
 )
 from flinkplus.state.backend import SubtaskState
+from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.durable.storage import CheckpointStorage
 from upstream_cache.retention import Retention
 
@@ -125,8 +127,7 @@ class Slot(SlotOrders[Subtask]):
         self._attempt, self._on_welcome, self._scratch = attempt, on_welcome, scratch
         self._options = options
         self._inbox: Inbox[SlotEvent] = Inbox()
-        storage = CheckpointStorage(config.checkpoint_dir).state_files
-        self._prefetcher = Prefetcher(storage, scratch, self._inbox.put)
+        self._prefetcher = Prefetcher(_state_files(config, scratch), scratch, self._inbox.put)
         turn_s = options.snapshot_spread * (index % options.parallelism) / options.parallelism
         self._workers = SlotWorkers(turn_s, self._inbox.put)
         self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
@@ -463,3 +464,9 @@ def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | N
     while error is not None and not isinstance(error, NondeterministicOperator):
         error = error.__cause__ or error.__context__
     return error
+
+
+def _state_files(config: SlotConfig, scratch: Path) -> StateFiles:
+    """The files of the job, which the slots of one host check together."""
+    files = CheckpointStorage(config.checkpoint_dir).state_files
+    return files.checked_by(SharedChecks(scratch, partial(slot_directories, config.job_id, scratch.parent)))
