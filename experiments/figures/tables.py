@@ -256,6 +256,65 @@ def rescale(*contents: Content) -> Rows:
     return found
 
 
+def _change(row: Content) -> str:
+    before, after = row["before"], row["after"]
+    return str(after) if before == after else f"{before} to {after}"
+
+
+def rescale_live(*contents: Content) -> Rows:
+    """Another parallelism of a running job."""
+    found: Rows = [
+        (
+            "state, MB",
+            "parallelism",
+            "longest gap, ms",
+            "p95",
+            "gap without a change, ms",
+            "moved after, s",
+            "exact",
+            "n",
+        )
+    ]
+    for row in (row for content in contents for row in content["summary"]):
+        moved = [row[f"moved_{part}ms"] for part in ("", "low_", "high_")]
+        found.append(
+            (
+                number(row["state_mb"], 0),
+                _change(row),
+                _with_interval(row, "gap", "ms"),
+                number(row["gap_p95_ms"], 0),
+                _with_interval(row, "without_gap", "ms"),
+                "{} ({} to {})".format(*(number(value / 1000, 1) for value in moved)),
+                f"{row['exact_runs']} of {row['runs']}",
+                str(row["runs"] - row["unmeasured"]),
+            )
+        )
+    return found
+
+
+def rescale_restored(*contents: Content) -> Rows:
+    """A job that is resumed, at the same and at another parallelism."""
+    found: Rows = [
+        ("state, MB", "recovery", "parallelism", "running after, s", "p95", "of it: slots start, s", "restore, s", "n")
+    ]
+    for row in (row for content in contents for row in content["summary"]):
+        running = [row[f"running_{part}ms"] for part in ("", "low_", "high_", "p95_")]
+        median, low, high, p95 = (number(value / 1000, 2) for value in running)
+        found.append(
+            (
+                number(row["state_mb"], 0),
+                row["recovery"],
+                _change(row),
+                f"{median} ({low} to {high})",
+                p95,
+                number(row["slots_ms"] / 1000, 2),
+                number(row["subtasks_ms"] / 1000, 2),
+                str(row["runs"] - row["unmeasured"]),
+            )
+        )
+    return found
+
+
 MAKERS: dict[str, Callable[..., Rows]] = {
     maker.__name__.replace("_", "-"): maker
     for maker in (
@@ -272,6 +331,8 @@ MAKERS: dict[str, Callable[..., Rows]] = {
         usage,
         snapshots,
         rescale,
+        rescale_live,
+        rescale_restored,
     )
 }
 
