@@ -213,7 +213,8 @@ class Refusals:
         self.by_reason[reason] += 1
         count = self.by_reason[reason]
         if count & (count - 1) == 0:
-            log.warning("%s refused a connection (%s, %d so far): %s", where, reason, count, text)
+            level = logging.INFO if reason == CLOSED else logging.WARNING  # a peer that ends leaves like this, too
+            log.log(level, "%s refused a connection (%s, %d so far): %s", where, reason, count, text)
 
     @property
     def total(self) -> int:
