@@ -47,8 +47,8 @@ class RecordWriter(Protocol):
     moved: str | None
     """The current address of ZooKeeper, if it is not the one that slots were started with."""
 
-    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
-        """Write all records, or none and raise."""
+    def write(self, records: Sequence[ChainEntry], urgent: bool, whole: bool = False) -> None:
+        """Write all records, or none and raise. ``whole``: the job has no others; they are removed."""
 
 
 @dataclass(eq=False, repr=False)
@@ -214,13 +214,14 @@ class JobRegistry:
         found = self._hosts.result(START_TIMEOUT_S)
         return self.moved or found
 
-    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
-        """Write chain records. ``urgent``: a failover waits. Raises unless it is certain that they were written."""
+    def write(self, records: Sequence[ChainEntry], urgent: bool, whole: bool = False) -> None:
+        """Write chain records. ``urgent``: a failover waits. ``whole``: the job has no others; they are removed. Raises
+        unless it is certain that they were written."""
         from chain_backup.zookeeper.records import ChainRecord
 
         timeout_s = URGENT_TIMEOUT_S if urgent else IDLE_TIMEOUT_S
         found = [ChainRecord(str(r.subtask), r.generation, tuple(r.members), r.stable) for r in records]
-        self._elected.result(timeout_s).write(found, timeout_s)
+        self._elected.result(timeout_s).write(found, timeout_s, whole=whole)
 
     def close(self, clean: bool = True) -> None:
         """End the client, the threads and the embedded server. ``clean``: also remove the job from ZooKeeper."""

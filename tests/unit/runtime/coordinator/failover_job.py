@@ -69,7 +69,7 @@ class Records:
         self.written: list[dict[str, tuple[int, ...]]] = []
         self.refuses = False
 
-    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
+    def write(self, records: Sequence[ChainEntry], urgent: bool, whole: bool = False) -> None:
         if self.refuses:
             raise TimeoutError("nobody answers")
         self.written.append({str(record.subtask): record.members for record in records})
