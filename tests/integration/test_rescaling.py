@@ -234,22 +234,24 @@ def test_what_is_refused_and_a_driver_that_dies_half_way(
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
-@pytest.mark.long  # each step alone is a rescale and a recovery as above
-def test_down_to_one_slot_and_up_again(spark: SparkSession, tmp_path: Path, corpus: Path) -> None:
-    """One slot has no standbys, and recovers by rollback; with the second one, standbys are there again."""
-    env = StreamEnvironment(spark, checkpoint_interval=0.15, parallelism=2, checkpoint_dir=tmp_path / "checkpoints")
+def test_one_slot_has_standbys_as_soon_as_there_is_another(spark: SparkSession, tmp_path: Path, corpus: Path) -> None:
+    """A job that begins small: no ZooKeeper, and recovery by rollback; with the second slot both are as in any job."""
+    env = StreamEnvironment(spark, checkpoint_interval=0.15, parallelism=1, checkpoint_dir=tmp_path / "checkpoints")
     words = env.read_text(corpus, name="lines", repeat=1_000).tokenize(name="words").throttle(5_000.0)
     words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
     with env.execute("one-and-more") as job:
-        for parallelism in (1, 2):
-            wait_for_checkpoint(job, 1)
+        wait_for_checkpoint(job, 1)
+        assert job.metrics()["zookeeper"] is None
+        for parallelism, mode in ((1, "rollback"), (2, "standby"), (1, "rollback"), (2, "standby")):
+            before = len(job.recoveries())
             job.rescale(parallelism).await_done(PATIENCE_S)
             wait_until(lambda: job.missing_standbys() == 0, "standbys")
-            before = len(job.recoveries())
+            wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 1)
             assert job.kill(f"count:{parallelism - 1}")
             wait_until(lambda: len(job.recoveries()) > before, "a recovery")  # noqa: B023 - called at once
             wait_until(lambda: job.recoveries()[-1]["caught_up_ms"] is not None, "its end")
-        assert [recovery["mode"] for recovery in job.recoveries()] == ["rollback", "standby"]
+            assert job.recoveries()[-1]["mode"] == mode
+        assert job.metrics()["zookeeper"] == "connected"
         job.drain()
         job.await_finish(PATIENCE_S)
         words_read = job.metrics()["operators"]["words"]["rows_out"]

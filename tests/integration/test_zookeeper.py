@@ -750,6 +750,37 @@ def test_a_job_whose_servers_port_is_taken_goes_on_with_its_sessions(
     assert servers(others) == []
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["starts", "fails"])
+def test_the_server_of_a_job_of_one_slot_starts_with_its_first_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """If it does not start, the job is not ended: it only has no ZooKeeper."""
+    others = servers()
+    told: list[object] = []
+    given_up: list[str] = []
+    options = Options(parallelism=1, session_timeout=TIMEOUT_S)
+    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, given_up.append)
+    if fails:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    with contextlib.closing(registry):
+        registry.begin()
+        registry.write([record_of(1, 0)], urgent=True, whole=True)
+        assert (registry.begun, registry.moved, servers(others)) == (False, None, [])
+        if fails:
+            for _ in range(2):
+                with pytest.raises(ZooKeeperStartError):
+                    registry.write([record_of(2, 0, 1)], urgent=True, whole=True)
+            wait_until(lambda: len(told) == 1, "the news")
+            assert isinstance(told[0], RegistryLost) and not told[0].final
+        else:
+            registry.write([record_of(2, 0, 1)], urgent=True, whole=True)
+            assert RegistryMoved(registry.hosts()) in told and str(registry.moved) == registry.hosts()
+            assert len(servers(others)) == 1
+            registry.write([record_of(3, 0)], urgent=True, whole=True)
+        assert (registry.begun, given_up) == (True, [])
+    assert servers(others) == []
+
+
 def servers(others: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
     """The servers that this process has started, but for ``others``."""
     children = [child for child in psutil.Process().children() if child not in others]

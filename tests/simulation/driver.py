@@ -241,6 +241,7 @@ class SimRegistry:
     """ZooKeeper: the records of chains. Stands for ``JobRegistry``."""
 
     moved: str | None = None
+    begun = True
 
     def __init__(self, world: World) -> None:
         self._world = world

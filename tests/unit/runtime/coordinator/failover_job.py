@@ -64,6 +64,7 @@ class Records:
     """Where chain records go."""
 
     moved: str | None = None
+    begun = True
 
     def __init__(self) -> None:
         self.written: list[dict[str, tuple[int, ...]]] = []
