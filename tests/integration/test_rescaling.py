@@ -25,6 +25,7 @@ from tests.integration.conftest import (
     assert_each_count_once,
     assert_exact,
     expected_counts,
+    running_job,
     wait_for_checkpoint,
     wait_until,
 )
@@ -234,6 +235,12 @@ def test_what_is_refused_and_a_driver_that_dies_half_way(
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
+def in_zookeeper(job: JobHandle) -> set[int]:
+    """The slots that have a session."""
+    found = running_job(job)._registry
+    return set() if found is None or found._registry is None else set(found._registry._slots)
+
+
 def test_one_slot_has_standbys_as_soon_as_there_is_another(spark: SparkSession, tmp_path: Path, corpus: Path) -> None:
     """A job that begins small: no ZooKeeper, and recovery by rollback; with the second slot both are as in any job."""
     env = StreamEnvironment(spark, checkpoint_interval=0.15, parallelism=1, checkpoint_dir=tmp_path / "checkpoints")
@@ -246,6 +253,8 @@ def test_one_slot_has_standbys_as_soon_as_there_is_another(spark: SparkSession, 
             before = len(job.recoveries())
             job.rescale(parallelism).await_done(PATIENCE_S)
             wait_until(lambda: job.missing_standbys() == 0, "standbys")
+            if parallelism > 1:
+                wait_until(lambda: in_zookeeper(job) == set(job.slot_pids()), "sessions")
             wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 1)
             assert job.kill(f"count:{parallelism - 1}")
             wait_until(lambda: len(job.recoveries()) > before, "a recovery")  # noqa: B023 - called at once
