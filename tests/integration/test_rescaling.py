@@ -249,7 +249,7 @@ def test_one_slot_has_standbys_as_soon_as_there_is_another(spark: SparkSession, 
     with env.execute("one-and-more") as job:
         wait_for_checkpoint(job, 1)
         assert job.metrics()["zookeeper"] is None
-        for parallelism, mode in ((1, "rollback"), (2, "standby"), (1, "rollback"), (2, "standby")):
+        for parallelism, mode in ((1, "rollback"), (2, "standby"), (1, "rollback")):
             before = len(job.recoveries())
             job.rescale(parallelism).await_done(PATIENCE_S)
             wait_until(lambda: job.missing_standbys() == 0, "standbys")

@@ -67,7 +67,7 @@ def of_parallelism(parallelism: int, names: Collection[str]) -> bool:
 @pytest.mark.parametrize(
     ("before", "after", "point", "divided", "recovery"),
     [
-        pytest.param(2, 3, (*DIVIDER, "divide", "before"), False, "rollback", id="before-it-is-divided"),
+        pytest.param(2, 3, (*DIVIDER, "divide", "before"), False, "rollback", id="before-it-is-divided", marks=LONG),
         pytest.param(3, 2, (*PLAN, "before"), True, "rollback", id="before-the-plan-is-stored"),
         pytest.param(2, 3, (*RESCALES, "_await_slots", "before"), False, "standby", id="slots-start", marks=LONG),
         pytest.param(2, 3, (*RESCALES, "_await_files", "after"), False, "standby", id="prefetching", marks=LONG),
