@@ -144,8 +144,8 @@ class RecoveryOptions:
     whole job). `standby`: the failed subtasks move to standbys. `partial`: there are no standbys; the failed subtasks
     and their upstreams return to the last checkpoint, and all others drop what they have received already ([decision
     22](decisions/0022-partial-graph-recovery.md)). `rollback`: the whole job returns to the last checkpoint. With one
-    slot, one replica or no periodic checkpoints a job has no standbys. `partial` needs periodic checkpoints and a job
-    without loops."""
+    replica or no periodic checkpoints a job has no standbys, and with one slot none while it has no other. `partial`
+    needs periodic checkpoints and a job without loops."""
     replicas: int = option(3, whole(1, 100))
     """Number of copies of each subtask's state, the active one included. `standby`: at most one per slot, so at most
     `parallelism`, and one more for each [spare slot](operations.md#spare-slots). `partial`: the number of slots that
@@ -307,8 +307,9 @@ class Options(
 
     @property
     def standbys(self) -> bool:
-        """Whether the job has standbys; ``False`` with a single copy, or without checkpoints."""
-        return self.recovery == "standby" and self.members > 1 and self.checkpoint_interval is not None
+        """Whether the job has standbys, while it has more than one slot; ``False`` with a single copy, or without
+        checkpoints. With one slot it has none yet: a rescale or a spare slot gives it some."""
+        return self.recovery == "standby" and self.replicas > 1 and self.checkpoint_interval is not None
 
     @property
     def partial(self) -> bool:

@@ -277,9 +277,11 @@ class ChainTable:
         return tuple(self[subtask].entry() for subtask in subtasks)
 
     def publish(self) -> list[FailoverEffect]:
-        """Write the records of the chains that changed, and send all slots the members; empty when none changed."""
+        """Write the records of the chains that changed, and send all slots the members; empty when none changed. The
+        first records of a deployment are all that there are: no slot needs those of subtasks that it does not have."""
+        whole = len(self._unwritten) == len(self._chains)
         records = self.entries([chain.subtask for chain in self if chain.subtask in self._unwritten])
-        return [WriteRecords(None, records), self.formation()] if records else []
+        return [WriteRecords(None, records, whole), self.formation()] if records else []
 
     def formation(self) -> FormChains:
         return FormChains(tuple((chain.subtask, chain.generation, chain.members) for chain in self))

@@ -10,15 +10,44 @@ from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId, invariant
 
 
 class EventCheck:
-    """Knows the subtasks, channels and slots of a job; spare slots are added when they join."""
+    """Knows the subtasks, channels and slots of a job; spare slots are added when they join.
 
-    def __init__(self, topology: Topology, slots: tuple[int, ...]) -> None:
+    ``before``, ``until``: the check of the subtasks before these, and the newest generation that they had: a rescale
+    has replaced them. Late reports about them, and of slots of theirs that have ended, are no errors.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        slots: tuple[int, ...],
+        before: EventCheck | None = None,
+        until: Generation | None = None,
+    ) -> None:
         self._own = slots
         self._slots = set(slots)  # never iterated
         self._channels = {
             subtask: (frozenset(topology.inputs(subtask)), frozenset(topology.outputs(subtask)))
             for subtask in topology.subtasks
         }
+        self._former: frozenset[SubtaskId] = frozenset()
+        self._until = until or Generation(0)
+        if before is not None:
+            self._slots |= before._slots
+            self._former = before._former.union(before._channels)
+
+    def is_stale(self, event: events.FailoverEvent) -> bool:
+        """Whether a slot reports about a subtask that a rescale has replaced, when that is over."""
+        match event:
+            case (
+                events.SubtaskFailed(subtask, generation)
+                | events.HeadPersisted(subtask, generation)
+                | events.VersionStaged(subtask, _, generation)
+            ):
+                return generation <= self._until and subtask in self._former
+            case events.StandbyPromotionFailed(_, _, subtask):
+                return subtask in self._former and subtask not in self._channels
+            case _:
+                return False
 
     def __call__(self, event: events.FailoverEvent, newest: Generation, running: bool) -> None:
         """Raise ``PeerProtocolError``, or ``InvariantViolation`` where only the coordinator can be wrong.
@@ -42,7 +71,8 @@ class EventCheck:
             case events.SubtaskFailed(subtask, generation):
                 self._check_subtask(subtask, generation, newest)
             case events.MoveRequested(_, subtask):
-                self._check_subtask(subtask, Generation(0), newest)
+                if subtask not in self._former:  # otherwise the user named it before the rescale: refused
+                    self._check_subtask(subtask, Generation(0), newest)
             case events.HeadPersisted(subtask, generation, _, cursors):
                 self._check_subtask(subtask, generation, newest)
                 if not self._fits(subtask, cursors):

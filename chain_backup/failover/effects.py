@@ -37,10 +37,12 @@ class WriteRecords(Frozen):
     """Write ``records`` in one transaction, in the order of these effects: ``RecordsWritten`` or ``RecordsRefused``.
 
     ``attempt``: None when no attempt waits for the answer, because the records describe what already holds.
+    ``whole``: the job has no other chains: records of others, of subtasks of before, are removed.
     """
 
     attempt: int | None
     records: tuple[ChainEntry, ...]
+    whole: bool = False
 
 
 class FormChains(Frozen):

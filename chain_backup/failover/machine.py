@@ -53,13 +53,14 @@ class FailoverProtocol:
     ) -> None:
         invariant(slots >= 1, "a job needs at least one slot", slots=slots)
         self._config = config or FailoverConfig()
-        self._build(topology, PlannedMembers(topology, tuple(range(slots)), self._config.replicas, strategy))
+        planned = PlannedMembers(topology, tuple(range(slots)), self._config.replicas, strategy)
+        self._check = EventCheck(topology, planned.own)
+        self._build(topology, planned)
         self._running = False
         self._threw: set[SubtaskId] = set()  # since the last complete checkpoint; never iterated
 
     def _build(self, topology: Topology, planned: PlannedMembers) -> None:
         self._topology, self._planned = topology, planned
-        self._check = EventCheck(topology, planned.own)
         self._table = ChainTable(topology, not self._config.partial)
         self._attempts = Attempts(topology, self._config, self._table, planned)
         self._handover = Handover(self._config, self._table, planned, self._attempts)
@@ -169,6 +170,8 @@ class FailoverProtocol:
     def step(self, now_ms: int, event: events.FailoverEvent) -> list[FailoverEffect]:
         """The effects of ``event``, and of all that is due at ``now_ms``. Raises ``PeerProtocolError`` or
         ``InvariantViolation``, changing nothing, when the event is impossible."""
+        if self._check.is_stale(event):
+            return []
         self._check(event, self.newest_generation, self._running)
         if isinstance(event, events.JobStarted):
             return self._on_started(event)
@@ -255,7 +258,9 @@ class FailoverProtocol:
         """Nothing is left of the deployments before, except for what ``_stop`` keeps."""
         invariant(not self._running, "subtasks are replaced while the job is interrupted", slots=event.slots)
         topology, attempts = replace(self._topology, parallelism=event.parallelism), self._attempts
-        self._build(topology, self._planned.replaced(topology, event.slots))
+        planned = self._planned.replaced(topology, event.slots)
+        self._check = EventCheck(topology, planned.own, self._check, attempts.newest_generation)
+        self._build(topology, planned)
         self._attempts.continue_numbers_of(attempts)
 
     def _stop(self, reason: str) -> list[FailoverEffect]:

@@ -214,6 +214,8 @@ class PlannedMembers:
                 return self._request_scaling(request, retiring, force, table)
 
     def _request_move(self, request: int, subtask: SubtaskId, slot: int, table: ChainTable) -> list[ReportMove]:
+        if subtask not in self._topology.subtasks:
+            return [_refused(request, f"the job has no subtask {subtask} any more")]
         if slot not in self._slots:
             return [_refused(request, f"slot {slot} does not exist; the slots are {', '.join(map(str, self._slots))}")]
         if not table.is_alive(slot):

@@ -2,7 +2,9 @@
 
 Rules: one write is one transaction: all of its records or none. It checks the coordinator's epoch, so that a driver
 that was replaced writes nothing, and the version of every record, so that nothing is overwritten unseen. After a write
-whose outcome is open (the connection broke, no answer came) the records themselves tell whether it was done.
+whose outcome is open (the connection broke, no answer came) the records themselves tell whether it was done. Records of
+chains that a deployment no longer has are removed in the transaction that writes those that it has; whatever is left
+after a failure is removed with the next write. A removal checks no version, since nothing needs that record.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class ChainStore:
         self._paths = paths
         self._lock = Lock()
         self._known: dict[str, int] = {}  # versions
-        self._open: dict[str, bytes] = {}  # what writes of open outcome wanted
+        self._open: dict[str, bytes | None] = {}  # what writes of open outcome wanted; ``None``: a removal
+        self._obsolete: set[str] = set()  # to be removed, if there; never iterated in an order that shows
 
     def read(self, timeout_s: float) -> dict[str, ChainRecord]:
         """All records; what is written next is checked against them. Raises ``RegistryUnavailable``, ``BadRecord``."""
@@ -43,13 +46,18 @@ class ChainStore:
             self._open.clear()
             return records
 
-    def write(self, records: Sequence[ChainRecord], epoch: int, timeout_s: float) -> None:
+    def write(self, records: Sequence[ChainRecord], epoch: int, timeout_s: float, whole: bool = False) -> None:
         """Write all or nothing, as the coordinator of ``epoch``. Raises ``StaleRecord`` or ``CoordinatorElsewhere``
-        (then nothing was written), ``RegistryUnavailable``."""
+        (then nothing was written), ``RegistryUnavailable``.
+
+        ``whole``: the application has no other chains; all other records are removed.
+        """
         wanted = {record.subtask: record.encode() for record in records}
         what = f"writing the chains of {', '.join(list(wanted)[:5])}"
         with self._lock:
             deadline = time.monotonic() + timeout_s
+            others = self._known.keys() | self._open.keys() if whole else self._obsolete
+            self._obsolete = others - wanted.keys()
 
             def write() -> None:
                 if not (self._open and self._settle(wanted, deadline)):
@@ -75,25 +83,36 @@ class ChainStore:
             return  # real writes find out what is wrong
 
     def _commit(self, wanted: Mapping[str, bytes], epoch: int, deadline: float) -> None:
+        changes: dict[str, bytes | None] = {**wanted}
+        changes.update(dict.fromkeys(sorted(self._obsolete & self._known.keys())))
         transaction = self._client.kazoo.transaction()
         transaction.check(self._paths.epoch, epoch)
-        for subtask, data in wanted.items():
+        for subtask, data in changes.items():
             version = self._known.get(subtask, ABSENT)
-            if version == ABSENT:
+            if data is None:
+                transaction.delete(self._paths.subtask(subtask))
+            elif version == ABSENT:
                 transaction.create(self._paths.subtask(subtask), data)
             else:
                 transaction.set_data(self._paths.subtask(subtask), data, version)
-        self._open.update(wanted)  # until there is an answer
+        self._open.update(changes)  # until there is an answer
         error, failed = commit(transaction, deadline)
-        for subtask in wanted:
+        for subtask, data in changes.items():
             del self._open[subtask]
-            if error is None:
+            if error is None and data is None:
+                del self._known[subtask]
+            elif error is None:
                 self._known[subtask] = self._known.get(subtask, ABSENT) + 1
         if error is None:
             return
         if failed == 0:
             raise CoordinatorElsewhere(f"another driver has taken over {self._paths.base}")
-        what = f"the chain of {list(wanted)[failed - 1]}"
+        subtask, data = list(changes.items())[failed - 1]
+        if data is None and isinstance(error, NoNodeError):
+            del self._known[subtask]  # it was removed by hand
+            self._commit(wanted, epoch, deadline)
+            return
+        what = f"the chain of {subtask}"
         if isinstance(error, (BadVersionError, NodeExistsError, NoNodeError)):
             raise StaleRecord(f"{what} was changed by another: {type(error).__name__}")
         raise RegistryUnavailable(f"{what} cannot be written: {type(error).__name__} {error}")
@@ -107,9 +126,11 @@ class ChainStore:
         for subtask, data in self._open.items():
             known = self._known.get(subtask, ABSENT)
             version, content = found[subtask]
-            if version == known + 1 and content == data:
+            if data is None and version == ABSENT:
+                self._known.pop(subtask, None)
+            elif version == known + 1 and content == data:
                 self._known[subtask] = version
-            elif version == known:
+            elif data is None or version == known:
                 done = False
             else:
                 raise StaleRecord(f"the chain of {subtask} was changed by another")

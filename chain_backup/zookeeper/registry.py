@@ -99,12 +99,12 @@ class Registry:
         self._chains.read(max(1.0, deadline - time.monotonic()))
         self.client.post(self._refresh)
 
-    def write(self, records: Sequence[ChainRecord], timeout_s: float = WRITE_TIMEOUT_S) -> None:
-        """Write chain records in one transaction; blocks. Each is checked against what was last written or read. Raises
-        as ``ChainStore.write``."""
+    def write(self, records: Sequence[ChainRecord], timeout_s: float = WRITE_TIMEOUT_S, *, whole: bool = False) -> None:
+        """Write chain records in one transaction; blocks. Each is checked against what was last written or read.
+        ``whole``: remove all others. Raises as ``ChainStore.write``."""
         if self._epoch is None:
             raise CoordinatorElsewhere(f"not elected as the coordinator of {self._application!r}")
-        self._chains.write(records, self._epoch, timeout_s)
+        self._chains.write(records, self._epoch, timeout_s, whole)
 
     def rehearse(self, writes: int, timeout_s: float) -> None:
         """Warm a server up that has just been started; see ``ChainStore.rehearse``. Raises nothing."""

@@ -86,7 +86,7 @@ class Settings(TextSettings):
             where = "one machine" if self.hosts is None else "a cluster"
             raise ConfigurationError(f"on {where} the faults are {', '.join(known)}, not {strange[0]}")
         options = options_from({}, self.options())
-        if not options.standbys:
+        if not options.standbys or options.parallelism < 2:
             raise ConfigurationError("a soak waits for standbys after each fault: take 2 slots and replicas at least")
 
     @property

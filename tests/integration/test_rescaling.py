@@ -20,7 +20,15 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job.rescaling.in_flight import InFlight
 from flinkplus.state.durable.blobs import Blobs
 from flinkplus.state.durable.storage import CheckpointStorage
-from tests.integration.conftest import PATIENCE_S, assert_exact, expected_counts, wait_for_checkpoint, wait_until
+from tests.integration.conftest import (
+    PATIENCE_S,
+    assert_each_count_once,
+    assert_exact,
+    expected_counts,
+    running_job,
+    wait_for_checkpoint,
+    wait_until,
+)
 from tests.typed import Command
 
 pytestmark = pytest.mark.integration
@@ -225,6 +233,40 @@ def test_what_is_refused_and_a_driver_that_dies_half_way(
         assert job.state == "finished" and job.metrics()["committed_rows"] == metrics["committed_rows"]
         assert job.metrics()["operators"] == metrics["operators"]
     assert_exact(tmp_path / "out", expected_counts(corpus))
+
+
+def in_zookeeper(job: JobHandle) -> set[int]:
+    """The slots that have a session."""
+    found = running_job(job)._registry
+    return set() if found is None or found._registry is None else set(found._registry._slots)
+
+
+def test_one_slot_has_standbys_as_soon_as_there_is_another(spark: SparkSession, tmp_path: Path, corpus: Path) -> None:
+    """A job that begins small: no ZooKeeper, and recovery by rollback; with the second slot both are as in any job."""
+    env = StreamEnvironment(spark, checkpoint_interval=0.15, parallelism=1, checkpoint_dir=tmp_path / "checkpoints")
+    words = env.read_text(corpus, name="lines", repeat=1_000).tokenize(name="words").throttle(5_000.0)
+    words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
+    with env.execute("one-and-more") as job:
+        wait_for_checkpoint(job, 1)
+        assert job.metrics()["zookeeper"] is None
+        for parallelism, mode in ((1, "rollback"), (2, "standby"), (1, "rollback")):
+            before = len(job.recoveries())
+            job.rescale(parallelism).await_done(PATIENCE_S)
+            wait_until(lambda: job.missing_standbys() == 0, "standbys")
+            if parallelism > 1:
+                wait_until(lambda: in_zookeeper(job) == set(job.slot_pids()), "sessions")
+            wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 1)
+            assert job.kill(f"count:{parallelism - 1}")
+            wait_until(lambda: len(job.recoveries()) > before, "a recovery")  # noqa: B023 - called at once
+            wait_until(lambda: job.recoveries()[-1]["caught_up_ms"] is not None, "its end")
+            assert job.recoveries()[-1]["mode"] == mode
+        assert job.metrics()["zookeeper"] == "connected"
+        job.drain()
+        job.await_finish(PATIENCE_S)
+        words_read = job.metrics()["operators"]["words"]["rows_out"]
+    table = pq.read_table(tmp_path / "out")
+    assert table.num_rows == words_read
+    assert_each_count_once(table)
 
 
 def test_shared_files_serve_a_standby_and_go_in_the_end(spark: SparkSession, tmp_path: Path, corpus: Path) -> None:

@@ -490,6 +490,38 @@ def test_a_record_that_another_changed_stops_the_whole_write(bench: Bench) -> No
         registry.read()
 
 
+def test_records_of_chains_that_are_no_more_are_removed_with_the_write_of_all(bench: Bench) -> None:
+    registry = bench.registry()
+    registry.write(chains(1, subtasks=6))
+    registry.write(chains(2)[:1])
+    assert len(registry.read()) == 6, "others stay, unless a write is of all there are"
+    client = bench.raw()
+    client.delete(bench.path("subtasks/count+out[5]"))
+    client.set(bench.path("subtasks/count+out[4]"), b"?")
+    registry.write(chains(3), whole=True)
+    assert registry.read() == by_subtask(chains(3))
+    registry.write(chains(4, subtasks=5), whole=True)
+    assert registry.read() == by_subtask(chains(4, subtasks=5))
+
+
+def test_a_driver_that_was_replaced_removes_no_record(bench: Bench) -> None:
+    registry = bench.registry()
+    registry.write(chains(1))
+    bench.raw().set(bench.path("epoch"), b"")
+    with pytest.raises(CoordinatorElsewhere):
+        registry.write(chains(2)[:1], whole=True)
+    assert registry.read() == by_subtask(chains(1))
+
+
+def test_the_next_driver_removes_the_records_of_the_one_before(bench: Bench) -> None:
+    first = bench.registry()
+    first.write(chains(1, subtasks=8))
+    first.close()
+    second = bench.registry()
+    second.write(chains(2, subtasks=2), whole=True)
+    assert second.read() == by_subtask(chains(2, subtasks=2))
+
+
 def test_writes_from_many_threads_all_count(bench: Bench) -> None:
     registry = bench.registry()
     registry.write(chains(1))
@@ -568,19 +600,36 @@ def test_a_write_whose_answer_is_lost_is_not_done_twice(bench: Bench, first: boo
     proxy = bench.proxy()
     registry = bench.registry(hosts=proxy.hosts, timeout_s=3.0)
     if not first:
-        registry.write(chains(1))
+        registry.write(chains(1, subtasks=6))
     client = bench.raw()
     path = bench.path("subtasks/count+out[3]")
     versions = 0 if first else 1
     proxy.mode = "deaf"
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(registry.write, chains(2))
+        writing = pool.submit(registry.write, chains(2), whole=True)
         wait_until(lambda: _version(client, path) == versions, "the write")
         _answer_again(proxy)
         writing.result(timeout=60)
     assert _version(client, path) == versions
     registry.write(chains(3))
     assert registry.read() == by_subtask(chains(3))
+
+
+@pytest.mark.parametrize("mode", ["deaf", "dead"])
+def test_a_removal_given_up_is_made_good_by_the_next_write(bench: Bench, mode: str) -> None:
+    """Whether the server has done it or not."""
+    proxy = bench.proxy()
+    registry = bench.registry(hosts=proxy.hosts, timeout_s=10.0)
+    registry.write(chains(1, subtasks=6))
+    proxy.mode = mode
+    with pytest.raises(RegistryUnavailable):
+        registry.write(chains(2), timeout_s=0.5, whole=True)
+    proxy.mode = "pass"
+    proxy.cut()
+    registry.write(chains(3)[:1])
+    assert registry.read() == by_subtask(chains(3)[:1] + chains(2 if mode == "deaf" else 1)[1:])
+    registry.write(chains(4, subtasks=5), whole=True)
+    assert registry.read() == by_subtask(chains(4, subtasks=5))
 
 
 def _version(client: KazooClient, path: str) -> int | None:
@@ -698,6 +747,37 @@ def test_a_job_whose_servers_port_is_taken_goes_on_with_its_sessions(
         wait_until(lambda: session_events[-1] == SessionReconnected(), "the session is as it was")
         assert not [event for event in told if isinstance(event, SlotNodeGone)] and given_up == []
         assert registry.server_restarts == 1
+    assert servers(others) == []
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["starts", "fails"])
+def test_the_server_of_a_job_of_one_slot_starts_with_its_first_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """If it does not start, the job is not ended: it only has no ZooKeeper."""
+    others = servers()
+    told: list[object] = []
+    given_up: list[str] = []
+    options = Options(parallelism=1, session_timeout=TIMEOUT_S)
+    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, given_up.append)
+    if fails:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    with contextlib.closing(registry):
+        registry.begin()
+        registry.write([record_of(1, 0)], urgent=True, whole=True)
+        assert (registry.begun, registry.moved, servers(others)) == (False, None, [])
+        if fails:
+            for _ in range(2):
+                with pytest.raises(ZooKeeperStartError):
+                    registry.write([record_of(2, 0, 1)], urgent=True, whole=True)
+            wait_until(lambda: len(told) == 1, "the news")
+            assert isinstance(told[0], RegistryLost) and not told[0].final
+        else:
+            registry.write([record_of(2, 0, 1)], urgent=True, whole=True)
+            assert RegistryMoved(registry.hosts()) in told and str(registry.moved) == registry.hosts()
+            assert len(servers(others)) == 1
+            registry.write([record_of(3, 0)], urgent=True, whole=True)
+        assert (registry.begun, given_up) == (True, [])
     assert servers(others) == []
 
 

@@ -171,6 +171,32 @@ def test_one_driver_runs_a_job_until_another_has_taken_it_over(
     assert sum(counts["count_max"].to_pylist()) == resumed.metrics()["committed_rows"]["out"], "each row once"
 
 
+def test_records_and_nodes_of_what_a_rescale_has_ended_are_gone(
+    spark: SparkSession, corpus: Path, tmp_path: Path, ensemble: EmbeddedZooKeeper
+) -> None:
+    client = KazooClient(ensemble.hosts)
+    client.start()
+    try:
+        with start(spark, corpus, tmp_path / "out", zookeeper=ensemble.hosts, rate=4_000.0) as job:
+            wait_for_checkpoint(job)
+            (application,) = client.get_children("/flinkplus")
+
+            def found(what: str) -> list[str]:
+                return client.get_children(f"/flinkplus/{application}/{what}")
+
+            assert len(found("subtasks")) == 6 and len(found("slots")) == 3
+            job.rescale(2).await_done(PATIENCE_S)
+            wait_until(lambda: len(found("subtasks")) == 4 and len(found("slots")) == 2, "the end of the others")
+            assert not [name for name in found("subtasks") if name.endswith("[2]")]
+            wait_until(lambda: job.missing_standbys() == 0, "standbys")
+            assert job.kill("count:1")
+            wait_until(lambda: len(job.recoveries()) == 1, "a recovery")
+            assert job.recoveries()[0]["mode"] == "standby" and len(found("subtasks")) == 4
+    finally:
+        client.stop()
+        client.close()
+
+
 def test_two_jobs_share_an_ensemble_and_leave_nothing_in_it(
     spark: SparkSession, corpus: Path, tmp_path: Path, ensemble: EmbeddedZooKeeper
 ) -> None:

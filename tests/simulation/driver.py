@@ -241,6 +241,7 @@ class SimRegistry:
     """ZooKeeper: the records of chains. Stands for ``JobRegistry``."""
 
     moved: str | None = None
+    begun = True
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -248,14 +249,14 @@ class SimRegistry:
         self.is_away = False
         self.is_unsure = False
 
-    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
+    def write(self, records: Sequence[ChainEntry], urgent: bool, whole: bool = False) -> None:
         if self.is_away:
             raise Unavailable("no answer from ZooKeeper")
         for record in records:
             known = self.records.get(record.subtask)
             if known is not None and known.generation > record.generation:
                 raise Unavailable(f"{record.subtask} has generation {known.generation} already")
-        self.records.update({record.subtask: record for record in records})
+        self.records = {**({} if whole else self.records), **{record.subtask: record for record in records}}
         if self.is_unsure and self._world.rng_storage.random() < 0.5:
             raise Unavailable("ZooKeeper took the records, or it did not")
 

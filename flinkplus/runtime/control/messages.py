@@ -466,7 +466,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class RegistryAddress:
-    """ZooKeeper has a new address: reconnect to ``hosts`` with the same session."""
+    """ZooKeeper has a new address: reconnect to ``hosts`` with the same session, or open one if there is none yet."""
 
     hosts: str
 

@@ -61,7 +61,7 @@ class JobView:
         return {
             **self._stamps.counts,
             "fallback_reasons": list(self._stamps.fallback_reasons),
-            "zookeeper": None if self._machines.failover is None else lost,
+            "zookeeper": lost if self._presence.uses_registry else None,
         }
 
     def security(self) -> dict[str, int]:

@@ -133,8 +133,10 @@ class RunningJob:
         )
 
     def _current_config(self) -> SlotConfig:
-        """The configuration to start slots with; waits for ZooKeeper."""
-        return self._config if self._registry is None else replace(self._config, zookeeper=self._registry.hosts())
+        """The configuration to start slots with; waits for ZooKeeper, unless that is started late."""
+        if self._registry is None or self._registry.late:
+            return self._config
+        return replace(self._config, zookeeper=self._registry.hosts())
 
     def _slot_failed(self, slot: int, reason: str) -> None:
         self.coordinator.slot_failed(slot, reason)

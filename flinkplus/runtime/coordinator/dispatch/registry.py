@@ -2,8 +2,10 @@
 
 Rules: a thread starts it while Spark starts the slots; calls that need the result wait for it. When a job is resumed in
 an ensemble, another driver may still run it, so the election comes first (``elect_first``). An embedded server that
-dies is restarted with its data; until then, calls fail at once. ``close`` releases everything, at any stage. A job
-without ZooKeeper imports none of its modules.
+dies is restarted with its data; until then, calls fail at once. A job that begins with one slot has nobody to fence:
+its embedded server is started *late*, with the first chain that has a standby, and slots are sent its address then.
+If that fails, the job runs on, and every failure rolls back. ``close`` releases everything, at any stage. A job without
+ZooKeeper imports none of its modules.
 """
 
 from __future__ import annotations
@@ -46,9 +48,11 @@ class RecordWriter(Protocol):
 
     moved: str | None
     """The current address of ZooKeeper, if it is not the one that slots were started with."""
+    begun: bool
+    """Whether the job uses ZooKeeper, or is about to."""
 
-    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
-        """Write all records, or none and raise."""
+    def write(self, records: Sequence[ChainEntry], urgent: bool, whole: bool = False) -> None:
+        """Write all records, or none and raise. ``whole``: the job has no others; they are removed."""
 
 
 @dataclass(eq=False, repr=False)
@@ -77,6 +81,9 @@ class JobRegistry:
 
     def __post_init__(self) -> None:
         self.moved: str | None = None
+        options = self._options
+        self.late = options.standbys and options.parallelism == 1 and options.zookeeper is None
+        self.begun = not self.late
         self._hosts: Future[str] = Future()
         self._elected: Future[Registry] = Future()
         self._server: EmbeddedZooKeeper | None = None
@@ -104,13 +111,22 @@ class JobRegistry:
             raise
 
     def begin(self) -> None:
-        """Start in the background, unless ``elect_first`` has done so."""
-        if not self._elected.done():
+        """Start in the background, unless ``elect_first`` has done so, or it is to be late."""
+        if self.begun and not self._elected.done():
+            self._thread.start()
+
+    def _begin_late(self) -> None:
+        with self._lock:
+            if self.begun or self._closing.is_set():
+                return
+            self.begun = True
             self._thread.start()
 
     def _start(self) -> None:
         try:
             hosts = self._options.zookeeper or self._start_server()
+            if self.late:
+                self._publish(hosts)
             self._hosts.set_result(hosts)
             registry = self._elect(hosts, ELECTION_TIMEOUT_S)
             self._elected.set_result(registry)
@@ -120,8 +136,20 @@ class JobRegistry:
             for future in (self._hosts, self._elected):
                 if not future.done():
                     future.set_exception(error)
-            if not self._closing.is_set():
+            if self._closing.is_set():
+                return
+            if self.late:
+                self._server_down(described(error))
+            else:
                 self._give_up(f"cannot coordinate through ZooKeeper: {described(error)}")
+
+    def _publish(self, hosts: str) -> None:
+        """Send the slots the address of a server that was started late."""
+        from chain_backup.zookeeper.records import RegistryMoved
+
+        with self._lock:
+            self.moved = hosts
+        self._deliver(RegistryMoved(hosts))
 
     def _elect(self, hosts: str, timeout_s: float) -> Registry:
         from chain_backup.zookeeper.errors import RegistryUnavailable
@@ -214,13 +242,18 @@ class JobRegistry:
         found = self._hosts.result(START_TIMEOUT_S)
         return self.moved or found
 
-    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
-        """Write chain records. ``urgent``: a failover waits. Raises unless it is certain that they were written."""
+    def write(self, records: Sequence[ChainEntry], urgent: bool, whole: bool = False) -> None:
+        """Write chain records. ``urgent``: a failover waits. ``whole``: the job has no others; they are removed. Raises
+        unless it is certain that they were written."""
         from chain_backup.zookeeper.records import ChainRecord
 
+        if not self.begun:
+            if all(len(record.members) < 2 for record in records):
+                return  # there is no other slot, which could take over
+            self._begin_late()
         timeout_s = URGENT_TIMEOUT_S if urgent else IDLE_TIMEOUT_S
         found = [ChainRecord(str(r.subtask), r.generation, tuple(r.members), r.stable) for r in records]
-        self._elected.result(timeout_s).write(found, timeout_s)
+        self._elected.result(timeout_s).write(found, timeout_s, whole=whole)
 
     def close(self, clean: bool = True) -> None:
         """End the client, the threads and the embedded server. ``clean``: also remove the job from ZooKeeper."""

@@ -158,8 +158,8 @@ class FailoverDriver:
     def _apply(self, effect: effects.FailoverEffect) -> None:
         send_all = self._dispatch.send_all
         match effect:
-            case effects.WriteRecords(attempt, records):
-                self._write(attempt, records)
+            case effects.WriteRecords(attempt, records, whole):
+                self._write(attempt, records, whole)
             case effects.FormChains(chains):
                 send_all(control.Chains({str(s): [generation, list(slots)] for s, generation, slots in chains}))
             case effects.FenceSlots():
@@ -190,13 +190,13 @@ class FailoverDriver:
             case _:
                 assert_never(effect)
 
-    def _write(self, attempt: int | None, records: tuple[effects.ChainEntry, ...]) -> None:
+    def _write(self, attempt: int | None, records: tuple[effects.ChainEntry, ...], whole: bool) -> None:
         if attempt is not None:
             self._stamps.writing(attempt)
 
         def write() -> None:
             if self._registry is not None:
-                self._registry.write(records, urgent=attempt is not None)
+                self._registry.write(records, urgent=attempt is not None, whole=whole)
 
         def written() -> None:
             if attempt is not None:

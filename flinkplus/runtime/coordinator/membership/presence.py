@@ -66,6 +66,11 @@ class Presence:
         self._looked_s = self._dispatch.clock.monotonic()
         self._reported: dict[int, str] = {}
 
+    @property
+    def uses_registry(self) -> bool:
+        """Whether the coordinator stores records in ZooKeeper."""
+        return self._registry is not None and self._registry.begun
+
     def register(self, connection: int, register: control.Register) -> None:
         """Register a slot's process; a late one, of a slot that has ended or runs elsewhere, is stopped."""
         if self._processes.is_over(register.slot) or self._processes.is_superseded(register):

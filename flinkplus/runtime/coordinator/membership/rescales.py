@@ -171,8 +171,6 @@ class Rescales:
         rescale = self._open
         if rescale is not None and rescale.phase in (RescalePhase.SWITCHING, RescalePhase.ENDING):
             return f"the job is just being switched over to parallelism {rescale.parallelism}; try again when it is"
-        if options.recovery == "standby" and options.replicas > 1 and options.checkpoint_interval and failover is None:
-            return "the job was started with a single slot, and so without standbys: cancel it, and resume it with more"
         most = options.parallelism + MOST_SPARES
         if parallelism > most:
             return f"a job that was started at parallelism {options.parallelism} can have up to {most} slots"

@@ -14,7 +14,8 @@ class SlotConfig:
     """What the driver ships to every slot, through Spark. ``plan`` is the job graph, cloudpickled.
 
     ``coordinator``, ``lifelines``, ``pulses``: ``host:port`` of the servers of the driver.
-    ``zookeeper`` (hosts) and ``application`` are set when there are standbys.
+    ``zookeeper``: its hosts; ``None``: the job does without, or slots are sent the address later.
+    ``application``: the job's name there.
     ``scratch``: a directory on every slot's host for working files (``None``: the system's).
     ``directory``: the job's own, if it is on the slots' host as well: a slot sees there that the job has ended, and
     removes it if the ``driver`` (process id, creation time) is dead.

@@ -296,6 +296,11 @@ class Slot(SlotOrders[Subtask]):
                     self._config = replace(self._config, zookeeper=message.hosts)
                     if self._session is not None:
                         self._session.client.move_to(message.hosts)
+                    elif self.welcomed:  # the job has a ZooKeeper server only now
+                        incarnation = self._data.incarnation
+                        self._session = _open_session(
+                            self.index, self._config, self._address, incarnation, self._inbox.put
+                        )
                 else:
                     self._obey(message)
             case SnapshotWritten(generation, name, checkpoint, handle, reason):
@@ -339,26 +344,11 @@ class Slot(SlotOrders[Subtask]):
     # --- the session
 
     def _welcome(self, incarnation: int) -> None:
-        config = self._config
         self.welcomed = True
         self._on_welcome()
         self._data.incarnation = incarnation
-        if config.zookeeper is None:
-            return
-        from chain_backup.zookeeper.session import SlotSession
-
-        certificates = config.credentials.registry_certificates
-        record = SlotRecord(self._address, socket.gethostname(), os.getpid(), incarnation)
-        self._session = SlotSession(
-            config.zookeeper,
-            config.application,
-            self.index,
-            record,
-            self._options.session_timeout,
-            self._inbox.put,
-            config.credentials.zookeeper,
-            None if certificates is None else context(certificates, False),
-        )
+        if self._config.zookeeper is not None:
+            self._session = _open_session(self.index, self._config, self._address, incarnation, self._inbox.put)
 
     def _lose_session(self) -> None:
         """Other slots may have taken over: stop sending at once, and start again."""
@@ -470,3 +460,23 @@ def _state_files(config: SlotConfig, scratch: Path) -> StateFiles:
     """The files of the job, which the slots of one host check together."""
     files = CheckpointStorage(config.checkpoint_dir).state_files
     return files.checked_by(SharedChecks(scratch, partial(slot_directories, config.job_id, scratch.parent)))
+
+
+def _open_session(
+    index: int, config: SlotConfig, address: str, incarnation: int, put: Callable[[SessionEvent], None]
+) -> SlotSession:
+    """The ZooKeeper session of this process of the slot, which listens at ``address``."""
+    from chain_backup.zookeeper.session import SlotSession
+
+    assert config.zookeeper is not None
+    certificates = config.credentials.registry_certificates
+    return SlotSession(
+        config.zookeeper,
+        config.application,
+        index,
+        SlotRecord(address, socket.gethostname(), os.getpid(), incarnation),
+        config.options.session_timeout,
+        put,
+        config.credentials.zookeeper,
+        None if certificates is None else context(certificates, False),
+    )

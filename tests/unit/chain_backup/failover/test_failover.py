@@ -85,7 +85,7 @@ def test_a_deployment_forms_all_chains_anew() -> None:
     hosts = tuple((slot, f"host{slot}") for slot in range(4))
     members = {0: (0, 1, 2), 1: (1, 2, 3), 2: (2, 3, 0), 3: (3, 0, 1)}
     assert history.at(0, JobStarted(G1, 0, (), hosts)) == [
-        WriteRecords(None, tuple(record(s, 1, *members[s.index]) for s in TWO_STAGES.subtasks)),
+        WriteRecords(None, tuple(record(s, 1, *members[s.index]) for s in TWO_STAGES.subtasks), whole=True),
         FormChains(tuple((s, G1, members[s.index]) for s in TWO_STAGES.subtasks)),
     ]
     assert history.machine.heads == {s: s.index for s in TWO_STAGES.subtasks}

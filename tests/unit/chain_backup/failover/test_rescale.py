@@ -7,14 +7,26 @@ from typing import Any
 import pytest
 
 from chain_backup.failover.config import FailoverConfig
-from chain_backup.failover.events import HostDrainRequested, JobInterrupted, JobStarted, SlotJoined, SubtasksChanged
+from chain_backup.failover.effects import ReportMove, WriteRecords
+from chain_backup.failover.events import (
+    HeadPersisted,
+    HostDrainRequested,
+    JobInterrupted,
+    JobStarted,
+    MoveRequested,
+    SlotFenced,
+    SlotJoined,
+    StandbyPromotionFailed,
+    SubtasksChanged,
+    VersionStaged,
+)
 from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.placement import PlacementError
 from chain_backup.failover.recovery_line import VersionCursors
 from flinkplus.errors import InvariantViolation, PeerProtocolError
 from flinkplus.protocol.vocabulary.events import SlotLost, SubtaskFailed
-from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
-from tests.unit.chain_backup.failover.failover_history import History
+from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
+from tests.unit.chain_backup.failover.failover_history import History, only
 
 EMPTY = VersionCursors({}, {})
 
@@ -41,9 +53,53 @@ def test_chains_are_those_of_the_new_subtasks_on_the_new_slots() -> None:
     }
     history.at(5, SlotLost(9, 1, "died"))
     assert history.machine.active
-    for gone in (SlotLost(3, 1, "late"), SubtaskFailed(SubtaskId("count", 3), Generation(2), "late")):
+
+
+def test_late_reports_about_subtasks_and_slots_that_went_are_ignored() -> None:
+    history = History(replicas=2).started()
+    replaced(history, 2, 1, 9)
+    deploy(history, 2, 1, 9)
+    gone, kept = SubtaskId("count", 3), SubtaskId("count", 1)
+    far = VersionCursors({ChannelId(0, 3, 1): 5}, {})
+    before = history.machine.holdings
+    for late in (
+        VersionStaged(gone, 3, Generation(1), 7),
+        VersionStaged(kept, 3, Generation(1), 7),
+        HeadPersisted(gone, Generation(1), 7, EMPTY),
+        HeadPersisted(kept, Generation(1), 7, far),
+        SubtaskFailed(gone, Generation(1), "late"),
+        StandbyPromotionFailed(1, 3, gone, "late"),
+        SlotFenced(1, 3, ()),
+        SlotLost(3, 1, "late"),
+    ):
+        assert history.at(6, late) == [], late
+    assert history.machine.holdings == before
+    assert history.at(6, MoveRequested(4, gone, 1)) == [
+        ReportMove(4, "refused", "the job has no subtask count[3] any more")
+    ]
+    for wrong in (
+        VersionStaged(gone, 1, Generation(2), 7),  # of the present deployment, which has no such subtask
+        VersionStaged(SubtaskId("count", 4), 1, Generation(1), 7),
+        HeadPersisted(kept, Generation(2), 7, far),
+        MoveRequested(5, SubtaskId("count", 4), 1),
+        SlotLost(5, 1, "late"),
+    ):
         with pytest.raises(PeerProtocolError):
-            history.at(6, gone)
+            history.at(6, wrong)
+    replaced(history, 4, 1, 9, 10, 11)
+    deploy(history, 3, 1, 9, 10, 11)
+    assert history.at(7, VersionStaged(gone, 3, Generation(1), 7), SlotLost(3, 1, "very late")) == []
+    assert history.at(7, VersionStaged(gone, 1, Generation(3), 7)) == [], "it is a subtask of the job again"
+
+
+def test_the_first_records_of_a_deployment_replace_all_others() -> None:
+    history = History(replicas=2).started()
+    replaced(history, 2, 0, 1)
+    hosts = ((0, "host0"), (1, "host1"))
+    written = only(WriteRecords, history.at(1, JobStarted(Generation(2), 1, (), hosts)))
+    assert written.whole and [r.subtask.index for r in written.records] == [0, 1, 0, 1]
+    written = only(WriteRecords, history.at(2, SlotLost(1, 1, "died")))
+    assert not written.whole, "a failover writes the records of what failed alone"
 
 
 def test_numbers_rise_and_drained_hosts_stay_drained() -> None:

@@ -64,12 +64,13 @@ class Records:
     """Where chain records go."""
 
     moved: str | None = None
+    begun = True
 
     def __init__(self) -> None:
         self.written: list[dict[str, tuple[int, ...]]] = []
         self.refuses = False
 
-    def write(self, records: Sequence[ChainEntry], urgent: bool) -> None:
+    def write(self, records: Sequence[ChainEntry], urgent: bool, whole: bool = False) -> None:
         if self.refuses:
             raise TimeoutError("nobody answers")
         self.written.append({str(record.subtask): record.members for record in records})

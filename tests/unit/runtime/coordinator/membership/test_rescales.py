@@ -242,9 +242,6 @@ def test_what_is_refused(world: World) -> None:
     world.job.state = JobState.INTERRUPTED
     with pytest.raises(MoveRefused, match="the job is interrupted; try again when it runs"):
         world.moves.rescale(5).await_done(0)
-    single = World(False, parallelism=1, recovery="standby")
-    with pytest.raises(MoveRefused, match="started with a single slot, and so without standbys"):
-        single.moves.rescale(2).await_done(0)
     with pytest.raises(MoveRefused, match="started at parallelism 3 can have up to 103 slots"):
         World().moves.rescale(104).await_done(0)
     for wrong in (0, 129, True, "3", 2.0):
