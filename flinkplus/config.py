@@ -308,7 +308,7 @@ class Options(
     @property
     def standbys(self) -> bool:
         """Whether the job has standbys, while it has more than one slot; ``False`` with a single copy, or without
-        checkpoints. With one slot it has none yet: a rescale or a spare slot gives it some."""
+        checkpoints. With one slot it has none yet: a rescale gives it some."""
         return self.recovery == "standby" and self.replicas > 1 and self.checkpoint_interval is not None
 
     @property
@@ -320,6 +320,10 @@ class Options(
     def local(self) -> bool:
         """Whether recovery is local: by standbys, or by a part of the graph."""
         return self.standbys or self.partial
+
+    def local_unless(self, alone: bool) -> bool:
+        """``local``, of a deployment. ``alone``: it has one slot, so there are no standbys yet."""
+        return self.partial or (self.standbys and not alone)
 
     @property
     def members(self) -> int:

@@ -416,7 +416,13 @@ class Checks:
     def trimmed(self, subtask: SimSubtask, log: WatchedLog) -> None:
         """A log forgot something."""
         self.counts["trimmed"] += 1
-        if not self._world.options.standbys or subtask.closed or not self.is_at_work(subtask) or not self.exact:
+        if (
+            subtask.plan.alone
+            or not self._world.options.standbys
+            or subtask.closed
+            or not self.is_at_work(subtask)
+            or not self.exact
+        ):
             return
         oldest = self._cuts[-1][1].get(log.channel, 0) if self._cuts else 0  # type: ignore[call-overload]
         if log.trimmed > oldest:

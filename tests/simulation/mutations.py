@@ -26,6 +26,7 @@ from chain_backup.replication.replica import Replica, StagedVersion, _Copy
 from chain_backup.replication.sender import Sender
 from chain_backup.replication.transfers import Partial
 from dedup.filter import MessageFilter
+from flinkplus.config import Options
 from flinkplus.errors import ForeignMessage
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
@@ -1742,6 +1743,12 @@ def slots_end_before_the_switch(original: Any) -> Any:
 def a_silent_slot_is_waited_for(original: Any) -> Any:
     """The switch waits for files of a slot that reports nothing any more."""
     return property(lambda self: False)
+
+
+@mutation(Options, "local_unless")
+def nothing_is_logged_for_standbys(original: Any) -> Any:
+    """Every deployment counts as one of a single slot."""
+    return lambda self, alone: original(self, True)
 
 
 @mutation(Prefetching, "is_worth_a_round", rescaled=True)

@@ -278,6 +278,7 @@ class SimSlot(SlotOrders[SimSubtask]):
                 vertex=self.graph.vertex_of(name.vertex),
                 parallelism=self.parallelism,
                 handle=handle,
+                alone=self.alone,
             ),
         )
 

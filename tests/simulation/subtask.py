@@ -136,6 +136,7 @@ class SimPlan(SubtaskIdentity):
     vertex: Vertex
     parallelism: int
     handle: SnapshotHandle
+    alone: bool
 
 
 class WatchedSteps(SubtaskSteps):
@@ -213,7 +214,7 @@ class SimSubtask:
         self._at = graph.vertices.index(vertex)
         saved = plan.handle.operator_state
         self.seen: WatchedFilter | None = None
-        local = world.options.local
+        local = world.options.local_unless(plan.alone)
         if local and not vertex.is_source and plan.guarantee.repeats:
             self.seen = WatchedFilter(slot.ids, slot.next_filter(), world.parameters.error_rate)
             self.seen.world = world
@@ -245,7 +246,7 @@ class SimSubtask:
             slot.routing.hand_over,
             self._make_log,
             slot.retention,
-            world.options.standbys and plan.guarantee.replays,
+            world.options.standbys and local and plan.guarantee.replays,
             history.steps,
             history.ancestors,
             digest,

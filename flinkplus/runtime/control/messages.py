@@ -310,11 +310,11 @@ class Welcome:
 class Deploy:
     """Stop running subtasks, restore, connect the channels, answer ``Deployed``; wait for ``Start``.
 
-    ``assignment``: subtask -> slot, of the whole job.
-    ``addresses``: slot -> [incarnation, host:port].
+    ``assignment``: subtask -> slot, of the whole job. ``addresses``: slot -> [incarnation, host:port].
     ``handles``: subtask -> snapshot handle, of this slot's subtasks; empty without a checkpoint.
     ``marks``: subtask -> rows emitted before the failure; ``Progressed`` is sent when it exceeds them.
     ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before it is used.
+    ``alone``: there is no other slot, so nothing is logged for one.
     """
 
     generation: int
@@ -324,6 +324,7 @@ class Deploy:
     handles: dict[str, SnapshotHandle] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     notes_rows: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -403,8 +404,7 @@ class Promote:
     """Promote the standbys of these subtasks, and answer ``Promoted`` or ``PromotionFailed``.
 
     ``complete``: the newest complete checkpoint.
-    ``run``, ``run_age_s``: as in ``Start``.
-    ``notes_rows``: as in ``Deploy``.
+    ``run``, ``run_age_s``: as in ``Start``; ``notes_rows``: as in ``Deploy``.
     """
 
     attempt: int

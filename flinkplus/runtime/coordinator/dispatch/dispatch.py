@@ -110,6 +110,7 @@ class Deployment:
     ``draining``: the input is being ended.
     ``assignment``: subtask -> the slot that runs it, or that it moves to.
     ``triggered``: the newest checkpoint.
+    ``alone``: it has one slot, and no spare one: subtasks log nothing for others.
     ``lost_at``: the newest checkpoint when a slot's process was last lost; reset when some later ones are complete.
     """
 
@@ -124,6 +125,7 @@ class Deployment:
     clock: Clock = time
     triggered: CheckpointId = NO_CHECKPOINT
     lost_at: CheckpointId | None = None
+    alone: bool = False
 
     def on(self, slot: int) -> list[SubtaskId]:
         """The subtasks that are assigned to ``slot``."""

@@ -135,6 +135,7 @@ class JobDriver:
 
     def _deploy(self, generation: Generation, restore: CheckpointId | None, assignment: dict[SubtaskId, int]) -> None:
         self._deployment.generation = generation
+        self._deployment.alone = len(self._dispatch.processes.numbers) == 1
         self._deployment.assignment = assignment
         self._deployment.generations = dict.fromkeys(assignment, generation)
         self._recoveries.restored_from(restore)
@@ -158,6 +159,7 @@ class JobDriver:
                 {name: handle for name, handle in handles.items() if name in hosted},
                 {name: rows for name, rows in self._recoveries.marks.items() if name in hosted},
                 self._deployment.lost_at is not None,
+                self._deployment.alone,
             )
             try:
                 self._dispatch.send(process.slot, deploy)

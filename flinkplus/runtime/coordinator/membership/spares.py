@@ -95,6 +95,10 @@ class Spares:
 
     def scale(self, request: int, count: int, force: bool) -> None:
         """Start or end spare slots until there are ``count``. ``force``: even if chains get shorter, or share hosts."""
+        if count and self._deployment.alone:
+            why = "a job of one slot keeps nothing that another could continue from: rescale it to two first"
+            self._requests.report(ScaleReported(request, "refused", why))
+            return
         self._note_joined()
         staying = self._in(SpareState.STARTING, SpareState.JOINED)
         if count < len(staying):

@@ -21,6 +21,7 @@ class SlotHost(ABC, Generic[S]):
 
     ``runs_ahead``: barriers may overtake, or the graph has loops.
     ``notes_rows``: a process was lost since the last complete checkpoint, as the last deployment or promotion said.
+    ``alone``: the job had no other slot when it was deployed.
     ``slots``, ``generations``: of all subtasks of the job.
     ``deployed``: the generation of the deployment that the slot takes part in.
     """
@@ -31,6 +32,7 @@ class SlotHost(ABC, Generic[S]):
     lineage: Lineage
     runs_ahead: bool
     notes_rows: bool
+    alone: bool
     active: ActiveSubtasks[S]
     slots: dict[SubtaskId, int]
     generations: dict[SubtaskId, Generation]

@@ -73,7 +73,7 @@ class SlotOrders(SlotHost[S]):
         self._stopping = False
         self._silent: dict[int, int] = {}
         self._unreached = control.PeersUnreached({})
-        self.notes_rows = False
+        self.notes_rows = self.alone = False
 
     # --- by the driver
 
@@ -239,6 +239,7 @@ class SlotOrders(SlotHost[S]):
 
     def _join(self, join: control.Join) -> None:
         """This slot comes late: the job runs. What it did before a rollback, if anything, is over."""
+        self.alone = False
         if join.generation > self.deployed:
             self._retire_all()
             self._peers.forget()
@@ -247,7 +248,7 @@ class SlotOrders(SlotHost[S]):
         self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
 
     def _deploy(self, deploy: control.Deploy) -> None:
-        self.notes_rows = deploy.notes_rows
+        self.notes_rows, self.alone = deploy.notes_rows, deploy.alone
         if deploy.generation <= self.deployed:
             return
         begun = self.clock.monotonic()

@@ -389,6 +389,7 @@ class Slot(SlotOrders[Subtask]):
             unaligned=self._unaligned,
             in_flight=self.in_flight,
             notes_rows=self.notes_rows,
+            alone=self.alone,
         )
         ports = SubtaskPorts(
             self._link.send,

@@ -31,6 +31,7 @@ class SubtaskPlan(SubtaskIdentity):
     ``mark``: rows that its predecessor had put out, after a rollback.
     ``salt``: makes the random numbers those of this job.
     ``notes_rows``: a process was lost, so rows are noted before users' functions get them.
+    ``alone``: the job has one slot.
     """
 
     graph: JobGraph
@@ -41,6 +42,12 @@ class SubtaskPlan(SubtaskIdentity):
     mark: int | None
     salt: str
     notes_rows: bool = False
+    alone: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether other subtasks keep running when this one fails, and so whether it keeps what that needs."""
+        return self.options.local_unless(self.alone)
 
     @property
     def has_sink(self) -> bool:

@@ -76,7 +76,7 @@ class Subtask:
         if omitted:
             plan.promotion = without(omitted, plan.promotion)
         is_source, has_outputs = plan.vertex.is_source, bool(plan.vertex.outputs)
-        history = StepHistory(plan, saved, is_source, has_outputs, options.local, DETERMINANTS not in omitted)
+        history = StepHistory(plan, saved, is_source, has_outputs, plan.is_local, DETERMINANTS not in omitted)
         self.inputs = self._make_inputs(omitted)
         replay = Replay(plan.promotion, history.logs)
         if BUNDLES in omitted:
@@ -99,7 +99,7 @@ class Subtask:
         self._snapshots = SubtaskSnapshots(plan, ports, self.operators, self.state, replay, self._saved_of_run)
         parts = SubtaskParts(
             is_source=is_source,
-            local=options.local,
+            local=plan.is_local,
             inputs=self.inputs,
             outputs=self.outputs,
             history=history,
@@ -125,7 +125,8 @@ class Subtask:
 
     def _make_admission(self, omitted: frozenset[str]) -> Admission:
         plan = self.plan
-        unfiltered = plan.vertex.is_source or not plan.guarantee.repeats or {FILTER, DIGESTS} <= omitted
+        needless = plan.vertex.is_source or not plan.guarantee.repeats or not plan.is_local
+        unfiltered = needless or {FILTER, DIGESTS} <= omitted
         seen = None if unfiltered else self._ports.seen()
         if omitted:
             return PartialAdmission(self.id, seen, DIGEST, omitted)
@@ -140,7 +141,7 @@ class Subtask:
             ports.send,
             ports.hand_over,
             ports.retention,
-            options.standbys and plan.guarantee.replays,
+            options.standbys and plan.is_local and plan.guarantee.replays,
             history.steps,
             history.ancestors,
             DIGEST,

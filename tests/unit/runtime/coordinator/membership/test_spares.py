@@ -191,6 +191,16 @@ def test_what_the_master_has_no_room_for_is_refused_at_once(world: World) -> Non
     assert world.cluster.started == [3]
 
 
+def test_a_job_of_one_slot_that_keeps_nothing_for_others_is_to_be_rescaled(world: World) -> None:
+    world.job.deployment.alone = True
+    with pytest.raises(MoveRefused, match="rescale it to two first"):
+        world.scale(1).await_answer(0)
+    assert world.cluster.started == []
+    world.job.deployment.alone = False
+    world.scale(1)
+    assert world.cluster.started == [3]
+
+
 def test_the_last_request_holds(world: World) -> None:
     first = world.scale(3)
     world.comes(3)
