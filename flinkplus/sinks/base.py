@@ -21,14 +21,16 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
+from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
 from flinkplus.protocol.snapshot.files import StagedFile
 
 
@@ -117,7 +119,12 @@ class SinkCommitter(ABC):
 
 @dataclass(frozen=True)
 class Sink(ABC):
-    """The descriptor; usable after ``bind``. ``name`` is the operator's, unique in the job."""
+    """The descriptor; usable after ``bind``. ``name`` is the operator's, unique in the job.
+
+    ``keeps_recipe``: its rows are visible at once; its writer is a ``RecipeWriter``, its committer a ``RecipeKeeper``.
+    """
+
+    keeps_recipe: ClassVar[bool] = False
 
     name: str
     schema: pa.Schema | None = field(default=None, kw_only=True)
@@ -159,6 +166,41 @@ class Sink(ABC):
     @abstractmethod
     def committer(self) -> SinkCommitter:
         """The committer, in the driver."""
+
+
+class RecipeWriter(SinkWriter):
+    """A writer whose rows are visible at once, each with its recipe (``protocol.determinants.recipe``).
+
+    ``write`` takes the rows of a step, then ``cut`` or ``repeated`` comes. ``settle`` waits until all rows that were
+    cut before ``stage`` are stored.
+    """
+
+    @property
+    @abstractmethod
+    def accepts(self) -> bool:
+        """See ``RecipePort``."""
+
+    @abstractmethod
+    def cut(self, step: int, entry: RecipeEntry) -> None:
+        """See ``RecipePort``."""
+
+    @abstractmethod
+    def repeated(self, step: int) -> None:
+        """See ``RecipePort``."""
+
+    @abstractmethod
+    def begin(self, recorded: int, woken: Callable[[Exception | None], None]) -> None:
+        """Begin to store rows: those up to step ``recorded`` are there. ``woken``: called in another thread when there
+        is room again, or with an error that ends the subtask."""
+
+
+class RecipeKeeper(SinkCommitter):
+    """A committer whose sink keeps recipes."""
+
+    @abstractmethod
+    def fence(self, generation: int, subtasks: Collection[int], patience_s: float) -> Mapping[int, StoredOutput]:
+        """Refuse all transactions of ``subtasks``, by index, of generations before ``generation`` from now on. Returns
+        what is stored of each. Raises ``OutputUnavailable`` after ``patience_s`` seconds."""
 
 
 def not_yet_committed(files: Iterable[StagedFile], committed_through: int) -> list[StagedFile]:

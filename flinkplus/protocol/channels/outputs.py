@@ -28,6 +28,7 @@ from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS, Window
 from flinkplus.protocol.channels.output_logs import ChannelLog, Entry, MakeLog, SpillVolume
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_span
+from flinkplus.protocol.determinants.recipe import RecipeLog
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -209,6 +210,7 @@ class OutputChannels(ABC):
     ``digest``: of a message and its payload.
 
     ``payload_bytes``, ``determinant_bytes``: bytes in all messages made so far.
+    ``recipe``: cuts the rows of the subtask's sink; ``None``: it keeps no recipe.
     """
 
     def __init__(
@@ -241,6 +243,7 @@ class OutputChannels(ABC):
         self._to_overdraw: list[OutputChannel] = []
         self.channels: dict[ChannelId, OutputChannel] = {}
         self.epoch = CheckpointId(0)
+        self.recipe: RecipeLog | None = None
 
     @abstractmethod
     def _transmit(self, slot: int, message: Message, payload: Any) -> None:
@@ -284,7 +287,9 @@ class OutputChannels(ABC):
 
     @property
     def accepts(self) -> bool:
-        """Whether one more message can be appended to every channel."""
+        """Whether one more message can be appended to every channel, and the sink has room for further rows."""
+        if self.recipe is not None and not self.recipe.accepts:
+            return False
         if self._overdrawn and self._is_overdrawn():
             return False
         for end in self.channels.values():  # noqa: SIM110  # asked before each step: a loop is quicker than ``all``
@@ -430,6 +435,7 @@ class OutputChannels(ABC):
 
     def broadcast(self, kind: MessageKind, epoch: CheckpointId, overtakes: bool = False) -> None:
         """Append a barrier or the end of input to every channel, which must have room; ``overtakes``: at once."""
+        self.cut_recipe()
         self.epoch = epoch
         for end in self.channels.values():
             self._append(end, kind)
@@ -442,6 +448,11 @@ class OutputChannels(ABC):
             self.overdraw()
         else:
             self.pump()
+
+    def cut_recipe(self) -> None:
+        """A step has ended, or a barrier is sent: the sink's rows so far, and what they depend on, belong together."""
+        if self.recipe is not None:
+            self.recipe.cut(self.epoch)
 
     def append_end(self, end: OutputChannel) -> None:
         """Append a further end of input to one channel."""

@@ -10,7 +10,7 @@ made its final commit)::
     DEPLOYING    -- all slots deployed -----------------------------------------------> RUNNING
     DEPLOYING    -- subtask failed, slot lost, corrupt checkpoint, deploy timeout ----> INTERRUPTED
     RUNNING      -- subtask failed, slot lost, no last checkpoint, rescale -----------> INTERRUPTED
-    INTERRUPTED  -- quiet, retracted, rescaled, backoff over, all slots registered ---> DEPLOYING
+    INTERRUPTED  -- quiet, retracted, rescaled, fenced, backoff over, slots registered -> DEPLOYING
     INTERRUPTED  -- not quiet, not retracted, or slots missing, in time --------------> STOPPING
     STOPPING     -- slots stopped and all quiet, or deadlines -----> FINISHED | FAILED | CANCELLED | STOPPED
 
@@ -27,6 +27,7 @@ Rules:
 - A failure that local failover handles uses the same budget as one that rolls back, unless it is part of a counted
   recovery (``restarts``). A local failover that ends in a rollback is one recovery with it.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
+- Sinks whose rows are visible at once are fenced before each deployment (``output_fence``), which waits for that.
 - A rescale is a planned interruption, without a backoff and outside the budget. When all is quiet, the newest complete
   checkpoint is divided among the new subtasks. Before that is stored, the old subtasks continue in any case; from then
   on, the new ones. Without an answer in time it is not known which, and the job fails; a resume finds out.
@@ -47,6 +48,7 @@ from dataclasses import dataclass
 from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.job.output_fence import OutputFence
 from flinkplus.protocol.job.rescale import Rescale
 from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.job.slots import SlotTable
@@ -100,6 +102,7 @@ class JobProtocol:
     ``restore_from``: the complete checkpoint to start from (None: no checkpoint).
     ``available``: all complete checkpoints in the store, ascending; newer ones than ``restore_from`` are retracted.
     ``first_generation``: higher than any that an earlier run of the job has used.
+    ``recipes``: sinks keep recipes, so that the output is fenced before each deployment.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class JobProtocol:
         restore_from: CheckpointId | None = None,
         available: tuple[CheckpointId, ...] = (),
         first_generation: Generation = FIRST_GENERATION,
+        recipes: bool = False,
     ) -> None:
         invariant(bool(subtasks) and len(set(subtasks)) == len(subtasks), "a job has subtasks, each once")
         invariant(list(available) == sorted(set(available)), "available checkpoints must be ascending", given=available)
@@ -140,6 +144,7 @@ class JobProtocol:
         self._stop_until_ms: int | None = None
         self._retraction: _Retraction | None = None
         self._rescale = Rescale()
+        self._output = OutputFence(recipes)
         if (restore_from or 0) < self._newest_complete:
             self._retraction = _Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
 
@@ -171,6 +176,7 @@ class JobProtocol:
                 self._quiesce_until_ms,
                 retract_until_ms,
                 self._rescale.until_ms,
+                self._output.until_ms,
             )
         if self._state is JobState.DEPLOYING:
             return self._deploy_until_ms
@@ -225,6 +231,8 @@ class JobProtocol:
                 return self._on_quiesced()
             case events.OutputRetracted() | events.RetractionFailed():
                 return self._on_retraction(now_ms, event)
+            case events.OutputFenced() | events.OutputFenceFailed():
+                return self._on_output_fenced(now_ms, event)
             case events.RescaleRequested():
                 return self._on_rescale_requested(now_ms, event)
             case events.CheckpointRescaled() | events.RescalingFailed():
@@ -344,6 +352,7 @@ class JobProtocol:
         self._recovery += 1
         self._failure = failure
         self._budget.rolls_back()
+        self._output.reset()
         found = [*self._phase("detect", "fence"), effects.HaltSubtasks(self._generation), *self._quiesce(now_ms)]
         if self._quiesced:
             found += self._phase("promote")
@@ -404,6 +413,12 @@ class JobProtocol:
         self._retraction = None
         return []
 
+    def _on_output_fenced(
+        self, now_ms: int, event: events.OutputFenced | events.OutputFenceFailed
+    ) -> list[JobEffect]:
+        why = self._output.answered(event)
+        return [] if why is None else self._stop(now_ms, EndJob(JobState.FAILED, None, why, "commit"))
+
     def _on_rescale_requested(self, now_ms: int, event: events.RescaleRequested) -> list[JobEffect]:
         if self._state is not JobState.RUNNING:
             state = "being rescaled" if self._rescale.active else self._state.value
@@ -458,6 +473,7 @@ class JobProtocol:
             return []
         found = self._quiesce(now_ms)
         self._outcome = outcome
+        self._output.reset()
         self._state = JobState.STOPPING
         self._stop_until_ms = now_ms + self._config.stop_timeout_ms
         return [*found, effects.StopSlots()] if self._slots.held else found
@@ -523,6 +539,10 @@ class JobProtocol:
         dividing = self._rescale.advance(self.restore_from, now_ms + self._config.deploy_timeout_ms)
         if dividing is not None:
             return dividing
+        generation, until_ms = Generation(self._newest_used + 1), now_ms + self._config.quiesce_timeout_ms
+        fencing = self._output.advance(generation, self.restore_from, until_ms)
+        if fencing is not None:
+            return fencing
         return [] if self._slots.missing else self._deploy(now_ms)
 
     def _check_waits(self, now_ms: int) -> EndJob | None:
@@ -548,6 +568,9 @@ class JobProtocol:
         retract_until_ms = None if self._retraction is None else self._retraction.until_ms
         if retract_until_ms is not None and now_ms >= retract_until_ms:
             why = f"output was not retracted within {self._config.quiesce_timeout_ms} ms"
+            return EndJob(JobState.FAILED, None, why, "commit")
+        if self._output.until_ms is not None and now_ms >= self._output.until_ms:
+            why = f"the recipe of the output was not read within {self._config.quiesce_timeout_ms} ms; resume the job"
             return EndJob(JobState.FAILED, None, why, "commit")
         return None
 

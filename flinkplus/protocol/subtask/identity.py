@@ -54,6 +54,8 @@ class SubtaskIdentity:
     ``synchronous``: it runs no step from each snapshot to the end of the checkpoint.
     ``unaligned``: barriers may overtake.
     ``in_flight``: the slot's budget for channel state.
+    ``repeats``: without a promotion, the determinants of the steps to repeat: those in the recipes of sinks.
+    ``recorded``: of a subtask that keeps a recipe, the first step whose rows are not stored.
     """
 
     subtask: SubtaskId
@@ -69,6 +71,18 @@ class SubtaskIdentity:
     unaligned: bool = False
     cycles: Cycles = NO_CYCLES
     in_flight: InFlightBudget = field(default_factory=InFlightBudget)
+    repeats: tuple[int, ...] = ()
+    recorded: int = 0
+
+    @property
+    def determinants(self) -> tuple[int, ...]:
+        """Those of the steps to repeat."""
+        return self.repeats if self.promotion is None else self.promotion.determinants
+
+    @property
+    def keeps_recipe(self) -> bool:
+        """Whether its rows are visible at once, so that they are stored with their recipe."""
+        return self.subtask.vertex in self.lineage.recipes
 
     @property
     def runs_ahead(self) -> bool:

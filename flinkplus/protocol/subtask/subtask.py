@@ -282,6 +282,7 @@ class SubtaskSteps:
                 taken, self._taken = self._taken, []
                 for end, count in taken:
                     self.inputs.consumed(end, count)
+                self.outputs.cut_recipe()
                 self._check_repetition()
                 self._work.step_done(taken)
 

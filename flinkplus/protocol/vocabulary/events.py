@@ -117,6 +117,12 @@ class NumberTaken(Frozen):
     checkpoint: CheckpointId
 
 
+class NumbersUsed(Frozen):
+    """All numbers up to ``newest`` may have been used, by this run of the job or an earlier one."""
+
+    newest: CheckpointId
+
+
 class CheckpointAdopted(Frozen):
     """``checkpoint``, whose number was taken, is stored, and is the newest complete one."""
 
@@ -215,6 +221,7 @@ CheckpointingEvent: TypeAlias = (
     | CheckpointRequested
     | CheckpointsAbandoned
     | NumberTaken
+    | NumbersUsed
     | CheckpointAdopted
     | SourceExhausted
     | CheckpointAcknowledged
@@ -383,6 +390,20 @@ class RetractionFailed(Frozen):
     reason: str
 
 
+class OutputFenced(Frozen):
+    """Answer to ``FenceOutput(generation)``: no row of an earlier generation becomes visible, and the recipes are
+    read."""
+
+    generation: Generation
+
+
+class OutputFenceFailed(Frozen):
+    """Answer to ``FenceOutput(generation)``: failure."""
+
+    generation: Generation
+    reason: str
+
+
 class RescaleRequested(Frozen):
     """Continue with other ``subtasks`` on ``slots``: ``ReportRescale`` answers. All these slots exist."""
 
@@ -460,6 +481,8 @@ JobEvent: TypeAlias = (
     | CommitsQuiesced
     | OutputRetracted
     | RetractionFailed
+    | OutputFenced
+    | OutputFenceFailed
     | RescaleRequested
     | CheckpointRescaled
     | RescalingFailed

@@ -315,6 +315,8 @@ class Deploy:
     ``handles``: subtask -> snapshot handle, of this slot's subtasks; empty without a checkpoint.
     ``marks``: subtask -> rows emitted before the failure; ``Progressed`` is sent when it exceeds them.
     ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before it is used.
+    ``repeats``: subtask -> spans of the determinants that it must repeat, as in ``Fenced``; of this slot's subtasks.
+    ``recorded``: subtask -> the first step whose rows its sink has not stored; of those with a recipe.
     """
 
     generation: int
@@ -324,6 +326,8 @@ class Deploy:
     handles: dict[str, SnapshotHandle] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     notes_rows: bool = False
+    repeats: dict[str, list[list[Any]]] = field(default_factory=dict)
+    recorded: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -507,7 +511,10 @@ ControlMessage = SubtaskReport | FailoverReport | SlotReport | JobOrder | Failov
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}
 _HINTS: dict[str, dict[str, Any]] = {name: hints_of(cls) for name, cls in _CLASSES.items()}
-_SUBTASKS = {"subtask", "subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"}
+_SUBTASKS = {
+    *("subtask", "subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"),
+    *("repeats", "recorded"),
+}
 """Fields that contain names of subtasks: as their value, in a list, or as keys."""
 _TEXTS = {
     name: [field for field, hint in hints.items() if hint is str and field not in _SUBTASKS]

@@ -33,6 +33,7 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
+from flinkplus.runtime.coordinator.drivers.recipes import RecipeDriver
 from flinkplus.runtime.coordinator.drivers.rescale import RescaleDriver
 from flinkplus.runtime.coordinator.drivers.savepoints import SavepointDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
@@ -109,6 +110,7 @@ class Parts:
         add_savepoint_commands(self.commands, savepoints, calls)
         self.stamps = FailoverStamps(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, lambda: machines.checkpoints.pending)
+        self.recipes = self._make_recipes()
         self.failover = failover = self._make_failover()
         reach = self.operations.reach
         checkpoints = CheckpointDriver(
@@ -153,6 +155,7 @@ class Parts:
             restore_from=restore.checkpoint,
             available=restore.available,
             first_generation=Generation(restore.generation + 1),
+            recipes=bool(self.graph.recipes()),
         )
         failover = None
         if options.local:
@@ -186,7 +189,14 @@ class Parts:
             return None
         promotions = Promotions(self._topology, failover.versions, options.promises, options.depth)
         work = self.dispatch, machines, failover, self.deployment, promotions, stamps, triggers, self._registry
-        return FailoverDriver(*work, self.joining, self.presence, self.moves, figures)
+        return FailoverDriver(*work, self.joining, self.presence, self.moves, figures, self.recipes)
+
+    def _make_recipes(self) -> RecipeDriver | None:
+        sinks = {name: self.graph.recipe_sinks(self.graph.vertex_of(name)) for name in self.graph.recipes()}
+        if not sinks:
+            return None
+        lineage = self._topology().lineage(self.options.depth)
+        return RecipeDriver(self.dispatch, self.machines, self.deployment, self.commits, sinks, lineage)
 
     def _make_job_driver(self) -> JobDriver:
         graph, options, match = self.graph, self.options, None
@@ -197,7 +207,8 @@ class Parts:
         log, presence, result = self.recoveries, self.presence, self.calls.result
         rescale = self._make_rescale_driver()
         return JobDriver(
-            dispatch, machines, deployment, commits, log, graph, presence, result, match, self.failover, rescale
+            *(dispatch, machines, deployment, commits, log, graph, presence, result, match, self.failover, rescale),
+            self.recipes,
         )
 
     def _matched(self, handles: dict[str, SnapshotHandle]) -> dict[str, SnapshotHandle]:
