@@ -15,7 +15,8 @@ Rules:
   transaction. A repeated step has the same cuts;
 - an entry of the recipe has the number of the last barrier before it. Once a later checkpoint is complete, no subtask
   repeats the steps in it, and the next transaction removes it;
-- a snapshot is acknowledged after the rows before its barrier are stored, since no later deployment makes them again.
+- a snapshot is acknowledged after all cuts up to its barrier are stored, with rows or without: a successor that starts
+  from it neither makes the rows again, nor is sent the determinants again.
 """
 
 from __future__ import annotations
@@ -120,13 +121,14 @@ class Recipe:
 
     @property
     def checkpoints(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints that begin in its steps, ascending. Their barriers are sent again."""
+        """The checkpoints that begin, or are aborted, in its steps, ascending: their numbers are used. Barriers of those
+        that begin are sent again."""
         found = {
             value
             for spans in self.spans.values()
             for _, determinants in spans
             for choice, value in map(unpack, determinants)
-            if choice is Choice.TRIGGER
+            if choice in (Choice.TRIGGER, Choice.ABORT)
         }
         return tuple(CheckpointId(number) for number in sorted(found))
 

@@ -16,7 +16,6 @@ from chain_backup.failover.machine import FailoverProtocol
 from chain_backup.failover.placement import PlacementError
 from chain_backup.failover.recovery_line import VersionCursors
 from flinkplus.errors import ControlMessageTooLarge
-from flinkplus.protocol.determinants.recipe import Recipe
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import events as core
 from flinkplus.protocol.vocabulary.effects import EvictSlot
@@ -226,27 +225,9 @@ class FailoverDriver:
             self._dispatch.send(slot, control.Fence(effect.attempt, effect.generation, failed))
 
     def _promote(self, effect: effects.PromoteStandbys) -> None:
-        self._stamps.restoring(effect)
-        orders = {
-            subtask: self.promotions.order(subtask, CheckpointId(version), self._stamps.mark_of(subtask))
-            for subtask, version in effect.subtasks
-        }
-        recipes = self._recipes
-        if recipes is None:
-            self._send(effect, orders)
-            return
-
-        def send(recipe: Recipe) -> None:
-            renewed = {
-                subtask: recipes.added_to(self.promotions.renewed(order), subtask, recipe)
-                for subtask, order in orders.items()
-            }
-            self._send(effect, renewed)
-
-        recipes.when_read(effect.attempt, send, lambda reason: self._not_promoted(effect, reason))
-
-    def _send(self, effect: effects.PromoteStandbys, orders: Mapping[SubtaskId, PromotionOrder]) -> None:
         deployment = self._deployment
+        self._stamps.restoring(effect)
+        subtasks = {str(subtask): self._order(effect.attempt, subtask, version) for subtask, version in effect.subtasks}
         order = control.Promote(
             effect.attempt,
             effect.generation,
@@ -254,17 +235,18 @@ class FailoverDriver:
             deployment.age_s,
             deployment.draining,
             self.promotions.complete,
-            {str(subtask): found for subtask, found in orders.items()},
+            subtasks,
             deployment.lost_at is not None,
         )
         try:
             self._dispatch.send(effect.slot, order)
         except ControlMessageTooLarge as error:
-            self._not_promoted(effect, str(error))
+            first, _ = effect.subtasks[0]
+            self._machines.step_failover(events.StandbyPromotionFailed(effect.attempt, effect.slot, first, str(error)))
 
-    def _not_promoted(self, effect: effects.PromoteStandbys, reason: str) -> None:
-        first, _ = effect.subtasks[0]
-        self._machines.step_failover(events.StandbyPromotionFailed(effect.attempt, effect.slot, first, reason))
+    def _order(self, attempt: int, subtask: SubtaskId, version: int) -> PromotionOrder:
+        order = self.promotions.order(subtask, CheckpointId(version), self._stamps.mark_of(subtask))
+        return order if self._recipes is None else self._recipes.added_to(order, subtask, attempt)
 
     def _fall_back(self, effect: effects.FallBack) -> None:
         self._stamps.fell_back(effect.reason)

@@ -94,8 +94,6 @@ class JobDriver:
 
     def _interrupted(self) -> None:
         self._presence.interrupted()
-        if self._recipes is not None:
-            self._recipes.interrupted()
         if self._failover is not None:
             self._failover.interrupted()
 

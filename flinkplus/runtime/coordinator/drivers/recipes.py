@@ -2,7 +2,7 @@
 
 Before a deployment, all of these sinks are fenced, and all recipes read. In a failover or handover, those of the failed
 set are, while the slots are fenced: no other subtask knows the steps of a last subtask, and a sink may be the only one
-that knew steps of its ancestors. Promotions wait for that.
+that knew steps of its ancestors.
 
 Rules: the coordinator's thread calls; reading is done in a worker. The recipe of a deployment counts in each failover
 until a checkpoint of the deployment is complete: subtasks that still repeat it have not passed it on.
@@ -10,10 +10,11 @@ until a checkpoint of the deployment is complete: subtasks that still repeat it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from chain_backup.failover import events as failover_events
 from chain_backup.failover.effects import FenceSlots
 from flinkplus.protocol.determinants.recipe import NO_RECIPE, Recipe, StoredOutput, read_recipe
 from flinkplus.protocol.vocabulary import events
@@ -39,15 +40,6 @@ class RecipeStore(Protocol):
     ) -> Mapping[int, StoredOutput]: ...
 
 
-@dataclass(slots=True)
-class _Read:
-    """Recipes that are being read for one attempt, and what waits for them."""
-
-    recipe: Recipe | None = None
-    reason: str = ""
-    waiting: list[tuple[Callable[[Recipe], None], Callable[[str], None]]] = field(default_factory=list)
-
-
 @dataclass(eq=False, repr=False)
 class RecipeDriver:
     """Fences the sinks, and reads their recipes.
@@ -65,7 +57,7 @@ class RecipeDriver:
     _lineage: Lineage
     deployed: Recipe = field(default=NO_RECIPE, init=False)
     _lasting: Recipe = field(default=NO_RECIPE, init=False)
-    _reads: dict[int, _Read] = field(default_factory=dict, init=False)
+    _of_attempt: tuple[int, Recipe] = field(default=(0, NO_RECIPE), init=False)
 
     # --- deployments
 
@@ -108,54 +100,33 @@ class RecipeDriver:
     # --- failovers
 
     def fence(self, effect: FenceSlots, complete: CheckpointId) -> None:
-        """An attempt fences the slots. ``complete``: the newest complete checkpoint."""
-        subtasks = [subtask for subtask, _ in effect.failed if subtask.vertex in self._sinks]
-        if not subtasks:
-            return
-        reading = self._reads[effect.attempt] = _Read()
+        """Fence the sinks of an attempt. ``complete``: the newest complete checkpoint."""
+        attempt, step = effect.attempt, self._machines.step_failover
         read: list[Recipe] = []
 
         def fence() -> None:
-            read.append(self._fence(effect.generation, subtasks, complete, FAILOVER_PATIENCE_S))
+            read.append(self._fence(effect.generation, effect.recipes, complete, FAILOVER_PATIENCE_S))
 
-        def ended(reason: str = "") -> None:
-            reading.recipe, reading.reason = (None if reason else read[0]), reason
-            waiting, reading.waiting = reading.waiting, []
-            for then, failed in waiting:
-                _answer(reading, then, failed)
+        def fenced() -> None:
+            self._of_attempt = attempt, read[0]
+            step(failover_events.RecipesRead(attempt))
 
-        self._dispatch.work(self._dispatch.registry, fence, ended, ended)
+        def failed(reason: str) -> None:
+            step(failover_events.RecipesNotRead(attempt, reason))
 
-    def when_read(self, attempt: int, then: Callable[[Recipe], None], failed: Callable[[str], None]) -> None:
-        """Call ``then`` when the recipes of an attempt are read, or ``failed`` with a reason."""
-        reading = self._reads.get(attempt)
-        if reading is None:
-            then(NO_RECIPE)
-        elif reading.recipe is None and not reading.reason:
-            reading.waiting.append((then, failed))
-        else:
-            _answer(reading, then, failed)
+        if effect.recipes:
+            self._dispatch.work(self._dispatch.registry, fence, fenced, failed)
 
-    def interrupted(self) -> None:
-        """A rollback or the end of the job begins: nothing is promoted any more."""
-        self._reads.clear()
-
-    def added_to(self, order: PromotionOrder, subtask: SubtaskId, recipe: Recipe) -> PromotionOrder:
-        """The promotion order of ``subtask`` with what the recipes of its attempt and of the deployment say."""
+    def added_to(self, order: PromotionOrder, subtask: SubtaskId, attempt: int) -> PromotionOrder:
+        """The promotion order of ``subtask`` with what the recipes of ``attempt`` and of the deployment say."""
         determinants, ancestors = list(order.determinants), dict(order.ancestors)
         asked = self._lineage.asked_of([subtask])
-        for known in (self._lasting, recipe):
-            determinants += control.spans_to_json(known.spans.get(subtask, ()))
-            for ancestor, spans in known.spans.items():
+        found = [self._lasting, *([self._of_attempt[1]] if self._of_attempt[0] == attempt else ())]
+        for recipe in found:
+            determinants += control.spans_to_json(recipe.spans.get(subtask, ()))
+            for ancestor, spans in recipe.spans.items():
                 if ancestor.vertex in asked:
                     name = str(ancestor)
                     ancestors[name] = [*ancestors.get(name, ()), *control.spans_to_json(spans)]
-        recorded = max(known.recorded.get(subtask, 0) for known in (self._lasting, recipe))
+        recorded = max(recipe.recorded.get(subtask, 0) for recipe in found)
         return replace(order, determinants=determinants, ancestors=ancestors, recorded=recorded)
-
-
-def _answer(read: _Read, then: Callable[[Recipe], None], failed: Callable[[str], None]) -> None:
-    if read.recipe is None:
-        failed(read.reason)
-    else:
-        then(read.recipe)

@@ -81,7 +81,12 @@ class Promotions:
     def order(self, subtask: SubtaskId, version: CheckpointId, mark: int | None) -> PromotionOrder:
         """The order for the new head of ``subtask`` to resume from ``version``. ``mark``: see ``PromotionOrder``."""
         handle = self.handles.get(subtask, version)
-        order = self.renewed(replace(self.answers.order(subtask, self._topology(), version, handle), mark=mark))
+        order = replace(
+            self.answers.order(subtask, self._topology(), version, handle),
+            given_up=[checkpoint for checkpoint in self._given_up if checkpoint > version],
+            overtaking=[checkpoint for checkpoint in self._overtaking if checkpoint > version],
+            mark=mark,
+        )
         if self.guarantee.repeats:
             return order
         order = replace(order, inputs=following(handle, subtask, self._topology(), self._start_of))
@@ -90,14 +95,6 @@ class Promotions:
         read = handle.operator_state.steps
         seen = max((rows for rows, _ in self.answers.spans_of(subtask)), default=0)
         return replace(order, determinants=[], ancestors={}, pass_over=max(0, seen - read))
-
-    def renewed(self, order: PromotionOrder) -> PromotionOrder:
-        """The order as it is sent now: checkpoints that were aborted since it was made are in it."""
-        return replace(
-            order,
-            given_up=[checkpoint for checkpoint in self._given_up if checkpoint > order.version],
-            overtaking=[checkpoint for checkpoint in self._overtaking if checkpoint > order.version],
-        )
 
     def _start_of(self, channel: ChannelId, known: int) -> int:
         """The first ``seq`` for a promoted consumer without exact replay; ``known``: its cursor in the snapshot."""
