@@ -147,6 +147,14 @@ class Sink(ABC):
             raise InvariantViolation(f"sink {self.name!r} is used before it was bound to a job")
         return self.schema
 
+    def secrets(self) -> Mapping[str, str]:
+        """What slots need to write, and no pickle of the sink has; shipped with their credentials."""
+        return {}
+
+    def with_secrets(self, secrets: Mapping[str, str]) -> Self:
+        """A copy with what ``secrets`` gave, in a slot."""
+        return self
+
     def staged_in(self, checkpoint_dir: str) -> Self:
         """A copy for one run of the job, for a sink that stages its output in the checkpoint directory."""
         return self
@@ -171,8 +179,7 @@ class Sink(ABC):
 class RecipeWriter(SinkWriter):
     """A writer whose rows are visible at once, each with its recipe (``protocol.determinants.recipe``).
 
-    ``write`` takes the rows of a step, then ``cut`` or ``repeated`` comes. ``settle`` waits until all rows that were
-    cut before ``stage`` are stored.
+    ``write`` takes the rows of a step, then ``cut`` or ``repeated`` comes. After ``stage`` comes the cut of a barrier.
     """
 
     @property
@@ -189,6 +196,15 @@ class RecipeWriter(SinkWriter):
         """See ``RecipePort``."""
 
     @abstractmethod
+    def settled(self, checkpoint: int) -> JsonValue:
+        """Its part of a snapshot, when all cuts up to the barrier of ``checkpoint`` are stored. In another thread.
+        Raises ``OutputUnavailable`` if that takes too long."""
+
+    @abstractmethod
+    def restore(self, state: JsonValue) -> None:
+        """Take back what ``settled`` gave; before ``begin``."""
+
+    @abstractmethod
     def begin(self, recorded: int, woken: Callable[[Exception | None], None]) -> None:
         """Begin to store rows: those up to step ``recorded`` are there. ``woken``: called in another thread when there
         is room again, or with an error that ends the subtask."""
@@ -198,9 +214,12 @@ class RecipeKeeper(SinkCommitter):
     """A committer whose sink keeps recipes."""
 
     @abstractmethod
-    def fence(self, generation: int, subtasks: Collection[int], patience_s: float) -> Mapping[int, StoredOutput]:
+    def fence(
+        self, generation: int, subtasks: Collection[int], parallelism: int, patience_s: float
+    ) -> Mapping[int, StoredOutput]:
         """Refuse all transactions of ``subtasks``, by index, of generations before ``generation`` from now on. Returns
-        what is stored of each. Raises ``OutputUnavailable`` after ``patience_s`` seconds."""
+        what is stored of each. Raises ``OutputUnavailable`` after ``patience_s`` seconds, and ``OutputTableError`` if
+        another ``parallelism`` has written."""
 
 
 def not_yet_committed(files: Iterable[StagedFile], committed_through: int) -> list[StagedFile]:

@@ -159,7 +159,7 @@ class SimCommits:
             raise Unavailable("nobody knows whether the output is visible")
 
     def fence_output(
-        self, sink: str, generation: Generation, subtasks: Sequence[int], patience_s: float
+        self, sink: str, generation: Generation, subtasks: Sequence[int], parallelism: int, patience_s: float
     ) -> dict[int, StoredOutput]:
         self._check()
         if self._world.table.is_away:

@@ -225,7 +225,7 @@ class SimSubtask:
         cursor = UncheckedCursor if CURSOR in omitted else InputCursor
         window = Window(world.parameters.window, world.parameters.window_bytes)
         bundle_rows = world.parameters.bundle_rows
-        self.inputs = InputGate(window, self._grant, cursor, plan.unaligned, bundle_rows)
+        self.inputs = InputGate(window, self._grant, cursor, plan.overdrawn, bundle_rows)
         replay = Replay(plan.promotion, history.logs, plan.repeats)
         if BUNDLES in omitted:
             replay = UnboundReplay(plan.promotion, history.logs, self.inputs)

@@ -90,13 +90,17 @@ class OutputChannel:
         """Whether something was sent that the consumer has not granted credit for."""
         return self.log.sent > self.granted and not self.resuming
 
-    def next_to_send(self) -> Entry | None:
+    def next_to_send(self, lifted: bool = False) -> Entry | None:
         """Take the next message that may be sent now, and count it as sent; ``None`` if no message may be sent.
+        ``lifted``: no credit is needed.
 
         Messages sent again to a promoted consumer, or sent because a barrier overtakes them, are exempt from the
         window's bytes.
         """
         log = self.log
+        if lifted and not self.resuming:
+            item = log.next_to_send(ENDLESS)
+            return None if item is None else item[1]
         if log.in_flight_bytes >= self.window.size_bytes and log.sent >= max(log.sent_once, self.overdraft):
             return None
         item = log.next_to_send(self.limit)
@@ -244,6 +248,7 @@ class OutputChannels(ABC):
         self.channels: dict[ChannelId, OutputChannel] = {}
         self.epoch = CheckpointId(0)
         self.recipe: RecipeLog | None = None
+        self._lifted = False
 
     @abstractmethod
     def _transmit(self, slot: int, message: Message, payload: Any) -> None:
@@ -330,6 +335,27 @@ class OutputChannels(ABC):
         """``accepts``, if each channel had room for ``size_bytes`` unsent."""
         with self.endless(size_bytes):
             return self.accepts
+
+    def lift_limits(self) -> None:
+        """Steps are repeated that recipes bind: append and send without limits and credit until ``restore_limits``.
+
+        The other ends repeat theirs in a fixed order too, so each may wait for any other. What they had in flight in
+        the history that they repeat may have been more than credit allows, since it may have had a replay as well.
+        """
+        self._lifted = True
+        for end in self.channels.values():
+            end.log.lift_limits()
+
+    def restore_limits(self) -> None:
+        """New steps begin: what was sent beyond the credit waits for it."""
+        if not self._lifted:
+            return
+        self._lifted = False
+        for end in self.channels.values():
+            log = end.log
+            log.max_unsent_messages, log.max_unsent_bytes = MAX_UNSENT_MESSAGES, end.window.size_bytes
+            if end.resuming:
+                log.max_unsent_messages, log.max_unsent_bytes = MAX_UNSENT_TO_FAILED, MAX_UNSENT_BYTES
 
     def overdraw(self) -> None:
         """Send all that was appended so far, without credit; ``accepts`` is false until credit covers it.
@@ -475,7 +501,7 @@ class OutputChannels(ABC):
     def pump(self, only: OutputChannel | None = None) -> None:
         """Send what the consumers' credit allows, on every channel or on ``only`` one."""
         for end in self.channels.values() if only is None else (only,):
-            while (entry := end.next_to_send()) is not None:
+            while (entry := end.next_to_send(self._lifted)) is not None:
                 message, payload = entry
                 if end.peer is None:
                     self._hand_over(message, payload)

@@ -121,8 +121,8 @@ class Recipe:
 
     @property
     def checkpoints(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints that begin, or are aborted, in its steps, ascending: their numbers are used. Barriers of those
-        that begin are sent again."""
+        """The checkpoints that begin, or are aborted, in its steps, ascending. Their numbers are used, and barriers of
+        those that begin are sent again."""
         found = {
             value
             for spans in self.spans.values()
@@ -150,4 +150,3 @@ def read_recipe(stored: Mapping[SubtaskId, StoredOutput], lineage: Lineage, sinc
                 known.setdefault(lineage.subtask(number), []).append((first, determinants))
     spans = {subtask: unite(found) for subtask, found in sorted(known.items())}
     return Recipe(spans, {subtask: output.recorded for subtask, output in sorted(stored.items())})
-

@@ -413,9 +413,7 @@ class JobProtocol:
         self._retraction = None
         return []
 
-    def _on_output_fenced(
-        self, now_ms: int, event: events.OutputFenced | events.OutputFenceFailed
-    ) -> list[JobEffect]:
+    def _on_output_fenced(self, now_ms: int, event: events.OutputFenced | events.OutputFenceFailed) -> list[JobEffect]:
         why = self._output.answered(event)
         return [] if why is None else self._stop(now_ms, EndJob(JobState.FAILED, None, why, "commit"))
 

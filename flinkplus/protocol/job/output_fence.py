@@ -25,9 +25,7 @@ class OutputFence:
         self._ordered = self._fenced = Generation(0)
         self.until_ms = None
 
-    def advance(
-        self, generation: Generation, checkpoint: CheckpointId | None, until_ms: int
-    ) -> list[JobEffect] | None:
+    def advance(self, generation: Generation, checkpoint: CheckpointId | None, until_ms: int) -> list[JobEffect] | None:
         """``None``: a deployment of ``generation`` from ``checkpoint`` need not wait; otherwise what comes first."""
         if not self._needed or self._fenced == generation:
             return None

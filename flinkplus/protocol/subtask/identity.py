@@ -89,6 +89,11 @@ class SubtaskIdentity:
         """Whether a subtask may send its barrier before it has taken all that precedes the barriers it received."""
         return self.unaligned or bool(self.cycles)
 
+    @property
+    def overdrawn(self) -> bool:
+        """Whether producers may send beyond their credit: barriers that overtake, or steps that recipes bind."""
+        return self.unaligned or bool(self.lineage.recipes)
+
     def slot_of(self, subtask: SubtaskId) -> int | None:
         """The slot of another subtask, ``None`` when it is this one's."""
         slot = self.slots[subtask]

@@ -234,14 +234,14 @@ class Commits:
             self._storage.retention.drop(checkpoint)
 
     def fence_output(
-        self, sink: str, generation: Generation, subtasks: Sequence[int], patience_s: float
+        self, sink: str, generation: Generation, subtasks: Sequence[int], parallelism: int, patience_s: float
     ) -> Mapping[int, StoredOutput]:
         """See ``RecipeKeeper.fence``."""
         self._check()
         keeper = self.committers[sink]
         assert isinstance(keeper, RecipeKeeper)
         with self._noticing():
-            return keeper.fence(generation, subtasks, patience_s)
+            return keeper.fence(generation, subtasks, parallelism, patience_s)
 
     def _void_unsure_manifest(self) -> None:
         """Make a manifest void that may still appear, before files that it names are removed."""

@@ -36,7 +36,7 @@ class RecipeStore(Protocol):
     """The tables of the sinks; see ``RecipeKeeper``."""
 
     def fence_output(
-        self, sink: str, generation: Generation, subtasks: Sequence[int], patience_s: float
+        self, sink: str, generation: Generation, subtasks: Sequence[int], parallelism: int, patience_s: float
     ) -> Mapping[int, StoredOutput]: ...
 
 
@@ -89,7 +89,7 @@ class RecipeDriver:
         for vertex, sinks in self._sinks.items():
             indexes = [subtask.index for subtask in subtasks if subtask.vertex == vertex]
             for sink in sinks if indexes else ():
-                found = self._store.fence_output(sink, generation, indexes, patience_s)
+                found = self._store.fence_output(sink, generation, indexes, self._deployment.parallelism, patience_s)
                 stored.update({SubtaskId(vertex, index): output for index, output in found.items()})
         return read_recipe(stored, self._lineage, since)
 
