@@ -122,7 +122,9 @@ def connect(address: Address, *, lasting: bool = False) -> Any:
 
     ``lasting``: for many transactions, each of which is begun by itself (``connection.transaction``).
     """
-    connection = psycopg_module().connect(**{**DEFAULTS, **address.parameters, **address.secrets, **ENCODING}, autocommit=lasting)
+    connection = psycopg_module().connect(
+        **{**DEFAULTS, **address.parameters, **address.secrets, **ENCODING}, autocommit=lasting
+    )
     try:
         connection.execute(SESSION)
     except BaseException:
