@@ -54,7 +54,7 @@ class FenceSlots(Frozen):
 
     ``failed``: (subtask, slot of its new head).
     ``recipes``: those of the failed whose rows are visible at once. Have their sinks accept only the new generation as
-    well, and read their recipes: ``RecipesRead`` or ``RecipesNotRead``.
+    well, and read their recipes: ``RecipesFetched`` or ``RecipeFetchFailed``.
     """
 
     attempt: int

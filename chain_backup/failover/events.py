@@ -150,13 +150,13 @@ class SlotFencedPart(Frozen):
     slot: int
 
 
-class RecipesRead(Frozen):
+class RecipesFetched(Frozen):
     """Answer to ``FenceSlots`` with ``recipes``: these sinks refuse older generations, and their recipes are read."""
 
     attempt: int
 
 
-class RecipesNotRead(Frozen):
+class RecipeFetchFailed(Frozen):
     """Answer to ``FenceSlots`` with ``recipes``: failure."""
 
     attempt: int
@@ -198,8 +198,8 @@ FailoverEvent: TypeAlias = (
     | RecordsRefused
     | SlotFenced
     | SlotFencedPart
-    | RecipesRead
-    | RecipesNotRead
+    | RecipesFetched
+    | RecipeFetchFailed
     | StandbysPromoted
     | StandbyPromotionFailed
     | TimeAdvanced

@@ -231,9 +231,9 @@ class FailoverProtocol:
             case events.SlotFencedPart(attempt, slot):
                 self._attempts.fencing(now_ms, attempt, slot)
                 return []
-            case events.RecipesRead(attempt):
+            case events.RecipesFetched(attempt):
                 return self._attempts.recipes_read(now_ms, attempt)
-            case events.RecipesNotRead(attempt, reason):
+            case events.RecipeFetchFailed(attempt, reason):
                 return self._attempts.recipes_not_read(attempt, reason)
             case events.StandbysPromoted(attempt, slot):
                 done = self._attempts.promoted(attempt, slot)

@@ -152,7 +152,7 @@ def test_the_server_is_killed(spark: SparkSession, postgres: PostgresServer) -> 
 
 
 def test_what_cannot_be_visible_at_once_is_refused(spark: SparkSession, postgres: PostgresServer) -> None:
-    refused = {
+    refused: dict[str, dict[str, Any]] = {
         "exactly-once": {"guarantee": "at-least-once"},
         "unaligned": {"checkpoint_mode": "unaligned"},
         "needs checkpoints": {"checkpoint_interval": None},

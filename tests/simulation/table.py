@@ -95,6 +95,7 @@ class SimRecipeSink:
         self._stored = 0
         self._barriers: dict[CheckpointId, int] = {}
         self.snapshot: CheckpointId | None = None
+        self._before = 0
 
     @property
     def accepts(self) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS, Window
 from flinkplus.protocol.channels.output_logs import ChannelLog, Entry, MakeLog, SpillVolume
+from flinkplus.protocol.channels.peer import Peer
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_span
 from flinkplus.protocol.determinants.recipe import RecipeLog
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, invariant
@@ -182,27 +183,6 @@ class OutputChannel:
             self.log.rewind(self.log.acknowledged)
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A consumer as its producer sees it.
-
-    ``slot``: ``None`` when it is the producer's own.
-    ``received``: the next ``seq`` that it expected of a promoted producer when that was fenced. ``None``: it was not
-    sent any message yet, or it had failed by then.
-    ``resuming``: it is being promoted itself, and will report where to resume. With ``received``, it has failed since,
-    and resumes there or before.
-    ``had``: digests of what it has received, by ``seq`` (``None``: nothing is compared).
-    ``renumbered``: messages sent to it again get new numbers, after those that it has received.
-    """
-
-    slot: int | None
-    generation: Generation
-    received: int | None = None
-    resuming: bool = False
-    had: Mapping[int, int] | None = None
-    renumbered: bool = False
-
-
 class OutputChannels(ABC):
     """All output channels of a subtask.
 
@@ -348,10 +328,8 @@ class OutputChannels(ABC):
 
     def restore_limits(self) -> None:
         """New steps begin: what was sent beyond the credit waits for it."""
-        if not self._lifted:
-            return
-        self._lifted = False
-        for end in self.channels.values():
+        lifted, self._lifted = self._lifted, False
+        for end in self.channels.values() if lifted else ():
             log = end.log
             log.max_unsent_messages, log.max_unsent_bytes = MAX_UNSENT_MESSAGES, end.window.size_bytes
             if end.resuming:

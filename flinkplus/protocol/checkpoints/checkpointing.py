@@ -168,9 +168,6 @@ class CheckpointCoordinator:
                 invariant(not self._running and checkpoint == self._next_id, "another number is next", taken=checkpoint)
                 self._next_id = CheckpointId(checkpoint + 1)
                 return []
-            case events.NumbersUsed(newest):
-                self._next_id = CheckpointId(max(self._next_id, newest + 1))
-                return []
             case events.CheckpointAdopted(checkpoint):
                 return self._on_adopted(checkpoint)
             case events.SubtasksReplaced(subtasks):

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from flinkplus.protocol.determinants.determinants import (
     AncestorLog,
@@ -131,6 +131,17 @@ class Recipe:
             if choice in (Choice.TRIGGER, Choice.ABORT)
         }
         return tuple(CheckpointId(number) for number in sorted(found))
+
+    @property
+    def repeats(self) -> dict[SubtaskId, list[Any]]:
+        """Subtask -> [its number in ``recorded`` or 0, its spans], as JSON."""
+        return {
+            subtask: [
+                self.recorded.get(subtask, 0),
+                [[first, list(determinants)] for first, determinants in self.spans.get(subtask, ())],
+            ]
+            for subtask in sorted({*self.spans, *self.recorded})
+        }
 
 
 NO_RECIPE = Recipe()

@@ -43,11 +43,10 @@ for a commit while the job runs; exactly one ``EndJob``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.job.notes import Failure, Retraction, StartFailure
 from flinkplus.protocol.job.output_fence import OutputFence
 from flinkplus.protocol.job.rescale import Rescale
 from flinkplus.protocol.job.restarts import RestartBudget
@@ -68,31 +67,6 @@ LIVE = (JobState.DEPLOYING, JobState.RUNNING)
 
 WAITING = (JobState.STARTING, JobState.INTERRUPTED)
 """States that wait for the conditions of a deployment."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Retraction:
-    """Output committed after ``checkpoint`` must be retracted; ``until_ms``: None until that is ordered."""
-
-    checkpoint: CheckpointId | None
-    reason: str
-    until_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    kind: FailureKind
-    subtasks: tuple[SubtaskId, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _StartFailure:
-    """The last failed start of a slot, and how many there were since it last registered."""
-
-    count: int
-    reason: str
-    error: object
 
 
 class JobProtocol:
@@ -127,13 +101,13 @@ class JobProtocol:
         self._state = JobState.STARTING
         self._generation = Generation(first_generation - 1)
         self._newest_used = self._generation
-        self._start_failures: dict[int, _StartFailure] = {}
+        self._start_failures: dict[int, StartFailure] = {}
         self._deployed: set[int] = set()  # never iterated
         self._available = [known for known in available if restore_from is not None and known <= restore_from]
         self._newest_complete = max(available, default=CheckpointId(0))
         self._budget = RestartBudget(config)
         self._recovery = 0
-        self._failure: _Failure | None = None
+        self._failure: Failure | None = None
         self._outcome = EndJob(JobState.FINISHED, None, "", "")
         self._quiesced = True
         self._slots_until_ms: int | None = started_ms + config.slot_timeout_ms
@@ -142,11 +116,11 @@ class JobProtocol:
         self._backoff_until_ms: int | None = None
         self._deploy_until_ms: int | None = None
         self._stop_until_ms: int | None = None
-        self._retraction: _Retraction | None = None
+        self._retraction: Retraction | None = None
         self._rescale = Rescale()
         self._output = OutputFence(recipes)
         if (restore_from or 0) < self._newest_complete:
-            self._retraction = _Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
+            self._retraction = Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
 
     def _assigned(self, subtasks: tuple[SubtaskId, ...]) -> tuple[tuple[SubtaskId, int], ...]:
         needed = self._slots.needed
@@ -267,7 +241,7 @@ class JobProtocol:
             return []  # another process holds the slot, or the job does not wait for it
         before = self._start_failures.get(slot)
         count = 1 if before is None else before.count + 1
-        self._start_failures[slot] = _StartFailure(count, reason, error)
+        self._start_failures[slot] = StartFailure(count, reason, error)
         if self._state is not JobState.STARTING or count <= self._config.max_start_failures:
             return []
         return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({count} times in a row)", "slots"))
@@ -282,9 +256,9 @@ class JobProtocol:
             return []
         return self._fail(now_ms, self._slot_failure(slot, reason))
 
-    def _slot_failure(self, slot: int, reason: str) -> _Failure:
+    def _slot_failure(self, slot: int, reason: str) -> Failure:
         hosted = tuple(subtask for subtask, at in self._assignment if at == slot)
-        return _Failure("slot", hosted, f"slot {slot} was lost: {reason}")
+        return Failure("slot", hosted, f"slot {slot} was lost: {reason}")
 
     def _on_slot_deployed(self, generation: Generation, slot: int) -> None:
         self._slots.holder(slot)
@@ -309,11 +283,11 @@ class JobProtocol:
             case events.SubtaskFailed(subtask, _, reason, error):
                 if all(subtask != known for known, _ in self._assignment):
                     raise PeerProtocolError(f"{subtask} failed, but it is not a subtask of the job")
-                return self._fail(now_ms, _Failure("exception", (subtask,), f"{subtask}: {reason}"), error)
+                return self._fail(now_ms, Failure("exception", (subtask,), f"{subtask}: {reason}"), error)
             case events.CheckpointRestoreFailed(_, checkpoint, reason):
                 return self._fall_back(now_ms, checkpoint, reason)
             case events.FinalAbandoned(_, _, reason):
-                return self._fail(now_ms, _Failure("checkpoint", (), f"no last checkpoint became complete: {reason}"))
+                return self._fail(now_ms, Failure("checkpoint", (), f"no last checkpoint became complete: {reason}"))
             case _:
                 assert_never(event)
 
@@ -324,14 +298,14 @@ class JobProtocol:
             )
         self._available.pop()
         why = f"checkpoint {checkpoint} cannot be restored: {reason}"
-        self._retraction = _Retraction(self.restore_from, why)
-        return self._interrupt(now_ms, _Failure("restore", (), why))
+        self._retraction = Retraction(self.restore_from, why)
+        return self._interrupt(now_ms, Failure("restore", (), why))
 
     def _on_local_failure(self, now_ms: int, event: events.FailureTakenOn | events.FailoverFellBack) -> list[JobEffect]:
         if self._state is not JobState.RUNNING:
             return []
         if isinstance(event, events.FailoverFellBack):
-            failure = _Failure(event.kind, event.subtasks, event.reason)
+            failure = Failure(event.kind, event.subtasks, event.reason)
             return self._interrupt(now_ms, failure) if event.counted else self._fail(now_ms, failure, event.error)
         if self._budget.is_counted(now_ms, event.generation, event.under_way, bool(self._slots.missing)):
             return []
@@ -341,14 +315,14 @@ class JobProtocol:
     def _too_many(self, now_ms: int, kind: FailureKind, reason: str, error: object, enough: str) -> list[JobEffect]:
         return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({enough})", kind))
 
-    def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
+    def _fail(self, now_ms: int, failure: Failure, error: object = None) -> list[JobEffect]:
         """The newest generation has failed: recover, or end the job when the limit is exceeded."""
         enough = self._budget.spend(now_ms, failure.kind, self._newest_used)
         if enough is not None:
             return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
         return self._interrupt(now_ms, failure)
 
-    def _interrupt(self, now_ms: int, failure: _Failure) -> list[JobEffect]:
+    def _interrupt(self, now_ms: int, failure: Failure) -> list[JobEffect]:
         self._recovery += 1
         self._failure = failure
         self._budget.rolls_back()
@@ -424,7 +398,7 @@ class JobProtocol:
         if self.restore_from is None:
             return [effects.ReportRescale("refused", "no checkpoint is complete yet")]
         reason = self._rescale.begin(event, self._slots)
-        found = self._interrupt(now_ms, _Failure("rescale", (), reason))
+        found = self._interrupt(now_ms, Failure("rescale", (), reason))
         self._backoff_until_ms = None
         return found
 
@@ -517,7 +491,7 @@ class JobProtocol:
             self._slots.release(slot)
         hosted = tuple(subtask for subtask, slot in self._assignment if slot in late)
         where = ", ".join(str(slot) for slot in late)
-        return [*evictions, *self._fail(now_ms, _Failure("deploy", hosted, f"slots {where}: {reason}"))]
+        return [*evictions, *self._fail(now_ms, Failure("deploy", hosted, f"slots {where}: {reason}"))]
 
     def _advance_waiting(self, now_ms: int) -> list[JobEffect]:
         too_late = self._check_waits(now_ms)
@@ -530,7 +504,7 @@ class JobProtocol:
             if not self._quiesced or retraction.until_ms is not None:
                 return []
             until_ms = now_ms + self._config.quiesce_timeout_ms
-            self._retraction = _Retraction(retraction.checkpoint, retraction.reason, until_ms)
+            self._retraction = Retraction(retraction.checkpoint, retraction.reason, until_ms)
             return [effects.RetractOutputAfter(retraction.checkpoint, retraction.reason)]
         if not self._quiesced or self._backoff_until_ms is not None:
             return []

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkplus.protocol.channels.outputs import Peer
+from flinkplus.protocol.channels.peer import Peer
 from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.loops.cycles import NO_CYCLES, Cycles
 from flinkplus.protocol.vocabulary.guarantee import Guarantee

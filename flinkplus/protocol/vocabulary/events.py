@@ -112,15 +112,10 @@ class CheckpointsAbandoned(Frozen):
 
 
 class NumberTaken(Frozen):
-    """The number of ``checkpoint``, the next one, is used for a checkpoint that the job itself makes."""
+    """The number of ``checkpoint``, the next one, is used: for a checkpoint that the job itself makes, or in steps that
+    will be repeated."""
 
     checkpoint: CheckpointId
-
-
-class NumbersUsed(Frozen):
-    """All numbers up to ``newest`` may have been used, by this run of the job or an earlier one."""
-
-    newest: CheckpointId
 
 
 class CheckpointAdopted(Frozen):
@@ -221,7 +216,6 @@ CheckpointingEvent: TypeAlias = (
     | CheckpointRequested
     | CheckpointsAbandoned
     | NumberTaken
-    | NumbersUsed
     | CheckpointAdopted
     | SourceExhausted
     | CheckpointAcknowledged

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 from typing_extensions import override
@@ -39,11 +39,9 @@ from flinkplus.protocol.determinants.recipe import RecipeEntry
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import RecipeWriter
 from flinkplus.sinks.postgres.columns import CopyEncoder
-from flinkplus.sinks.postgres.connecting import FIRST_PAUSE_S, LONGEST_PAUSE_S, connect, translated
+from flinkplus.sinks.postgres.connecting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Address, connect, translated
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate, writer_name
-
-if TYPE_CHECKING:
-    from flinkplus.sinks.postgres.at_once import PostgresAtOnceSink
+from flinkplus.sinks.postgres.table import OutputTable
 
 MAX_PENDING_BYTES, MAX_PENDING_CUTS = 16 << 20, 512
 """Rows and steps that wait for the database; beyond that no step begins."""
@@ -59,6 +57,27 @@ DIGEST_BYTES = 16
 SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 log = logging.getLogger("flinkplus.slot")
+
+
+class RecipeSink(Protocol):
+    """What a writer asks of its sink's descriptor."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def job_id(self) -> str: ...
+
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+
+    @property
+    def address(self) -> Address: ...
+
+    @property
+    def bound_schema(self) -> pa.Schema: ...
+
+    def output_table(self) -> OutputTable: ...
 
 
 class _Fenced(Exception):
@@ -84,7 +103,7 @@ class _Cut:
 class AtOnceWriter(RecipeWriter):
     """Writes the rows of one subtask in one generation."""
 
-    def __init__(self, sink: PostgresAtOnceSink, context: OperatorContext, generation: int) -> None:
+    def __init__(self, sink: RecipeSink, context: OperatorContext, generation: int) -> None:
         self._sink = sink
         self._index = context.index
         self._generation = generation

@@ -38,7 +38,9 @@ DSN = f"postgresql://me:{SECRET}@db.example:5433/shop"
 
 def sink(dsn: str = DSN, table: Any = "orders", **options: Any) -> PostgresSink:
     given = {"mode": "append", "key": (), "visibility": "checkpoint", **options}
-    return postgres_sink("out", dsn, table, **given)
+    made = postgres_sink("out", dsn, table, **given)
+    assert isinstance(made, PostgresSink)
+    return made
 
 
 def staged_text(batch: pa.RecordBatch, keys: tuple[str, ...] = ()) -> str:
@@ -101,8 +103,8 @@ def test_a_missing_psycopg_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) ->
         ({"mode": "upsert"}, "needs key="),
         ({"key": "word"}, "mode='append' takes none"),
         ({"mode": "upsert", "key": ["word", "word"]}, "several different"),
-        ({"visibility": "soon"}, "'soon' must be 'checkpoint'"),
-        ({"visibility": "at_once"}, "not built yet; use 'checkpoint'"),
+        ({"visibility": "soon"}, "'soon' must be one of"),
+        ({"visibility": "at_once", "table": "flinkplus_recipe"}, "kept by jobs; give another name"),
         ({"table": "a.b.c"}, "'name' or 'schema.name'"),
         ({"table": ""}, "'name' or 'schema.name'"),
         ({"table": 7}, "'name' or 'schema.name'"),

@@ -168,8 +168,7 @@ class JobDriver:
             handles = self._match(handles)
         self._restored = restore or CheckpointId(0), handles
         names = {str(subtask): slot for subtask, slot in assignment.items()}
-        repeats = {str(subtask): control.spans_to_json(spans) for subtask, spans in self._recipe.spans.items()}
-        recorded = {str(subtask): step for subtask, step in self._recipe.recorded.items()}
+        repeats = self._recipe.repeats
         for process in self._dispatch.processes.needed():
             hosted = {name for name, slot in names.items() if slot == process.slot}
             deploy = control.Deploy(
@@ -180,8 +179,7 @@ class JobDriver:
                 {name: handle for name, handle in handles.items() if name in hosted},
                 {name: rows for name, rows in self._recoveries.marks.items() if name in hosted},
                 self._deployment.lost_at is not None,
-                {name: spans for name, spans in repeats.items() if name in hosted},
-                {name: step for name, step in recorded.items() if name in hosted},
+                {str(subtask): found for subtask, found in repeats.items() if str(subtask) in hosted},
             )
             try:
                 self._dispatch.send(process.slot, deploy)

@@ -72,9 +72,8 @@ class RecipeDriver:
 
         def fenced() -> None:
             self.deployed = self._lasting = read[0]
-            checkpoints = self.deployed.checkpoints
-            if checkpoints:
-                self._machines.step_checkpoints(events.NumbersUsed(checkpoints[-1]))
+            for number in range(self._machines.checkpoints.next_number, max(self.deployed.checkpoints, default=0) + 1):
+                self._machines.step_checkpoints(events.NumberTaken(CheckpointId(number)))
             self._machines.step_job(events.OutputFenced(generation))
 
         def failed(reason: str) -> None:
@@ -109,10 +108,10 @@ class RecipeDriver:
 
         def fenced() -> None:
             self._of_attempt = attempt, read[0]
-            step(failover_events.RecipesRead(attempt))
+            step(failover_events.RecipesFetched(attempt))
 
         def failed(reason: str) -> None:
-            step(failover_events.RecipesNotRead(attempt, reason))
+            step(failover_events.RecipeFetchFailed(attempt, reason))
 
         if effect.recipes:
             self._dispatch.work(self._dispatch.registry, fence, fenced, failed)

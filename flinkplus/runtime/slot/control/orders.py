@@ -279,14 +279,14 @@ class SlotOrders(SlotHost[S]):
         """Restore one subtask; ``False`` when that failed, which is reported and ends the deployment here."""
         handle = deploy.handles.get(str(name), START)
         try:
-            spans = control.spans_from_json(deploy.repeats.get(str(name), ()))
+            recorded, spans = deploy.repeats.get(str(name), (0, ()))
             subtask = self.build(
                 name,
                 handle,
                 CheckpointId(deploy.checkpoint or 0),
                 deploy.marks.get(str(name)),
-                repeats=merge(handle.operator_state.steps, spans),
-                recorded=deploy.recorded.get(str(name), 0),
+                repeats=merge(handle.operator_state.steps, control.spans_from_json(spans)),
+                recorded=recorded,
             )
         except CorruptState as error:
             refusal = control.RestoreFailed(self.deployed, deploy.checkpoint or 0, str(name), str(error))

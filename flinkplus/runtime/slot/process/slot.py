@@ -127,8 +127,7 @@ class Slot(SlotOrders[Subtask]):
         attempt: int = 0,
         on_welcome: Callable[[], object] = lambda: None,
     ) -> None:
-        graph: JobGraph = cloudpickle.loads(config.plan)
-        give_secrets(graph, config.credentials)
+        graph: JobGraph = with_secrets(cloudpickle.loads(config.plan), config.credentials)
         unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
         options = config.options
         super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
@@ -475,11 +474,12 @@ class Slot(SlotOrders[Subtask]):
         gc.unfreeze()
 
 
-def give_secrets(graph: JobGraph, credentials: Credentials) -> None:
-    """Give the sinks of ``graph``, which was unpickled, what they need to write."""
+def with_secrets(graph: JobGraph, credentials: Credentials) -> JobGraph:
+    """Give the sinks of ``graph``, which was unpickled, what they need to write; returns it."""
     for node in graph.nodes:
         if isinstance(node.body, Sink):
             node.body = node.body.with_secrets(credentials.outputs.get(node.name, {}))
+    return graph
 
 
 def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | None:
