@@ -159,7 +159,6 @@ class Checks:
                 "asked",
                 "not_written_again",
                 "fenced_output",
-                "repeated_at_deployment",
             ),
             0,
         )
