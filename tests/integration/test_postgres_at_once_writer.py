@@ -129,9 +129,7 @@ def test_a_snapshot_waits_for_its_barrier_and_a_complete_checkpoint_trims(bench:
     _, stored = one.begin(2)
     assert stored == StoredOutput(4, (entry(3, 7), entry(4, 7)))
     one.keeper.retract_after(7)
-    with pytest.raises(
-        OutputTableError, match="from checkpoint 7 on only.* cannot continue from checkpoint 6"
-    ):
+    with pytest.raises(OutputTableError, match=r"from checkpoint 7 on only.* cannot continue from checkpoint 6"):
         one.keeper.retract_after(6)
     third, _ = one.begin(3, digest=str(digest))
     third.write(rows(("b", 2)))

@@ -104,21 +104,10 @@ def _transform(
         restore.available = tuple(c for c in known if c == restore.checkpoint or _fits(c, plan, change, commits))
         restore.older = tuple(c for c in known if c not in restore.available)
         return
-    _check_recipes(plan, before)
     checkpoint = restore.next_checkpoint
     _divide(commits, _rescaling(plan, storage, scratch, manifest, checkpoint, restore.generation, after, change))
     restore.checkpoint, restore.available, restore.older = checkpoint, (checkpoint,), restore.available
     restore.next_checkpoint = CheckpointId(checkpoint + 1)
-
-
-def _check_recipes(plan: Plan, before: int) -> None:
-    """Raises ``ConfigurationError`` if what makes visible rows again would not fit. ``before``: the parallelism of the
-    checkpoint."""
-    if plan.graph.recipes():
-        raise ConfigurationError(
-            "rows of this job are visible at once, and what makes them again fits only the program and the parallelism "
-            f"({before}) that made them: resume it as it was"
-        )
 
 
 def _divide(commits: Commits, division: AbstractContextManager[Rescaling]) -> None:
