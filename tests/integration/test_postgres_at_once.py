@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus import ConfigurationError, JobHandle, MoveRefused, SavepointRefused, StreamEnvironment
+from flinkplus import ConfigurationError, JobFailed, JobHandle, MoveRefused, SavepointRefused, StreamEnvironment
+from flinkplus.runtime.coordinator.drivers import recipes
 from tests.integration.conftest import PATIENCE_S, wait_until
 from tests.integration.programs import Program
 from tests.postgres_server import PASSWORD, PostgresServer
@@ -148,6 +149,26 @@ def test_the_server_is_killed(spark: SparkSession, postgres: PostgresServer) -> 
         threading.Timer(0.5, postgres.start).start()
         job.await_finish(PATIENCE_S)
         assert not job.metrics()["fallback_reasons"]
+    assert_exact(postgres, reader)
+
+
+def test_a_server_that_stays_away_in_a_rollback_ends_the_job_and_a_resume_continues(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes, "DEPLOYMENT_PATIENCE_S", 0.5)
+    options = {"recovery": "rollback", "checkpoint_dir": tmp_path}
+    with Reader(postgres) as reader:
+        with numbering(spark, postgres, 2_000.0, **options).execute("away") as job:
+            reader.await_rows(500)
+            postgres.kill()
+            try:
+                assert job.kill("number:1")
+                with pytest.raises(JobFailed, match="recipe of the output could not be read: OutputUnavailable: table"):
+                    job.await_finish(PATIENCE_S)
+            finally:
+                postgres.start()
+        with numbering(spark, postgres, 1e6, **options).execute("away", resume="auto") as job:
+            job.await_finish(PATIENCE_S)
     assert_exact(postgres, reader)
 
 
