@@ -200,6 +200,19 @@ def test_a_transaction_that_hangs_does_not_hold_a_fence_back(bench: Callable[...
         hanging.close()
 
 
+def test_a_table_that_was_restored_to_an_earlier_time_ends_the_subtask(bench: Callable[..., Bench]) -> None:
+    one = bench()
+    writer, _ = one.begin(1)
+    put(writer, 1, ("a", 1))
+    put(writer, 2, ("b", 2))
+    one.await_recorded(2)
+    one.postgres.execute("UPDATE flinkplus_steps SET step = 1 WHERE subtask = 0")
+    put(writer, 3, ("c", 3))
+    error = one.woken.get(timeout=10)
+    assert isinstance(error, OutputTableError) and "step 1 is recorded of subtask 0 instead of step 2" in str(error)
+    assert one.content == [("a", 1), ("b", 2)]
+
+
 def test_another_driver_or_parallelism_is_told_from_this_one(bench: Callable[..., Bench]) -> None:
     one = bench()
     one.begin(5)

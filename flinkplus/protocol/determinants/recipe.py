@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from flinkplus.errors import OutputTableError
 from flinkplus.protocol.determinants.determinants import (
     AncestorLog,
     Choice,
@@ -67,10 +68,17 @@ class RecipeLog:
     """Cuts the output of one subtask.
 
     ``steps``, ``ancestors``: its own determinants and those that it passes on; they start at its version.
-    ``recorded``: the first step whose rows are not stored.
+    ``recorded``: the first step whose rows are not stored; 0: none are.
+
+    Raises ``OutputTableError`` if rows are missing that were stored when the version was acknowledged.
     """
 
     def __init__(self, steps: StepLog, ancestors: AncestorLog | None, recorded: int, port: RecipePort) -> None:
+        if 0 < recorded < steps.next_step:
+            raise OutputTableError(
+                f"rows of steps before {steps.next_step} were stored, and now only those before {recorded} are: the "
+                "database was changed or restored to an earlier time"
+            )
         self._steps = steps
         self._ancestors = ancestors
         self._recorded = recorded

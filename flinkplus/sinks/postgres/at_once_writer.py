@@ -168,9 +168,15 @@ class AtOnceWriter(RecipeWriter):
     @property
     @override
     def accepts(self) -> bool:
-        full = self._pending_bytes >= MAX_PENDING_BYTES or len(self._pending) >= MAX_PENDING_CUTS or self._fenced
-        self._was_full |= full
-        return not full
+        if not self._is_full:
+            return True
+        with self._lock:  # otherwise the thread could make room just before this asks to be woken
+            self._was_full = self._is_full
+            return not self._was_full
+
+    @property
+    def _is_full(self) -> bool:
+        return self._pending_bytes >= MAX_PENDING_BYTES or len(self._pending) >= MAX_PENDING_CUTS or self._fenced
 
     @override
     def cut(self, step: int, entry: RecipeEntry) -> None:
@@ -305,10 +311,10 @@ class AtOnceWriter(RecipeWriter):
                 if self._recorded.step == step:
                     return  # the answer to the last attempt was lost
                 if self._recorded.step != self._step:
-                    raise self._table.error(f"step {self._recorded.step} is recorded instead of {self._step}")
+                    raise self._refused()
             with self._connection.transaction():
                 if not self._tables.update(self._connection, self._index, self._generation, update):
-                    raise _Fenced
+                    raise self._refused()
                 if texts:
                     self._table.add(self._connection, texts)
                 if complete > self._trimmed:
@@ -316,6 +322,17 @@ class AtOnceWriter(RecipeWriter):
 
         self._patiently(once)
         self._step, self._carried, self._trimmed = step, [], complete
+
+    def _refused(self) -> Exception:
+        """Why another step is recorded than this writer knows."""
+        row = self._tables.row(self._connection, self._index)
+        if row is not None and row.generation != self._generation:
+            return _Fenced()
+        found = "nothing" if row is None else f"step {row.step}"
+        return self._table.error(
+            f"{found} is recorded of subtask {self._index} instead of step {self._step}: the database was changed or "
+            "restored to an earlier time"
+        )
 
     # --- the connection
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flinkplus.errors import InvariantViolation, PeerProtocolError
+from flinkplus.errors import InvariantViolation, OutputTableError, PeerProtocolError
 from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, StepLog, merge, pack
 from flinkplus.protocol.determinants.recipe import Recipe, RecipeEntry, RecipeLog, StoredOutput, read_recipe
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
@@ -74,6 +74,12 @@ def test_a_cut_across_the_last_recorded_step_is_not_the_cut_of_before() -> None:
     steps.begin(Choice.READ, 1)
     with pytest.raises(InvariantViolation, match="within a cut"):
         log.cut(NONE)
+
+
+def test_rows_that_are_gone_from_the_table_are_noticed() -> None:
+    with pytest.raises(OutputTableError, match="steps before 5 were stored, and now only those before 3"):
+        logs(first=5, recorded=3)
+    logs(first=5, recorded=0)  # a table that begins with a savepoint
 
 
 def test_what_lies_before_a_complete_checkpoint_is_left_out() -> None:
