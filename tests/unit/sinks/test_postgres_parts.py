@@ -313,3 +313,18 @@ def test_no_module_of_a_slot_needs_psycopg(tmp_path: Path) -> None:
     copied: PostgresSink = pickle.loads(pickle.dumps(bound.staged_in(str(tmp_path))))
     assert isinstance(copied.address, Address)
     assert "psycopg" not in {name.split(".")[0] for name in vars(connecting) if not name.startswith("psycopg_")}
+
+
+def test_slots_get_the_password_beside_the_plan_and_that_of_the_environment_where_the_program_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {"mode": "append", "key": (), "visibility": "at_once"}
+    made = postgres_sink("out", DSN, "orders", **given)
+    unpickled = pickle.loads(pickle.dumps(made))
+    assert made.secrets() == {"password": "secret word"} and unpickled.secrets() == {}
+    assert unpickled.with_secrets(made.secrets()).address.secrets == made.address.secrets
+    monkeypatch.setenv("PGPASSWORD", "of the environment")
+    assert unpickled.secrets() == {"password": "of the environment"}
+    assert made.secrets() == {"password": "secret word"}
+    assert made.settings()["visibility"] == "at_once" and made.keeps_recipe
+    assert postgres_sink("out", DSN, "orders", mode="append", key=(), visibility="checkpoint").secrets() == {}
