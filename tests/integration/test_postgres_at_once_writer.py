@@ -21,7 +21,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.sinks.postgres import at_once_writer
 from flinkplus.sinks.postgres.at_once import AtOnceKeeper, PostgresAtOnceSink
 from flinkplus.sinks.postgres.at_once_writer import AtOnceWriter
-from flinkplus.sinks.postgres.recipe_tables import writer_name
+from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsUpdate, writer_name
 from flinkplus.sinks.postgres.sink import postgres_sink
 from tests.integration.conftest import wait_until
 from tests.postgres_server import PostgresServer
@@ -198,6 +198,25 @@ def test_a_transaction_that_hangs_does_not_hold_a_fence_back(bench: Callable[...
         with pytest.raises(psycopg.Error):
             hanging.execute("SELECT 1")
         hanging.close()
+
+
+def test_a_transaction_of_a_fenced_generation_or_from_another_step_is_refused(bench: Callable[..., Bench]) -> None:
+    """Also when its connection was not ended."""
+    import psycopg
+
+    one = bench()
+    one.keeper.fence(1, [0, 1], 2, 5.0)
+    with psycopg.connect(one.postgres.dsn) as connection:
+        table = one.sink.output_table()
+        assert table.found(connection)
+        tables, update = RecipeTables(table, "job-1"), StepsUpdate(0, 1, b"", 0, [(1, entry(1))], 0)
+        connection.commit()
+        one.keeper.fence(2, [0], 2, 5.0)
+        assert not tables.update(connection, 0, 1, update)
+        assert tables.update(connection, 0, 2, update)
+        assert not tables.update(connection, 0, 2, update), "from step 0 on, once more"
+        connection.commit()
+    assert one.keeper.fence(3, [0], 2, 5.0) == {0: StoredOutput(1, (entry(1),))}
 
 
 def test_a_table_that_was_restored_to_an_earlier_time_ends_the_subtask(bench: Callable[..., Bench]) -> None:
