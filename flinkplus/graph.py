@@ -197,6 +197,15 @@ class JobGraph:
         """The sinks, by name."""
         return {node.name: node.body for node in self.nodes if isinstance(node.body, Sink)}
 
+    def recipes(self) -> tuple[str, ...]:
+        """The names of the vertices with a sink that keeps a recipe (``protocol.determinants.recipe``)."""
+        return tuple(vertex.name for vertex in self.vertices if self.recipe_sinks(vertex))
+
+    def recipe_sinks(self, vertex: Vertex) -> list[str]:
+        """The names of the sinks of a vertex that keep a recipe."""
+        nodes = [self.nodes[index] for index in vertex.nodes]
+        return [node.name for node in nodes if isinstance(node.body, Sink) and node.body.keeps_recipe]
+
     def has_sink(self, vertex: Vertex) -> bool:
         return any(isinstance(self.nodes[i].body, Sink) for i in vertex.nodes)
 

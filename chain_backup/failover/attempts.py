@@ -14,7 +14,8 @@ A handover takes the two one after the other: the fence is sent when the records
 Rules:
 
 - No standby is promoted before the new generation and members are in ZooKeeper, nor before every living slot has fenced
-  the old generation, which is when the line is known. Neither waits for the other: to refuse the old generation is
+  the old generation, which is when the line is known. Sinks of the failed set whose rows are visible at once must have
+  fenced it as well, and their recipes must be read. Neither waits for the other: to refuse the old generation is
   right whether or not a new one follows.
 - An attempt takes one new number and one new generation for all of its failed set. An answer to an older attempt has no
   effect, except for an ordered promotion, which stays ordered: when something else fails meanwhile, it continues, and
@@ -74,6 +75,8 @@ class _Attempt:
     fence_until_ms: int = 0
     awaited: list[int] = field(default_factory=list)
     """Slots to which the fence was sent and that have not answered."""
+    awaits_recipes: bool = False
+    """Sinks whose rows are visible at once were to be fenced, and have not answered."""
     received: dict[ChannelId, int] = field(default_factory=dict)
 
 
@@ -134,7 +137,7 @@ class Attempts:
         attempt = self._attempt
         if attempt is not None and not attempt.is_written:
             deadlines.append(attempt.registry_until_ms)
-        if attempt is not None and attempt.awaited:
+        if attempt is not None and (attempt.awaited or attempt.awaits_recipes):
             deadlines.append(attempt.fence_until_ms)
         return min(deadlines, default=None)
 
@@ -242,7 +245,9 @@ class Attempts:
         attempt.awaited = [slot for slot in self._planned.slots if self._table.is_alive(slot)]
         attempt.fence_until_ms = now_ms + self._config.fence_timeout_ms
         targets = tuple((subtask, self._table[subtask].head) for subtask in attempt.failed)
-        fence = effects.FenceSlots(attempt.number, attempt.generation, targets, tuple(attempt.awaited))
+        recipes = tuple(subtask for subtask in attempt.failed if subtask.vertex in self._topology.recipes)
+        attempt.awaits_recipes = bool(recipes)
+        fence = effects.FenceSlots(attempt.number, attempt.generation, targets, tuple(attempt.awaited), recipes)
         return [self._phase("fence"), fence]
 
     def fenced(
@@ -254,6 +259,21 @@ class Attempts:
         attempt.awaited.remove(slot)
         attempt.received.update(received)
         return self._promote_when_ready(now_ms)
+
+    def recipes_read(self, now_ms: int, number: int) -> list[FailoverEffect]:
+        """The sinks of attempt ``number`` are fenced, and their recipes are read."""
+        attempt = self._attempt
+        if attempt is None or attempt.number != number:
+            return []
+        attempt.awaits_recipes = False
+        return self._promote_when_ready(now_ms)
+
+    def recipes_not_read(self, number: int, reason: str) -> list[FailoverEffect]:
+        """The recipes of attempt ``number`` cannot be read now."""
+        attempt = self._attempt
+        if attempt is None or attempt.number != number or not attempt.awaits_recipes:
+            return []
+        return self.fall_back(f"the recipe of the output cannot be read: {reason}")
 
     def fencing(self, now_ms: int, number: int, slot: int) -> None:
         """A part of a long answer came from ``slot``: its timeout starts again."""
@@ -279,7 +299,7 @@ class Attempts:
 
     def _promote_when_ready(self, now_ms: int) -> list[FailoverEffect]:
         attempt = self._attempt
-        if attempt is None or not attempt.is_written or attempt.awaited:
+        if attempt is None or not attempt.is_written or attempt.awaited or attempt.awaits_recipes:
             return []
         line = self._table.line(attempt.failed, attempt.received, self._config.pending_versions)
         if isinstance(line, NoLine):
@@ -313,6 +333,11 @@ class Attempts:
         for subtask in promotion.subtasks:
             self._open().refused.setdefault(subtask, []).append(slot)
         return promotion.subtasks
+
+    def are_recipes_late(self, now_ms: int) -> bool:
+        """Whether all slots have fenced, and the recipes were not read in time."""
+        attempt = self._attempt
+        return attempt is not None and attempt.awaits_recipes and now_ms >= attempt.fence_until_ms
 
     def late_promotions(self, now_ms: int) -> list[tuple[int, int]]:
         """Attempt and slot of each promotion that has not been answered in time."""

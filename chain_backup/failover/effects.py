@@ -55,12 +55,15 @@ class FenceSlots(Frozen):
     """Order ``slots`` to accept only the new ``generation`` of ``failed``: each answers ``SlotFenced``.
 
     ``failed``: (subtask, slot of its new head).
+    ``recipes``: those of the failed whose rows are visible at once. Have their sinks accept only the new generation as
+    well, and read their recipes: ``RecipesFetched`` or ``RecipeFetchFailed``.
     """
 
     attempt: int
     generation: Generation
     failed: tuple[tuple[SubtaskId, int], ...]
     slots: tuple[int, ...]
+    recipes: tuple[SubtaskId, ...] = ()
 
 
 class PromoteStandbys(Frozen):

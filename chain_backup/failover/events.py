@@ -150,6 +150,19 @@ class SlotFencedPart(Frozen):
     slot: int
 
 
+class RecipesFetched(Frozen):
+    """Answer to ``FenceSlots`` with ``recipes``: these sinks refuse older generations, and their recipes are read."""
+
+    attempt: int
+
+
+class RecipeFetchFailed(Frozen):
+    """Answer to ``FenceSlots`` with ``recipes``: failure."""
+
+    attempt: int
+    reason: str
+
+
 class StandbysPromoted(Frozen):
     """Answer to ``PromoteStandbys``: all of them run."""
 
@@ -185,6 +198,8 @@ FailoverEvent: TypeAlias = (
     | RecordsRefused
     | SlotFenced
     | SlotFencedPart
+    | RecipesFetched
+    | RecipeFetchFailed
     | StandbysPromoted
     | StandbyPromotionFailed
     | TimeAdvanced

@@ -234,6 +234,10 @@ class FailoverProtocol:
             case events.SlotFencedPart(attempt, slot):
                 self._attempts.fencing(now_ms, attempt, slot)
                 return []
+            case events.RecipesFetched(attempt):
+                return self._attempts.recipes_read(now_ms, attempt)
+            case events.RecipeFetchFailed(attempt, reason):
+                return self._attempts.recipes_not_read(attempt, reason)
             case events.StandbysPromoted(attempt, slot):
                 done = self._attempts.promoted(attempt, slot)
                 return done + self._adjust() if done else []
@@ -381,6 +385,9 @@ class FailoverProtocol:
             reason = f"not fenced within {self._config.fence_timeout_ms} ms"
             effects += [EvictSlot(slot, None, reason) for slot in late]
             effects += self._on_slots_lost(now_ms, late, f"slots {', '.join(map(str, late))}: {reason}")
+        elif self._attempts.are_recipes_late(now_ms):
+            limit_ms = self._config.fence_timeout_ms
+            effects += self._attempts.fall_back(f"the recipe of the output was not read within {limit_ms} ms")
         if promotions := self._attempts.late_promotions(now_ms):
             where = ", ".join(str(slot) for _, slot in promotions)
             reason = f"standbys not promoted on slots {where} within {self._config.promote_timeout_ms} ms"

@@ -15,11 +15,13 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 
 @dataclass(frozen=True)
 class Topology:
-    """``edges``: (edge, producer vertex, consumer vertex). Raises ``InvariantViolation`` for an impossible graph."""
+    """``edges``: (edge, producer vertex, consumer vertex). ``recipes``: the vertices whose sink keeps a recipe. Raises
+    ``InvariantViolation`` for an impossible graph."""
 
     vertices: tuple[str, ...]
     parallelism: int
     edges: tuple[tuple[int, str, str], ...]
+    recipes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = [edge for edge, _, _ in self.edges]
@@ -80,7 +82,8 @@ class Topology:
 
     def lineage(self, depth: int | None) -> Lineage:
         """The ancestors of each subtask, with sharing depth ``depth`` (``None``: no limit)."""
-        return Lineage(self.vertices, [(producer, consumer) for _, producer, consumer in sorted(self.edges)], depth)
+        edges = [(producer, consumer) for _, producer, consumer in sorted(self.edges)]
+        return Lineage(self.vertices, edges, depth, self.recipes)
 
     @property
     def has_loops(self) -> bool:

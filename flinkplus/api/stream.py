@@ -231,7 +231,9 @@ class Stream:
         stored with the job.
         ``mode``: ``append``, or ``upsert``: a row replaces the one with the same ``key``. The rows of a key must come
         from one subtask: put a ``key_by`` with these columns before.
-        ``visibility``: ``checkpoint``: all rows that a checkpoint covers become visible at once when it completes.
+        ``visibility``: ``checkpoint``: all rows that a checkpoint covers become visible together when it completes;
+        ``at_once``: each row some milliseconds after it was made, and none is taken back by a recovery. Not with every
+        option: see ``docs/postgres.md``.
 
         A missing table is created. Raises ``ConfigurationError``, also without the extra ``flinkplus[postgres]``.
         """

@@ -21,14 +21,16 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pyarrow as pa
 from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
+from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
 from flinkplus.protocol.snapshot.files import StagedFile
 
 
@@ -117,7 +119,12 @@ class SinkCommitter(ABC):
 
 @dataclass(frozen=True)
 class Sink(ABC):
-    """The descriptor; usable after ``bind``. ``name`` is the operator's, unique in the job."""
+    """The descriptor; usable after ``bind``. ``name`` is the operator's, unique in the job.
+
+    ``keeps_recipe``: its rows are visible at once; its writer is a ``RecipeWriter``, its committer a ``RecipeKeeper``.
+    """
+
+    keeps_recipe: ClassVar[bool] = False
 
     name: str
     schema: pa.Schema | None = field(default=None, kw_only=True)
@@ -140,6 +147,14 @@ class Sink(ABC):
             raise InvariantViolation(f"sink {self.name!r} is used before it was bound to a job")
         return self.schema
 
+    def secrets(self) -> Mapping[str, str]:
+        """What slots need to write, and no pickle of the sink has; shipped with their credentials."""
+        return {}
+
+    def with_secrets(self, secrets: Mapping[str, str]) -> Self:
+        """A copy with what ``secrets`` gave, in a slot."""
+        return self
+
     def staged_in(self, checkpoint_dir: str) -> Self:
         """A copy for one run of the job, for a sink that stages its output in the checkpoint directory."""
         return self
@@ -159,6 +174,52 @@ class Sink(ABC):
     @abstractmethod
     def committer(self) -> SinkCommitter:
         """The committer, in the driver."""
+
+
+class RecipeWriter(SinkWriter):
+    """A writer whose rows are visible at once, each with its recipe (``protocol.determinants.recipe``).
+
+    ``write`` takes the rows of a step, then ``cut`` or ``repeated`` comes. After ``stage`` comes the cut of a barrier.
+    """
+
+    @property
+    @abstractmethod
+    def accepts(self) -> bool:
+        """See ``RecipePort``."""
+
+    @abstractmethod
+    def cut(self, step: int, entry: RecipeEntry) -> None:
+        """See ``RecipePort``."""
+
+    @abstractmethod
+    def repeated(self, step: int) -> None:
+        """See ``RecipePort``."""
+
+    @abstractmethod
+    def settled(self, checkpoint: int) -> JsonValue:
+        """Its part of a snapshot, when all cuts up to the barrier of ``checkpoint`` are stored. In another thread.
+        Raises ``OutputUnavailable`` if that takes too long."""
+
+    @abstractmethod
+    def restore(self, state: JsonValue) -> None:
+        """Take back what ``settled`` gave; before ``begin``."""
+
+    @abstractmethod
+    def begin(self, recorded: int, woken: Callable[[Exception | None], None]) -> None:
+        """Begin to store rows: those up to step ``recorded`` are there. ``woken``: called in another thread when there
+        is room again, or with an error that ends the subtask."""
+
+
+class RecipeKeeper(SinkCommitter):
+    """A committer whose sink keeps recipes."""
+
+    @abstractmethod
+    def fence(
+        self, generation: int, subtasks: Collection[int], parallelism: int, patience_s: float
+    ) -> Mapping[int, StoredOutput]:
+        """Refuse all transactions of ``subtasks``, by index, of generations before ``generation`` from now on. Returns
+        what is stored of each. Raises ``OutputUnavailable`` after ``patience_s`` seconds, and ``OutputTableError`` if
+        another ``parallelism`` has written."""
 
 
 def not_yet_committed(files: Iterable[StagedFile], committed_through: int) -> list[StagedFile]:

@@ -16,7 +16,7 @@ from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import table_staging
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.postgres.sink import SCHEME
+from flinkplus.sinks.postgres.connecting import SCHEME
 from flinkplus.sinks.staging import StagingFolder
 
 

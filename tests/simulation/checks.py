@@ -17,14 +17,16 @@
    force; a divided checkpoint has all of the one before, each part once, where it belongs.
 11. *savepoints*: the checkpoint that is copied is aligned, whole, and all its output is visible; a job that stops with
    it has nothing visible behind it; a new job that begins with it gives the right results.
-12. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
+12. *recipes*: whatever is visible at once, the recipe stored with it makes it again: it has every step behind the last
+   complete checkpoint that a visible row depends on. What is made again is the same, and nothing becomes visible twice.
+13. *progress*: once all is healed the job ends within a bounded number of steps (see ``world``); of two slots of a
    running job that do not reach each other, one is given up before long.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -32,14 +34,16 @@ from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_FAILED
+from flinkplus.protocol.determinants.recipe import StoredOutput, read_recipe
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
-from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId, parallelism_of
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId, parallelism_of
 from flinkplus.protocol.vocabulary.in_flight import JOB_SLOTS, SUBTASK_SHARE, AbortCause, cost_of
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.coordinator.setup.configs import topology_of
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
 from tests.simulation.network import GARBLED
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from flinkplus.protocol.channels.outputs import OutputChannel
     from tests.simulation.slot import SimSlot
     from tests.simulation.subtask import SimSubtask, WatchedLog
+    from tests.simulation.table import Cut
     from tests.simulation.world import World
 
 Content = tuple[MessageKind, Any, int, int, bytes, int]
@@ -101,6 +106,7 @@ class Checks:
         self._malformed: dict[tuple[int, int], tuple[int, int]] = {}  # since when, and the last time
         self.exact = world.options.promises.repeats
         self._expected = world.graph.expected()
+        self._lineage = topology_of(world.graph, 1).lineage(None)  # type: ignore[arg-type]
         self._accepted: dict[ChannelId, dict[int, Content]] = {}
         self._at_work: dict[SubtaskId, SimSubtask] = {}
         self._fenced: dict[tuple[int, SubtaskId], int] = {}
@@ -148,6 +154,11 @@ class Checks:
                 "old_ids",
                 "divided",
                 "saved",
+                "transactions",
+                "refused_transactions",
+                "asked",
+                "not_written_again",
+                "fenced_output",
             ),
             0,
         )
@@ -303,7 +314,7 @@ class Checks:
             held -= sum(end.queue[-1 - at][0].kind is MessageKind.BARRIER for at in range(waiting))
             replayed = subtask.plan.promotion is not None or message.generation > subtask.generation
             window += (MAX_UNSENT_TO_FAILED if replayed else MAX_UNSENT_MESSAGES) + MOST_OF_A_STEP
-        if held > window:
+        if held > window and not self._world.parameters.at_once:  # what recipes bind is sent without credit
             self._wrong("retention", f"{subtask.id} holds {held} messages, its window is {window}")
         self._check_bytes_held(subtask, end, message)
         if self._at_work.get(subtask.id) is subtask and self.exact:
@@ -315,6 +326,7 @@ class Checks:
         overtakes takes with it, does not count."""
         before = end.waiting_bytes - message.size
         replayed = subtask.plan.promotion is not None or message.generation > subtask.generation or end.put_back
+        replayed = replayed or self._world.parameters.at_once
         if before >= self._world.parameters.window_bytes and not (replayed or subtask.plan.unaligned):
             self._wrong("retention", f"{subtask.id} held {before} bytes of {end.channel}, and more were sent")
 
@@ -774,6 +786,33 @@ class Checks:
         wrong = self._expected.take(rows) if guarantee.repeats else self._expected.take_loosely(rows, again)
         if wrong is not None:
             self._wrong("results", f"in the output of checkpoint {checkpoint}, {wrong}")
+
+    # --- rows that are visible at once
+
+    def visible(self, subtask: SubtaskId, cuts: Sequence[Cut]) -> None:
+        """A transaction has shown the rows of ``cuts``."""
+        world, complete = self._world, self._cuts[-1][0] if self._cuts else 0
+        self.committed(complete, [row for cut in cuts for row in cut.rows])
+        stored = StoredOutput(world.table.recorded.get(subtask, 0), tuple(world.table.entries.get(subtask, ())))
+        recipe = read_recipe({subtask: stored}, self._lineage, CheckpointId(complete))
+        covered = self._steps_at[-1] if self._steps_at else {}
+        depends = {**cuts[-1].depends, subtask: cuts[-1].step}
+        for other, step in depends.items():
+            ends = [first + len(determinants) for first, determinants in recipe.spans.get(other, ())]
+            if step > max([*ends, covered.get(other, 0)]):
+                self._wrong(
+                    "recipes",
+                    f"rows of {subtask} are visible that depend on {other} up to step {step}, and the recipe has "
+                    f"{ends}, checkpoint {complete} {covered.get(other, 0)}",
+                )
+        if stored.recorded < cuts[-1].step:
+            self._wrong("recipes", f"rows of {subtask} are visible up to step {cuts[-1].step}, not recorded")
+
+    def made_again(self, subtask: SimSubtask, step: int, rows: tuple[Row, ...]) -> None:
+        """A subtask has made rows again that are stored: they are the same."""
+        known = self._world.table.rows.get((subtask.id, step))
+        if known is not None and known != rows and self._at_work.get(subtask.id) is subtask:
+            self._wrong("recipes", f"{subtask.id} made {rows} again, and {known} are stored of the step before {step}")
 
     # --- the coordinator
 

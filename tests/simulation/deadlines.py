@@ -28,6 +28,7 @@ STREAMS = ("cut", "slow", "break_at_join", "duplicate", "refuse", "garble", "for
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "registry": ("zookeeper_away", "zookeeper_unsure"),
     "fence": HUNG,
+    "recipes": ("zookeeper_away", "zookeeper_unsure"),
     "promotion": HUNG,
     "deployment": HUNG,
     "slots": LOST,
@@ -35,7 +36,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "quiesce": ("hang_storage",),
     "division": ("hang_storage",),
     "retraction": ("hang_storage",),
-    "checkpoint": (*LOST, *DISKS, *STREAMS, "throw", "outage", "zookeeper_away", "zookeeper_unsure"),
+    "checkpoint": (*LOST, *DISKS, *STREAMS, "throw", "outage", "zookeeper_away", "zookeeper_unsure", "no_table"),
     "turn": ("hang_storage",),
     "manifest": ("hang_storage",),
     "commit": ("hang_storage",),
@@ -109,6 +110,8 @@ class Deadlines:
                 self._fired("registry", config.registry_timeout_ms, f"the records of attempt {attempt.number}")
             elif attempt is not None and attempt.awaited and now_ms >= attempt.fence_until_ms:
                 self._fired("fence", config.fence_timeout_ms, f"slots {attempt.awaited} in attempt {attempt.number}")
+            elif attempt is not None and attempt.awaits_recipes and now_ms >= attempt.fence_until_ms:
+                self._fired("recipes", config.fence_timeout_ms, f"the recipes of attempt {attempt.number}")
             for (number, slot), promotion in attempts._promotions.items():
                 if now_ms >= promotion.until_ms:
                     names = ", ".join(map(str, promotion.subtasks))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chain_backup.failover.effects import ChainEntry
+from flinkplus.protocol.determinants.recipe import StoredOutput
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
@@ -156,6 +157,15 @@ class SimCommits:
             world.checks.committed(checkpoint, rows)
         if world.commits_fail and world.rng_storage.random() < 0.5:
             raise Unavailable("nobody knows whether the output is visible")
+
+    def fence_output(
+        self, sink: str, generation: Generation, subtasks: Sequence[int], parallelism: int, patience_s: float
+    ) -> dict[int, StoredOutput]:
+        self._check()
+        if self._world.table.is_away:
+            raise Unavailable("the database is away")
+        self._world.checks.counts["fenced_output"] += 1
+        return self._world.table.fence(generation, [SubtaskId(sink, index) for index in subtasks])
 
     def drop(self, checkpoint: CheckpointId) -> None:
         self._check()

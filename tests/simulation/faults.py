@@ -305,6 +305,11 @@ class Faults:
         self._world.commits_fail += 1
         self._until(fault, "_less", "commits_fail")
 
+    def _no_table(self, fault: Fault) -> None:
+        """The database is away."""
+        self._world.table_away += 1
+        self._until(fault, "_less", "table_away")
+
     def _watch_late(self, fault: Fault) -> None:
         self._world.watches_late += 1
         self._until(fault, "_less", "watches_late")

@@ -44,7 +44,7 @@ class SimGraph:
     a source, one without outputs has a sink. ``loops``: edges that lead back, from the end of a loop to its head; the
     end sends every row out as well as round, so that all that was counted shows. ``parallelism``: at the start; a
     source has so many streams of ``records`` each, whatever it becomes. ``groups``: of keys, of which each subtask owns
-    a range (0: keys are dealt by number)."""
+    a range (0: keys are dealt by number). ``at_once``: rows of sinks are visible at once."""
 
     stages: int
     edges: tuple[tuple[int, int], ...]
@@ -53,6 +53,7 @@ class SimGraph:
     keys: int
     loops: tuple[tuple[int, int], ...] = ()
     groups: int = 0
+    at_once: bool = False
     nodes: tuple[Any, ...] = ()
     vertices: list[Vertex] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
@@ -97,6 +98,12 @@ class SimGraph:
 
     def has_sink(self, vertex: Vertex) -> bool:
         return not vertex.outputs
+
+    def recipes(self) -> tuple[str, ...]:
+        return tuple(vertex.name for vertex in self.vertices if self.recipe_sinks(vertex))
+
+    def recipe_sinks(self, vertex: Vertex) -> list[str]:
+        return [vertex.name] if self.at_once and not vertex.outputs else []
 
     def inputs_of(self, subtask: SubtaskId, parallelism: int) -> list[tuple[ChannelId, SubtaskId]]:
         found = self._inputs.get((subtask, parallelism))

@@ -41,6 +41,7 @@ from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.checkpoints.commits import CommitQueue
 from flinkplus.protocol.checkpoints.savepoints import Savepoints
 from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, InputPart, KnownSteps
+from flinkplus.protocol.determinants.recipe import NO_RECIPE, Recipe, RecipeLog
 from flinkplus.protocol.job.crashes import Crashes
 from flinkplus.protocol.job.job import LIVE, JobProtocol
 from flinkplus.protocol.job.restarts import RestartBudget
@@ -62,6 +63,8 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
+from flinkplus.runtime.coordinator.drivers import recipes
+from flinkplus.runtime.coordinator.drivers.recipes import RecipeDriver
 from flinkplus.runtime.coordinator.drivers.savepoints import SavepointDriver
 from flinkplus.runtime.coordinator.membership.prefetching import Prefetching
 from flinkplus.runtime.coordinator.membership.rescales import RescalePhase, Rescales
@@ -80,6 +83,7 @@ from flinkplus.state.durable.history import Cuts, UnusedFiles
 from tests.security import model
 from tests.simulation import rescaling
 from tests.simulation.parameters import Parameters, draw
+from tests.simulation.table import SimRecipeSink, SimTable
 from upstream_cache.log import OutputLog
 
 BUDGET = 2_000
@@ -92,7 +96,8 @@ class Mutation:
     """``make`` gets the original of ``name`` in ``where`` and gives what takes its place. ``tells``: what is wrong.
     ``scenario``: the number of the one that finds it out, where seeds seldom do. ``finds``: what finds it out where the
     simulator does not reach; gives what is wrong. ``joined``: only where steps are repeated together does it matter.
-    ``rescaled``: only where the parallelism changes. ``saved``: only where savepoints are taken."""
+    ``rescaled``: only where the parallelism changes. ``saved``: only where savepoints are taken.
+    ``at_once``: only where rows are visible at once."""
 
     where: Any
     name: str
@@ -103,10 +108,11 @@ class Mutation:
     joined: bool = False
     rescaled: bool = False
     saved: bool = False
+    at_once: bool = False
 
     def parameters(self, seed: int) -> Parameters:
         """The job of a seed in which the fault is looked for."""
-        return draw(seed, joined=self.joined, rescaled=self.rescaled, saved=self.saved)
+        return draw(seed, joined=self.joined, rescaled=self.rescaled, saved=self.saved, at_once=self.at_once)
 
 
 MUTATIONS: dict[str, Mutation] = {}
@@ -120,12 +126,13 @@ def mutation(
     joined: bool = False,
     rescaled: bool = False,
     saved: bool = False,
+    at_once: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         tells = (make.__doc__ or "").strip()
-        MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, joined, rescaled, saved)
+        MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, joined, rescaled, saved, at_once)
         return make
 
     return enlist
@@ -235,6 +242,130 @@ def what_is_forged_is_dropped_and_the_rest_of_its_frame_with_it(original: Any) -
             original(self, peer, messages)
 
     return take_all
+
+
+# --- rows that are visible at once
+
+
+@mutation(SimTable, "_store_recipe", at_once=True)
+def rows_are_stored_without_their_recipe(original: Any) -> Any:
+    """A transaction has rows and progress, and not what the rows depend on."""
+    return lambda self, subtask, cuts, complete: None
+
+
+@mutation(SimTable, "store", at_once=True)
+def progress_is_stored_apart_from_rows(original: Any) -> Any:
+    """The recipe and the progress are there, and the rows come in a transaction of their own, which may fail."""
+
+    def store(self: Any, subtask: Any, generation: int, cuts: Any, complete: int) -> bool:
+        if self._admits(subtask, generation) and self._world.rng_table.random() < 0.1:
+            self._store_recipe(subtask, cuts, complete)
+            self._store_progress(subtask, cuts)
+            return True
+        return bool(original(self, subtask, generation, cuts, complete))
+
+    return store
+
+
+@mutation(SimTable, "_admits", at_once=True)
+def rows_of_any_generation_are_stored(original: Any) -> Any:
+    """A transaction does not look whether its generation is fenced."""
+    return lambda self, subtask, generation: True
+
+
+@mutation(SimTable, "_store_recipe", at_once=True)
+def recipes_are_trimmed_too_early(original: Any) -> Any:
+    """What lies behind the last complete checkpoint goes with what lies before it."""
+
+    def store(self: Any, subtask: Any, cuts: Any, complete: int) -> None:
+        original(self, subtask, cuts, complete)
+        if complete:
+            self.entries[subtask] = [entry for entry in self.entries[subtask] if entry.checkpoint > complete]
+
+    return store
+
+
+@mutation(RecipeLog, "__init__", at_once=True)
+def repeated_rows_are_written_again(original: Any) -> Any:
+    """A sink does not look which steps are recorded."""
+
+    def make(self: Any, steps: Any, ancestors: Any, recorded: int, port: Any) -> None:
+        original(self, steps, ancestors, 0, port)
+
+    return make
+
+
+@mutation(recipes, "read_recipe", at_once=True)
+def recipes_are_not_read(original: Any) -> Any:
+    """Whoever is deployed or promoted knows which steps are recorded, and not how to repeat them."""
+    return lambda stored, lineage, since: Recipe({}, original(stored, lineage, since).recorded)
+
+
+@mutation(SimTable, "fence", at_once=True)
+def recipes_are_read_before_the_sink_is_fenced(original: Any) -> Any:
+    """What is under way may still be stored after the recipe was read."""
+
+    def fence(self: Any, generation: int, subtasks: Any) -> Any:
+        before = {subtask: self.generations.get(subtask, 0) for subtask in subtasks}
+        found = original(self, generation, subtasks)
+        self.generations.update(before)
+        self._world.at(self._world.now_ms + 3, original, self, generation, subtasks)
+        return found
+
+    return fence
+
+
+@mutation(SimRecipeSink, "has_stored", at_once=True)
+def snapshots_do_not_wait_for_their_rows(original: Any) -> Any:
+    """A checkpoint may be complete before the rows that it covers are stored."""
+    return lambda self, checkpoint: True
+
+
+@mutation(SimRecipeSink, "_note_barrier", at_once=True)
+def snapshots_wait_for_rows_and_not_for_their_barrier(original: Any) -> Any:
+    """What came with the barrier is not stored when a successor may start behind it (as in the first draft)."""
+
+    def note(self: Any, step: int) -> None:
+        if self.snapshot is not None:
+            self._barriers[self.snapshot], self.snapshot = self._before, None
+        self._before = step
+
+    return note
+
+
+@mutation(RecipeDriver, "added_to", at_once=True)
+def failovers_forget_the_recipe_of_the_deployment(original: Any) -> Any:
+    """What a subtask still repeated after a rollback is lost when it fails then."""
+
+    def added_to(self: Any, order: Any, subtask: Any, attempt: int) -> Any:
+        with mock.patch.object(self, "_lasting", NO_RECIPE):
+            return original(self, order, subtask, attempt)
+
+    return added_to
+
+
+@mutation(attempts.Attempts, "_promote_when_ready", at_once=True)
+def promotions_do_not_wait_for_recipes(original: Any) -> Any:
+    """A standby is promoted when all slots have fenced its predecessor, whatever the sink does."""
+
+    def promote(self: Any, now_ms: int) -> Any:
+        if self._attempt is not None:
+            self._attempt.awaits_recipes = False
+        return original(self, now_ms)
+
+    return promote
+
+
+@mutation(Recipe, "checkpoints", at_once=True)
+def numbers_of_repeated_checkpoints_are_used_again(original: Any) -> Any:
+    """A checkpoint may have the number of one that is aborted in steps that are repeated (as in the first draft)."""
+    return property(lambda self: ())
+
+
+@mutation(OutputChannels, "lift_limits", scenario="101")
+def steps_that_are_bound_wait_for_credit(original: Any) -> Any:
+    """Subtasks that repeat steps in a fixed order wait for each other's credit (as in the first draft)."""
+    return lambda self: None
 
 
 # --- promotions

@@ -12,6 +12,7 @@ from typing import Any
 
 from flinkplus.errors import InvariantViolation
 from flinkplus.protocol.loops.cycles import Cycles
+from flinkplus.protocol.vocabulary.lineage import Lineage
 
 SLOT_FAULTS = (
     "crash",
@@ -52,7 +53,7 @@ OUTAGES = ("outage", "throw_together")
 """A service that all subtasks call is away for a while; or each subtask throws once, all in one instant."""
 DEADLY = 0.03
 """Share of the jobs in which a record ends the process that works on it."""
-FAULTS = (*DRAWN_FAULTS, *SILENCES, *OUTAGES, "refuse", "garble", "forge", "hang_storage", "deadly")
+FAULTS = (*DRAWN_FAULTS, *SILENCES, *OUTAGES, "refuse", "garble", "forge", "hang_storage", "deadly", "no_table")
 COMMANDS = ("migrate", "migrate", "drain", "rehost")
 """What a user asks for, and a slot that comes back on another host; among the faults."""
 SCALINGS = ("scale", "scale", "scale", "crash_spare", "pause_spare", "migrate_to_spare", "drain", "crash", "throw")
@@ -82,6 +83,16 @@ SAVINGS = (
     *("crash", "crash", "crash_driver", "no_manifest", "no_upload", "no_commit", "hang_storage", "throw"),
 )
 """What a user asks for in such a job, and what happens to it meanwhile."""
+AT_ONCE = 0.05
+"""Share of the jobs whose rows are visible at once."""
+FAULTS_AT_ONCE = (
+    *("crash",) * 6,
+    *("crash_host", "crash_driver", "crash_driver", "throw", "throw_together", "throw_together", "pause", "expire"),
+    *("no_table", "no_table", "crash_at_point", "migrate", "cut"),
+)
+"""What happens to such a job."""
+NOT_AT_ONCE = ("rescale", "rescale_back", "at_rescale", "savepoint")
+"""What such a job cannot have."""
 MOST_SUBTASKS, KEY_GROUPS = 5, 8
 """What jobs are rescaled to at most, of each vertex; and the key groups of such jobs."""
 MOVES = 0.1
@@ -171,7 +182,7 @@ class Parameters:
     (``None``: as many as in the product). ``without``: parts of the protocol that the job lacks
     (``flinkplus.runtime.slot.subtasks.ablation``). ``max_restarts``: the option. ``groups``: of keys, where the
     parallelism may change (0: it does not). ``little_bytes``: of state files, that a slot may lack when the parallelism
-    changes (``None``: as in the product)."""
+    changes (``None``: as in the product). ``at_once``: rows are visible at once."""
 
     seed: int = 0
     stages: int = 2
@@ -217,6 +228,7 @@ class Parameters:
     loops: tuple[tuple[int, int], ...] = ()
     groups: int = 0
     little_bytes: int | None = None
+    at_once: bool = False
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -267,11 +279,13 @@ def draw(
     joined: bool = False,
     rescaled: bool = False,
     saved: bool = False,
+    at_once: bool = False,
 ) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
     steps may be repeated together, and are small, so that there are often several to repeat. ``rescaled``: the
-    parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them."""
+    parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them.
+    ``at_once``: rows are visible at once."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -347,7 +361,39 @@ def draw(
     )
     parameters = with_joins(parameters, child(seed, "joins")) if joined else parameters
     parameters = with_rescales(parameters, child(seed, "rescales"), 1 if rescaled else RESCALED)
-    return with_savepoints(parameters, child(seed, "savepoints"), 1 if saved else SAVED)
+    parameters = with_savepoints(parameters, child(seed, "savepoints"), 1 if saved else SAVED)
+    return with_rows_at_once(parameters, child(seed, "at once"), 1 if at_once else AT_ONCE)
+
+
+def with_rows_at_once(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job whose rows are visible at once, a ``share`` of all that may be so; with more faults, long enough for
+    them."""
+    if rng.random() >= share or parameters.loops or not parameters.records or parameters.stages < 2:
+        return parameters
+    faults = [fault for fault in parameters.faults if fault.kind not in NOT_AT_ONCE]
+    at_ms = 0
+    for _ in range(rng.choice((1, 2, 3, 5))):
+        at_ms += rng.choice((2, 10, 25, 40, 60))
+        kind = rng.choice(FAULTS_AT_ONCE)
+        faults.append(Fault(at_ms, kind, rng.randrange(6 * 64), rng.choice(DURATIONS_MS)))
+    parameters = replace(
+        parameters,
+        at_once=True,
+        guarantee="exactly-once",
+        aligned_timeout_ms=None,
+        in_flight_bytes=None,
+        quick_barriers=False,
+        whims=False,
+        groups=0,
+        records=max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records,
+        rows=min(parameters.rows, 2),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
+    )
+    depth = parameters.sharing_depth
+    edges = [(f"v{start}", f"v{end}") for start, end in parameters.edges]
+    lineage = Lineage([f"v{at}" for at in range(parameters.stages)], edges, depth)
+    reached = all(lineage.has_all_of(f"v{at}") for at in range(parameters.stages))
+    return parameters if reached else replace(parameters, sharing_depth=None)
 
 
 def with_rescales(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

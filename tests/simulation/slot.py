@@ -179,7 +179,7 @@ class SimSlot(SlotOrders[SimSubtask]):
                 busy = True
                 if rng.random() < 0.8:
                     self.guard(subtask, subtask.steps.run)
-                    while self.alive and subtask.steps.repeats_on and rng.random() < 0.7:
+                    while self.alive and subtask.steps._running and subtask.steps.repeats_on and rng.random() < 0.7:
                         self.guard(subtask, subtask.steps.run)
                     self._pass_barriers(subtask, now)
                     world.checks.stepped(subtask)
@@ -258,6 +258,8 @@ class SimSlot(SlotOrders[SimSubtask]):
         checkpoint: CheckpointId,
         mark: int | None,
         promotion: Promotion | None = None,
+        repeats: tuple[int, ...] = (),
+        recorded: int = 0,
     ) -> Any:
         return SimSubtask(
             self,
@@ -275,6 +277,8 @@ class SimSlot(SlotOrders[SimSubtask]):
                 synchronous=self.world.options.checkpoint_mode == "synchronous",
                 unaligned=self.world.options.checkpoint_mode == "unaligned",
                 in_flight=self.in_flight,
+                repeats=repeats,
+                recorded=recorded,
                 vertex=self.graph.vertex_of(name.vertex),
                 parallelism=self.parallelism,
                 handle=handle,

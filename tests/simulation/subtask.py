@@ -16,6 +16,7 @@ from flinkplus.protocol.channels.channel import InputCursor, Window
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel, InputGate
 from flinkplus.protocol.channels.output_logs import Entry
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, OutputChannels
+from flinkplus.protocol.determinants.recipe import RecipeLog
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.checkpoints import add_logs
@@ -32,6 +33,7 @@ from flinkplus.runtime.faults.points import BUNDLES, CURSOR
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from flinkplus.sources.dealing import BlockRun
 from tests.simulation.graph import Row
+from tests.simulation.table import SimRecipeSink, stored_through
 from upstream_cache.log import OutputLog
 
 if TYPE_CHECKING:
@@ -224,8 +226,8 @@ class SimSubtask:
         cursor = UncheckedCursor if CURSOR in omitted else InputCursor
         window = Window(world.parameters.window, world.parameters.window_bytes)
         bundle_rows = world.parameters.bundle_rows
-        self.inputs = InputGate(window, self._grant, cursor, plan.unaligned, bundle_rows)
-        replay = Replay(plan.promotion, history.logs)
+        self.inputs = InputGate(window, self._grant, cursor, plan.overdrawn, bundle_rows)
+        replay = Replay(plan.promotion, history.logs, plan.repeats)
         if BUNDLES in omitted:
             replay = UnboundReplay(plan.promotion, history.logs, self.inputs)
         self._time = StepTime(self.id, history, replay, lambda: world.now_ms, saved.clock_ms)
@@ -252,6 +254,12 @@ class SimSubtask:
             digest,
         )
         self.outputs.slot = slot
+        self.sink: SimRecipeSink | None = None
+        if plan.keeps_recipe:
+            assert history.steps is not None
+            self.sink = SimRecipeSink(self)
+            self.outputs.recipe = RecipeLog(history.steps, history.ancestors, plan.recorded, self.sink)
+        self._awaiting: set[CheckpointId] = set()  # never iterated in an order that shows
         own = work_of(saved)
         self._parallelism = plan.parallelism
         self._left: tuple[BlockRun, ...] = own.get("left", (BlockRun(self.id.index, plan.parallelism),))
@@ -502,11 +510,20 @@ class SimSubtask:
 
     # --- snapshots
 
+    def take_rows(self) -> tuple[Row, ...]:
+        """What was put out and is not given to the sink yet."""
+        rows, self._open = tuple(self._open), []
+        return rows
+
     def complete(self, checkpoint: CheckpointId) -> None:
+        if self.sink is not None:
+            self.sink.complete(checkpoint)
         self._staged = [file for file in self._staged if file[1] > checkpoint]
 
     def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
         self.snapshot_of = checkpoint
+        if self.sink is not None:
+            self.sink.snapshot = checkpoint
         if self._open:
             name = f"{self.id}-{self.generation}-{checkpoint}"
             self._staged.append((name, checkpoint, tuple(self._open)))
@@ -538,10 +555,21 @@ class SimSubtask:
         self._frozen = [(number, dirty, saved if number == checkpoint else old) for number, dirty, old in self._frozen]
         if self.plan.vertex.is_source:
             self._frozen = [entry for entry in self._frozen if entry[0] > checkpoint]
-            return self._handle(checkpoint, saved)
+            if self.sink is None:
+                return self._handle(checkpoint, saved)
+            self.slot.later(1, self.slot.guard, self, self._persist_source, checkpoint, saved)
+            return None
         self._world.reach("upload", self.slot, self.id)
         self.slot.upload(self, checkpoint)
         return None
+
+    def _persist_source(self, checkpoint: CheckpointId, saved: OperatorState) -> None:
+        if self.closed:
+            return
+        if self._awaits_rows(checkpoint):
+            self.slot.later(2, self.slot.guard, self, self._persist_source, checkpoint, saved)
+        else:
+            self.steps.checkpoints.persisted(checkpoint, self._handle(checkpoint, saved), "")
 
     def _handle(self, checkpoint: CheckpointId, saved: OperatorState) -> SnapshotHandle:
         return SnapshotHandle(
@@ -555,6 +583,10 @@ class SimSubtask:
 
     def uploaded(self, checkpoint: CheckpointId, reason: str) -> None:
         """The asynchronous part ended: what was frozen up to here is one file more, or stays for the next one."""
+        if self.sink is not None and not reason and self._awaits_rows(checkpoint):
+            if not self.closed:
+                self.slot.later(2, self.slot.guard, self, self.uploaded, checkpoint, reason)
+            return
         if reason:
             self.steps.checkpoints.persisted(checkpoint, None, reason)
             return
@@ -576,6 +608,14 @@ class SimSubtask:
         self._files = (*self._files, name)
         self._world.reach("uploaded", self.slot, self.id)
         self.steps.checkpoints.persisted(checkpoint, self._handle(checkpoint, saved), "")
+
+    def _awaits_rows(self, checkpoint: CheckpointId) -> bool:
+        """Whether rows before a barrier are not stored yet, or an earlier snapshot waits for that."""
+        before = [number for number in self._awaiting if number < checkpoint]
+        self._awaiting.discard(checkpoint)
+        if before or not stored_through(self.sink, checkpoint):
+            self._awaiting.add(checkpoint)
+        return checkpoint in self._awaiting
 
     def unpack(self, packed: Any) -> tuple[Message, Any]:
         return unpacked(packed), None

@@ -32,6 +32,7 @@ LOOPED = 60
 JOINED = 60
 RESCALED = 60
 SAVED = 60
+AT_ONCE = 60
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -124,6 +125,16 @@ QUICK = (
     "barriers_of_savepoints_overtake",
     "checkpoints_of_savepoints_are_dropped",
     "checkpoints_go_on_beside_a_stop",
+    "rows_are_stored_without_their_recipe",
+    "progress_is_stored_apart_from_rows",
+    "rows_of_any_generation_are_stored",
+    "recipes_are_trimmed_too_early",
+    "repeated_rows_are_written_again",
+    "recipes_are_not_read",
+    "recipes_are_read_before_the_sink_is_fenced",
+    "snapshots_do_not_wait_for_their_rows",
+    "failovers_forget_the_recipe_of_the_deployment",
+    "promotions_do_not_wait_for_recipes",
 )
 """What is found out within the small budget."""
 
@@ -166,6 +177,13 @@ def test_seeds_with_savepoints_are_clean() -> None:
     summary = run_many(range(SAVED), drawn=partial(draw, saved=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("saved", "savepoint_done", "savepoint_failed", "savepoint_restored", "divided"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_whose_rows_are_visible_at_once_are_clean() -> None:
+    summary = run_many(range(AT_ONCE), drawn=partial(draw, at_once=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("transactions", "refused_transactions", "asked", "not_written_again", "fallbacks", "no_table"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

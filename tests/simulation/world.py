@@ -58,6 +58,7 @@ from tests.simulation.savepoints import SimSavepoints
 from tests.simulation.slot import SimSlot
 from tests.simulation.standbys import StateFiles
 from tests.simulation.story import brief
+from tests.simulation.table import SimTable
 
 MAX_STEPS = 150_000
 MAX_HEALED_MS = 600_000
@@ -74,6 +75,8 @@ ALLOWED_ENDS = (
     "output not committed",
     "no last checkpoint became complete",
     "the checkpoint was not divided within",
+    "the recipe of the output could not be read",
+    "the recipe of the output was not read within",
 )
 """Reasons with which a job may fail, and is resumed then: the storage refused for too long, or hung with a manifest."""
 KINDS = {SubtaskId: "migration", int: "scaling", str: "drain", Parallelism: "rescale"}
@@ -112,6 +115,7 @@ class World:
         self.rng_frames = child(seed, "pieces")
         self.rng_copies, self.rng_late = child(seed, "copies"), child(seed, "late")
         self.rng_left = child(seed, "left files")
+        self.rng_table = child(seed, "table")
         self.rng_divided, self.rng_saved = child(seed, "divided"), child(seed, "saved")
         self.clock = SimClock(self)
         self.graph = SimGraph(
@@ -122,6 +126,7 @@ class World:
             parameters.keys,
             parameters.loops,
             parameters.groups,
+            parameters.at_once,
         )
         self.options = options_of(parameters)
         if record is not None:
@@ -141,6 +146,7 @@ class World:
         self.breaks_at_join = 0
         self._slow: Counter[tuple[int, int]] = Counter()
         self.duplicates = self.frames_wrong = self.reads_wrong = 0
+        self.table_away = 0
         self.uploads_fail = self.storage_fails = self.commits_fail = self.watches_late = self.storage_hangs = 0
         self.reached: Counter[str] = Counter()
         self.on_point: Callable[[str, SimSlot, SubtaskId], None] | None = None
@@ -165,6 +171,7 @@ class World:
         self.faults = Faults(self)
         self.rescale_faults: list[Fault] = []
         self._rescale_phase = ""
+        self.table = SimTable(self)
         self.checks = Checks(self)
         self.durable = Durable(parameters.parallelism)
         self.commits = SimCommits(self, self.durable, 0)

@@ -27,7 +27,9 @@ from typing import Any
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS, Window
 from flinkplus.protocol.channels.output_logs import ChannelLog, Entry, MakeLog, SpillVolume
+from flinkplus.protocol.channels.peer import Peer
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog, encode_span
+from flinkplus.protocol.determinants.recipe import RecipeLog
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, Seq, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
@@ -89,13 +91,17 @@ class OutputChannel:
         """Whether something was sent that the consumer has not granted credit for."""
         return self.log.sent > self.granted and not self.resuming
 
-    def next_to_send(self) -> Entry | None:
+    def next_to_send(self, lifted: bool = False) -> Entry | None:
         """Take the next message that may be sent now, and count it as sent; ``None`` if no message may be sent.
+        ``lifted``: no credit is needed.
 
         Messages sent again to a promoted consumer, or sent because a barrier overtakes them, are exempt from the
         window's bytes.
         """
         log = self.log
+        if lifted and not self.resuming:
+            item = log.next_to_send(ENDLESS)
+            return None if item is None else item[1]
         if log.in_flight_bytes >= self.window.size_bytes and log.sent >= max(log.sent_once, self.overdraft):
             return None
         item = log.next_to_send(self.limit)
@@ -177,27 +183,6 @@ class OutputChannel:
             self.log.rewind(self.log.acknowledged)
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A consumer as its producer sees it.
-
-    ``slot``: ``None`` when it is the producer's own.
-    ``received``: the next ``seq`` that it expected of a promoted producer when that was fenced. ``None``: it was not
-    sent any message yet, or it had failed by then.
-    ``resuming``: it is being promoted itself, and will report where to resume. With ``received``, it has failed since,
-    and resumes there or before.
-    ``had``: digests of what it has received, by ``seq`` (``None``: nothing is compared).
-    ``renumbered``: messages sent to it again get new numbers, after those that it has received.
-    """
-
-    slot: int | None
-    generation: Generation
-    received: int | None = None
-    resuming: bool = False
-    had: Mapping[int, int] | None = None
-    renumbered: bool = False
-
-
 class OutputChannels(ABC):
     """All output channels of a subtask.
 
@@ -209,6 +194,7 @@ class OutputChannels(ABC):
     ``digest``: of a message and its payload.
 
     ``payload_bytes``, ``determinant_bytes``: bytes in all messages made so far.
+    ``recipe``: cuts the rows of the subtask's sink; ``None``: it keeps no recipe.
     """
 
     def __init__(
@@ -241,6 +227,8 @@ class OutputChannels(ABC):
         self._to_overdraw: list[OutputChannel] = []
         self.channels: dict[ChannelId, OutputChannel] = {}
         self.epoch = CheckpointId(0)
+        self.recipe: RecipeLog | None = None
+        self._lifted = False
 
     @abstractmethod
     def _transmit(self, slot: int, message: Message, payload: Any) -> None:
@@ -284,7 +272,9 @@ class OutputChannels(ABC):
 
     @property
     def accepts(self) -> bool:
-        """Whether one more message can be appended to every channel."""
+        """Whether one more message can be appended to every channel, and the sink has room for further rows."""
+        if self.recipe is not None and not self.recipe.accepts:
+            return False
         if self._overdrawn and self._is_overdrawn():
             return False
         for end in self.channels.values():  # noqa: SIM110  # asked before each step: a loop is quicker than ``all``
@@ -325,6 +315,25 @@ class OutputChannels(ABC):
         """``accepts``, if each channel had room for ``size_bytes`` unsent."""
         with self.endless(size_bytes):
             return self.accepts
+
+    def lift_limits(self) -> None:
+        """Steps are repeated that recipes bind: append and send without limits and credit until ``restore_limits``.
+
+        The other ends repeat theirs in a fixed order too, so each may wait for any other. What they had in flight in
+        the history that they repeat may have been more than credit allows, since it may have had a replay as well.
+        """
+        self._lifted = True
+        for end in self.channels.values():
+            end.log.lift_limits()
+
+    def restore_limits(self) -> None:
+        """New steps begin: what was sent beyond the credit waits for it."""
+        lifted, self._lifted = self._lifted, False
+        for end in self.channels.values() if lifted else ():
+            log = end.log
+            log.max_unsent_messages, log.max_unsent_bytes = MAX_UNSENT_MESSAGES, end.window.size_bytes
+            if end.resuming:
+                log.max_unsent_messages, log.max_unsent_bytes = MAX_UNSENT_TO_FAILED, MAX_UNSENT_BYTES
 
     def overdraw(self) -> None:
         """Send all that was appended so far, without credit; ``accepts`` is false until credit covers it.
@@ -430,6 +439,7 @@ class OutputChannels(ABC):
 
     def broadcast(self, kind: MessageKind, epoch: CheckpointId, overtakes: bool = False) -> None:
         """Append a barrier or the end of input to every channel, which must have room; ``overtakes``: at once."""
+        self.cut_recipe()
         self.epoch = epoch
         for end in self.channels.values():
             self._append(end, kind)
@@ -442,6 +452,11 @@ class OutputChannels(ABC):
             self.overdraw()
         else:
             self.pump()
+
+    def cut_recipe(self) -> None:
+        """A step has ended, or a barrier is sent: the sink's rows so far, and what they depend on, belong together."""
+        if self.recipe is not None:
+            self.recipe.cut(self.epoch)
 
     def append_end(self, end: OutputChannel) -> None:
         """Append a further end of input to one channel."""
@@ -464,7 +479,7 @@ class OutputChannels(ABC):
     def pump(self, only: OutputChannel | None = None) -> None:
         """Send what the consumers' credit allows, on every channel or on ``only`` one."""
         for end in self.channels.values() if only is None else (only,):
-            while (entry := end.next_to_send()) is not None:
+            while (entry := end.next_to_send(self._lifted)) is not None:
                 message, payload = entry
                 if end.peer is None:
                     self._hand_over(message, payload)

@@ -10,7 +10,7 @@ made its final commit)::
     DEPLOYING    -- all slots deployed -----------------------------------------------> RUNNING
     DEPLOYING    -- subtask failed, slot lost, corrupt checkpoint, deploy timeout ----> INTERRUPTED
     RUNNING      -- subtask failed, slot lost, no last checkpoint, rescale -----------> INTERRUPTED
-    INTERRUPTED  -- quiet, retracted, rescaled, backoff over, all slots registered ---> DEPLOYING
+    INTERRUPTED  -- quiet, retracted, rescaled, fenced, backoff over, slots registered -> DEPLOYING
     INTERRUPTED  -- not quiet, not retracted, or slots missing, in time --------------> STOPPING
     STOPPING     -- slots stopped and all quiet, or deadlines -----> FINISHED | FAILED | CANCELLED | STOPPED
 
@@ -27,6 +27,7 @@ Rules:
 - A failure that local failover handles uses the same budget as one that rolls back, unless it is part of a counted
   recovery (``restarts``). A local failover that ends in a rollback is one recovery with it.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
+- Sinks whose rows are visible at once are fenced before each deployment (``output_fence``), which waits for that.
 - A rescale is a planned interruption, without a backoff and outside the budget. When all is quiet, the newest complete
   checkpoint is divided among the new subtasks. Before that is stored, the old subtasks continue in any case; from then
   on, the new ones. Without an answer in time it is not known which, and the job fails; a resume finds out.
@@ -42,11 +43,11 @@ for a commit while the job runs; exactly one ``EndJob``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
+from flinkplus.protocol.job.notes import Failure, Retraction, StartFailure
+from flinkplus.protocol.job.output_fence import OutputFence
 from flinkplus.protocol.job.rescale import Rescale
 from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.job.slots import SlotTable
@@ -68,31 +69,6 @@ WAITING = (JobState.STARTING, JobState.INTERRUPTED)
 """States that wait for the conditions of a deployment."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Retraction:
-    """Output committed after ``checkpoint`` must be retracted; ``until_ms``: None until that is ordered."""
-
-    checkpoint: CheckpointId | None
-    reason: str
-    until_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    kind: FailureKind
-    subtasks: tuple[SubtaskId, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _StartFailure:
-    """The last failed start of a slot, and how many there were since it last registered."""
-
-    count: int
-    reason: str
-    error: object
-
-
 class JobProtocol:
     """The machine of one job.
 
@@ -100,6 +76,7 @@ class JobProtocol:
     ``restore_from``: the complete checkpoint to start from (None: no checkpoint).
     ``available``: all complete checkpoints in the store, ascending; newer ones than ``restore_from`` are retracted.
     ``first_generation``: higher than any that an earlier run of the job has used.
+    ``recipes``: sinks keep recipes, so that the output is fenced before each deployment.
     """
 
     def __init__(
@@ -112,6 +89,7 @@ class JobProtocol:
         restore_from: CheckpointId | None = None,
         available: tuple[CheckpointId, ...] = (),
         first_generation: Generation = FIRST_GENERATION,
+        recipes: bool = False,
     ) -> None:
         invariant(bool(subtasks) and len(set(subtasks)) == len(subtasks), "a job has subtasks, each once")
         invariant(list(available) == sorted(set(available)), "available checkpoints must be ascending", given=available)
@@ -123,13 +101,13 @@ class JobProtocol:
         self._state = JobState.STARTING
         self._generation = Generation(first_generation - 1)
         self._newest_used = self._generation
-        self._start_failures: dict[int, _StartFailure] = {}
+        self._start_failures: dict[int, StartFailure] = {}
         self._deployed: set[int] = set()  # never iterated
         self._available = [known for known in available if restore_from is not None and known <= restore_from]
         self._newest_complete = max(available, default=CheckpointId(0))
         self._budget = RestartBudget(config)
         self._recovery = 0
-        self._failure: _Failure | None = None
+        self._failure: Failure | None = None
         self._outcome = EndJob(JobState.FINISHED, None, "", "")
         self._quiesced = True
         self._slots_until_ms: int | None = started_ms + config.slot_timeout_ms
@@ -138,10 +116,11 @@ class JobProtocol:
         self._backoff_until_ms: int | None = None
         self._deploy_until_ms: int | None = None
         self._stop_until_ms: int | None = None
-        self._retraction: _Retraction | None = None
+        self._retraction: Retraction | None = None
         self._rescale = Rescale()
+        self._output = OutputFence(recipes)
         if (restore_from or 0) < self._newest_complete:
-            self._retraction = _Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
+            self._retraction = Retraction(restore_from, f"the job starts from checkpoint {restore_from}")
 
     def _assigned(self, subtasks: tuple[SubtaskId, ...]) -> tuple[tuple[SubtaskId, int], ...]:
         needed = self._slots.needed
@@ -171,6 +150,7 @@ class JobProtocol:
                 self._quiesce_until_ms,
                 retract_until_ms,
                 self._rescale.until_ms,
+                self._output.until_ms,
             )
         if self._state is JobState.DEPLOYING:
             return self._deploy_until_ms
@@ -225,6 +205,8 @@ class JobProtocol:
                 return self._on_quiesced()
             case events.OutputRetracted() | events.RetractionFailed():
                 return self._on_retraction(now_ms, event)
+            case events.OutputFenced() | events.OutputFenceFailed():
+                return self._on_output_fenced(now_ms, event)
             case events.RescaleRequested():
                 return self._on_rescale_requested(now_ms, event)
             case events.CheckpointRescaled() | events.RescalingFailed():
@@ -259,7 +241,7 @@ class JobProtocol:
             return []  # another process holds the slot, or the job does not wait for it
         before = self._start_failures.get(slot)
         count = 1 if before is None else before.count + 1
-        self._start_failures[slot] = _StartFailure(count, reason, error)
+        self._start_failures[slot] = StartFailure(count, reason, error)
         if self._state is not JobState.STARTING or count <= self._config.max_start_failures:
             return []
         return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({count} times in a row)", "slots"))
@@ -274,9 +256,9 @@ class JobProtocol:
             return []
         return self._fail(now_ms, self._slot_failure(slot, reason))
 
-    def _slot_failure(self, slot: int, reason: str) -> _Failure:
+    def _slot_failure(self, slot: int, reason: str) -> Failure:
         hosted = tuple(subtask for subtask, at in self._assignment if at == slot)
-        return _Failure("slot", hosted, f"slot {slot} was lost: {reason}")
+        return Failure("slot", hosted, f"slot {slot} was lost: {reason}")
 
     def _on_slot_deployed(self, generation: Generation, slot: int) -> None:
         self._slots.holder(slot)
@@ -301,11 +283,11 @@ class JobProtocol:
             case events.SubtaskFailed(subtask, _, reason, error):
                 if all(subtask != known for known, _ in self._assignment):
                     raise PeerProtocolError(f"{subtask} failed, but it is not a subtask of the job")
-                return self._fail(now_ms, _Failure("exception", (subtask,), f"{subtask}: {reason}"), error)
+                return self._fail(now_ms, Failure("exception", (subtask,), f"{subtask}: {reason}"), error)
             case events.CheckpointRestoreFailed(_, checkpoint, reason):
                 return self._fall_back(now_ms, checkpoint, reason)
             case events.FinalAbandoned(_, _, reason):
-                return self._fail(now_ms, _Failure("checkpoint", (), f"no last checkpoint became complete: {reason}"))
+                return self._fail(now_ms, Failure("checkpoint", (), f"no last checkpoint became complete: {reason}"))
             case _:
                 assert_never(event)
 
@@ -316,14 +298,14 @@ class JobProtocol:
             )
         self._available.pop()
         why = f"checkpoint {checkpoint} cannot be restored: {reason}"
-        self._retraction = _Retraction(self.restore_from, why)
-        return self._interrupt(now_ms, _Failure("restore", (), why))
+        self._retraction = Retraction(self.restore_from, why)
+        return self._interrupt(now_ms, Failure("restore", (), why))
 
     def _on_local_failure(self, now_ms: int, event: events.FailureTakenOn | events.FailoverFellBack) -> list[JobEffect]:
         if self._state is not JobState.RUNNING:
             return []
         if isinstance(event, events.FailoverFellBack):
-            failure = _Failure(event.kind, event.subtasks, event.reason)
+            failure = Failure(event.kind, event.subtasks, event.reason)
             return self._interrupt(now_ms, failure) if event.counted else self._fail(now_ms, failure, event.error)
         if self._budget.is_counted(now_ms, event.generation, event.under_way, bool(self._slots.missing)):
             return []
@@ -333,17 +315,18 @@ class JobProtocol:
     def _too_many(self, now_ms: int, kind: FailureKind, reason: str, error: object, enough: str) -> list[JobEffect]:
         return self._stop(now_ms, EndJob(JobState.FAILED, error, f"{reason} ({enough})", kind))
 
-    def _fail(self, now_ms: int, failure: _Failure, error: object = None) -> list[JobEffect]:
+    def _fail(self, now_ms: int, failure: Failure, error: object = None) -> list[JobEffect]:
         """The newest generation has failed: recover, or end the job when the limit is exceeded."""
         enough = self._budget.spend(now_ms, failure.kind, self._newest_used)
         if enough is not None:
             return self._too_many(now_ms, failure.kind, failure.reason, error, enough)
         return self._interrupt(now_ms, failure)
 
-    def _interrupt(self, now_ms: int, failure: _Failure) -> list[JobEffect]:
+    def _interrupt(self, now_ms: int, failure: Failure) -> list[JobEffect]:
         self._recovery += 1
         self._failure = failure
         self._budget.rolls_back()
+        self._output.reset()
         found = [*self._phase("detect", "fence"), effects.HaltSubtasks(self._generation), *self._quiesce(now_ms)]
         if self._quiesced:
             found += self._phase("promote")
@@ -404,6 +387,10 @@ class JobProtocol:
         self._retraction = None
         return []
 
+    def _on_output_fenced(self, now_ms: int, event: events.OutputFenced | events.OutputFenceFailed) -> list[JobEffect]:
+        why = self._output.answered(event)
+        return [] if why is None else self._stop(now_ms, EndJob(JobState.FAILED, None, why, "commit"))
+
     def _on_rescale_requested(self, now_ms: int, event: events.RescaleRequested) -> list[JobEffect]:
         if self._state is not JobState.RUNNING:
             state = "being rescaled" if self._rescale.active else self._state.value
@@ -411,7 +398,7 @@ class JobProtocol:
         if self.restore_from is None:
             return [effects.ReportRescale("refused", "no checkpoint is complete yet")]
         reason = self._rescale.begin(event, self._slots)
-        found = self._interrupt(now_ms, _Failure("rescale", (), reason))
+        found = self._interrupt(now_ms, Failure("rescale", (), reason))
         self._backoff_until_ms = None
         return found
 
@@ -458,6 +445,7 @@ class JobProtocol:
             return []
         found = self._quiesce(now_ms)
         self._outcome = outcome
+        self._output.reset()
         self._state = JobState.STOPPING
         self._stop_until_ms = now_ms + self._config.stop_timeout_ms
         return [*found, effects.StopSlots()] if self._slots.held else found
@@ -503,7 +491,7 @@ class JobProtocol:
             self._slots.release(slot)
         hosted = tuple(subtask for subtask, slot in self._assignment if slot in late)
         where = ", ".join(str(slot) for slot in late)
-        return [*evictions, *self._fail(now_ms, _Failure("deploy", hosted, f"slots {where}: {reason}"))]
+        return [*evictions, *self._fail(now_ms, Failure("deploy", hosted, f"slots {where}: {reason}"))]
 
     def _advance_waiting(self, now_ms: int) -> list[JobEffect]:
         too_late = self._check_waits(now_ms)
@@ -516,13 +504,17 @@ class JobProtocol:
             if not self._quiesced or retraction.until_ms is not None:
                 return []
             until_ms = now_ms + self._config.quiesce_timeout_ms
-            self._retraction = _Retraction(retraction.checkpoint, retraction.reason, until_ms)
+            self._retraction = Retraction(retraction.checkpoint, retraction.reason, until_ms)
             return [effects.RetractOutputAfter(retraction.checkpoint, retraction.reason)]
         if not self._quiesced or self._backoff_until_ms is not None:
             return []
         dividing = self._rescale.advance(self.restore_from, now_ms + self._config.deploy_timeout_ms)
         if dividing is not None:
             return dividing
+        generation, until_ms = Generation(self._newest_used + 1), now_ms + self._config.quiesce_timeout_ms
+        fencing = self._output.advance(generation, self.restore_from, until_ms)
+        if fencing is not None:
+            return fencing
         return [] if self._slots.missing else self._deploy(now_ms)
 
     def _check_waits(self, now_ms: int) -> EndJob | None:
@@ -548,6 +540,9 @@ class JobProtocol:
         retract_until_ms = None if self._retraction is None else self._retraction.until_ms
         if retract_until_ms is not None and now_ms >= retract_until_ms:
             why = f"output was not retracted within {self._config.quiesce_timeout_ms} ms"
+            return EndJob(JobState.FAILED, None, why, "commit")
+        if self._output.until_ms is not None and now_ms >= self._output.until_ms:
+            why = f"the recipe of the output was not read within {self._config.quiesce_timeout_ms} ms; resume the job"
             return EndJob(JobState.FAILED, None, why, "commit")
         return None
 

@@ -1,6 +1,7 @@
 """How a subtask's steps began, and what it knows of the steps of its ancestors.
 
-Where recovery is local, a subtask with outputs logs how each step began (``determinants``). It also passes on how
+Where recovery is local, or a sink keeps a recipe (``determinants.recipe``), a subtask with outputs or with a recipe
+logs how each step began (``determinants``). It also passes on how
 those steps of its ancestors began that its own steps depend on. Its receivers keep both until a checkpoint covers
 them: a successor repeats every step that any of them knows of.
 
@@ -73,8 +74,9 @@ class StepHistory:
         self._runs_ahead = identity.runs_ahead
         first = saved.steps
         guarantee = identity.guarantee
-        shares = local and guarantee is not Guarantee.AT_LEAST_ONCE
-        sends = shares and has_outputs
+        repeats_from_recipes = bool(identity.lineage.recipes)
+        shares = (local or repeats_from_recipes) and guarantee is not Guarantee.AT_LEAST_ONCE
+        sends = shares and (has_outputs or identity.keeps_recipe)
         self.logs = sends and (guarantee.repeats or is_source)
         """Whether a successor repeats its steps, or skips its rows."""
         self._progress = ProgressLog(first) if self.logs and not guarantee.repeats else None
@@ -84,7 +86,7 @@ class StepHistory:
         if sends and self._passes_on:
             self.ancestors = AncestorLog(self._reached_at(saved)) if guarantee.repeats else AncestorProgress()
         self.known: KnownSteps | None = None
-        if shares:
+        if shares and local:
             received = {} if identity.promotion is None else dict(identity.promotion.ancestors)
             received.pop(self._id, None)  # in a loop a subtask is its own ancestor, and knows its own steps
             self.known = KnownSteps(received, self._runs_ahead) if guarantee.repeats else KnownProgress()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkplus.protocol.channels.outputs import Peer
+from flinkplus.protocol.channels.peer import Peer
 from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.loops.cycles import NO_CYCLES, Cycles
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
@@ -54,6 +54,8 @@ class SubtaskIdentity:
     ``synchronous``: it runs no step from each snapshot to the end of the checkpoint.
     ``unaligned``: barriers may overtake.
     ``in_flight``: the slot's budget for channel state.
+    ``repeats``: without a promotion, the determinants of the steps to repeat: those in the recipes of sinks.
+    ``recorded``: of a subtask that keeps a recipe, the first step whose rows are not stored.
     """
 
     subtask: SubtaskId
@@ -69,11 +71,28 @@ class SubtaskIdentity:
     unaligned: bool = False
     cycles: Cycles = NO_CYCLES
     in_flight: InFlightBudget = field(default_factory=InFlightBudget)
+    repeats: tuple[int, ...] = ()
+    recorded: int = 0
+
+    @property
+    def determinants(self) -> tuple[int, ...]:
+        """Those of the steps to repeat."""
+        return self.repeats if self.promotion is None else self.promotion.determinants
+
+    @property
+    def keeps_recipe(self) -> bool:
+        """Whether its rows are visible at once, so that they are stored with their recipe."""
+        return self.subtask.vertex in self.lineage.recipes
 
     @property
     def runs_ahead(self) -> bool:
         """Whether a subtask may send its barrier before it has taken all that precedes the barriers it received."""
         return self.unaligned or bool(self.cycles)
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether producers may send beyond their credit: barriers that overtake, or steps that recipes bind."""
+        return self.unaligned or bool(self.lineage.recipes)
 
     def slot_of(self, subtask: SubtaskId) -> int | None:
         """The slot of another subtask, ``None`` when it is this one's."""

@@ -37,7 +37,8 @@ class JoinedSteps:
     ``begin_bundle``: logs a step that takes a bundle.
     ``pass_on``: a step that has begun takes a message.
     ``end``: sends the end of input.
-    ``is_head``: it is the head of a loop, whose steps are repeated one by one.
+    ``is_head``: it is the head of a loop, whose steps are repeated one by one. So are those of a subtask that keeps a
+    recipe.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class JoinedSteps:
         self._begin_bundle = begin_bundle
         self._pass_on = pass_on
         self._end = end
-        self._is_head = is_head
+        self._one_by_one = is_head or parts.outputs.recipe is not None
 
     def begin(self) -> tuple[Bundle, Iterator[None]] | None:
         """Begin the next steps, if several may be repeated together: what the last one takes, and all of them as
         one."""
-        if self._is_head or not self._work.joins_steps:
+        if self._one_by_one or not self._work.joins_steps:
             return None
         return self._begin_reads() if self._is_source else self._begin_bundles()
 

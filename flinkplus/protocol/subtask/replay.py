@@ -1,6 +1,7 @@
 """What a promoted subtask repeats, and the time of day of each step.
 
-A successor repeats the steps that any survivor knows of, in the same order. Orders that arrive meanwhile wait until
+A successor repeats the steps that any survivor knows of, in the same order; a subtask that is deployed, those that the
+recipes of sinks hold. Orders that arrive meanwhile wait until
 replay ends. In a job that does not repeat steps (at most once), a source reads the rows again whose effects were seen,
 and sends none of them.
 
@@ -33,18 +34,20 @@ class Replay:
     """The steps that one subtask still has to repeat.
 
     ``logs``: whether its steps are logged.
+    ``repeats``: without a promotion, determinants of the steps to repeat.
 
     ``determinants``: of the steps to repeat, the next one first.
     ``deferred``: orders that wait for the end of the replay, or of a step.
     ``rows_to_skip``: rows that a source must still read without sending them.
     """
 
-    def __init__(self, promotion: Promotion | None, logs: bool) -> None:
-        self.determinants = deque(promotion.determinants if promotion is not None and logs else ())
+    def __init__(self, promotion: Promotion | None, logs: bool, repeats: Sequence[int] = ()) -> None:
+        known = repeats if promotion is None else promotion.determinants
+        self.determinants = deque(known if logs else ())
         self._bundle: list[InputPart] = []
         self.deferred: list[Callable[[], None]] = []
         self.rows_to_skip = 0 if promotion is None else promotion.pass_over
-        self.unchecked = promotion is not None and logs
+        self.unchecked = (promotion is not None or bool(repeats)) and logs
         """Whether the check at the end of the replay is still due."""
 
     @property

@@ -93,6 +93,8 @@ class SubtaskSteps:
         if identity.cycles.head_of(self.id.vertex) is not None:
             self._loop = LoopSide(identity, saved, parts, lambda: self.ended, self._end)
         is_head = self._loop is not None
+        if identity.lineage.recipes and self.replay.determinants:
+            self.outputs.lift_limits()
         self._joined = JoinedSteps(parts, self._by_position, self._begin_bundle, self._pass_on, self._end, is_head)
 
     def _add_inputs(
@@ -282,12 +284,14 @@ class SubtaskSteps:
                 taken, self._taken = self._taken, []
                 for end, count in taken:
                     self.inputs.consumed(end, count)
+                self.outputs.cut_recipe()
                 self._check_repetition()
                 self._work.step_done(taken)
 
     def _check_repetition(self) -> None:
         """At the end of replay, check that all was regenerated; between two steps, as new steps could hide a gap."""
         if self.replay.take_finished():
+            self.outputs.restore_limits()
             self.outputs.check_remade()
 
     def _begin(self) -> Iterator[None] | None:

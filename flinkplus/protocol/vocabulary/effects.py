@@ -305,6 +305,15 @@ class RetractOutputAfter(Frozen):
     reason: str
 
 
+class FenceOutput(Frozen):
+    """The next deployment has ``generation``: have sinks whose rows are visible at once refuse those of all earlier
+    ones, and read their recipes: ``OutputFenced`` or ``OutputFenceFailed``. ``checkpoint``: where it begins (None: at
+    the start)."""
+
+    generation: Generation
+    checkpoint: CheckpointId | None
+
+
 class RescaleCheckpoint(Frozen):
     """Divide the state of ``checkpoint`` among ``subtasks``, as a new checkpoint: ``CheckpointRescaled`` or
     ``RescalingFailed``. First pass ``NumberTaken`` to ``CheckpointCoordinator``, and then ``CheckpointAdopted``."""
@@ -384,6 +393,7 @@ JobEffect: TypeAlias = (
     | QuiesceRequested
     | HaltSubtasks
     | RetractOutputAfter
+    | FenceOutput
     | RescaleCheckpoint
     | ChangeSubtasks
     | ReportRescale

@@ -112,7 +112,8 @@ class CheckpointsAbandoned(Frozen):
 
 
 class NumberTaken(Frozen):
-    """The number of ``checkpoint``, the next one, is used for a checkpoint that the job itself makes."""
+    """The number of ``checkpoint``, the next one, is used: for a checkpoint that the job itself makes, or in steps that
+    will be repeated."""
 
     checkpoint: CheckpointId
 
@@ -383,6 +384,20 @@ class RetractionFailed(Frozen):
     reason: str
 
 
+class OutputFenced(Frozen):
+    """Answer to ``FenceOutput(generation)``: no row of an earlier generation becomes visible, and the recipes are
+    read."""
+
+    generation: Generation
+
+
+class OutputFenceFailed(Frozen):
+    """Answer to ``FenceOutput(generation)``: failure."""
+
+    generation: Generation
+    reason: str
+
+
 class RescaleRequested(Frozen):
     """Continue with other ``subtasks`` on ``slots``: ``ReportRescale`` answers. All these slots exist."""
 
@@ -460,6 +475,8 @@ JobEvent: TypeAlias = (
     | CommitsQuiesced
     | OutputRetracted
     | RetractionFailed
+    | OutputFenced
+    | OutputFenceFailed
     | RescaleRequested
     | CheckpointRescaled
     | RescalingFailed

@@ -6,11 +6,12 @@ of its direct producers.
 
 Rules: pure data. Every edge links all subtasks of its producer vertex to all of its consumer vertex, so distances are
 those of vertices; the shortest path counts. A subtask has a number, the same in every slot, that messages use for it.
+A vertex that keeps a recipe (``determinants.recipe``) passes the determinants of all its ancestors on, to the recipe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.ids import SubtaskId, invariant
@@ -25,12 +26,21 @@ class Lineage:
     ``vertices``: in an order that is the same everywhere.
     ``edges``: (producer, consumer) vertices.
     ``depth``: the sharing depth, at least 1; ``None``: no limit.
+    ``recipes``: the vertices that keep a recipe.
     """
 
-    def __init__(self, vertices: Sequence[str], edges: Iterable[tuple[str, str]], depth: int | None = None) -> None:
+    def __init__(
+        self,
+        vertices: Sequence[str],
+        edges: Iterable[tuple[str, str]],
+        depth: int | None = None,
+        recipes: Collection[str] = (),
+    ) -> None:
         invariant(depth is None or depth >= 1, "the sharing depth is at least 1", depth=depth)
         invariant(len(vertices) <= MAX_VERTICES, "too many vertices to be numbered", vertices=len(vertices))
         self._vertices = tuple(vertices)
+        self._depth = depth
+        self.recipes = frozenset(recipes)
         self._positions = {vertex: at for at, vertex in enumerate(self._vertices)}
         self._producers: dict[str, list[str]] = {vertex: [] for vertex in self._vertices}
         with_outputs: dict[str, None] = {}
@@ -44,6 +54,7 @@ class Lineage:
             else ()
             for vertex in self._vertices
         }
+        self._passed_on.update({vertex: tuple(sorted(self._distances[vertex])) for vertex in sorted(self.recipes)})
 
     def _ancestors_of(self, vertex: str) -> dict[str, int]:
         """Ancestor -> distance, including the vertex itself when it is on a loop; breadth first, so the nearest."""
@@ -60,8 +71,17 @@ class Lineage:
         """Channels on the shortest path from one vertex to another; ``None`` without a path."""
         return self._distances[vertex].get(ancestor)
 
+    def has_all_of(self, vertex: str) -> bool:
+        """Whether a subtask of ``vertex`` learns all steps that it depends on: each ancestor passes on those of all its
+        own ancestors."""
+        depth = self._depth
+        if depth is None:
+            return True
+        return all(away < depth for near in self._distances[vertex] for away in self._distances[near].values())
+
     def passed_on(self, vertex: str) -> tuple[str, ...]:
-        """The ancestors whose determinants the messages of ``vertex`` carry in addition to its own; sorted."""
+        """The ancestors whose determinants the messages (or the recipe) of ``vertex`` carry in addition to its own;
+        sorted."""
         return self._passed_on[vertex]
 
     def asked_of(self, failed: Iterable[SubtaskId]) -> frozenset[str]:

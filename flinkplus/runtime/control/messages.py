@@ -27,8 +27,7 @@ from flinkplus.runtime.control.promotion_order import PromotionOrder
 FORMAT_VERSION = 2
 """2: the start of a job is a handle of checkpoint 0, not an empty handle."""
 MAX_BYTES = 256 << 20
-"""Maximum length of a message. A promotion has all determinants and digests since the last checkpoint, a deployment all
-channel state."""
+"""Maximum length. A promotion has all determinants and digests since a checkpoint, a deployment channel state."""
 MAX_TEXT_CHARACTERS = 20_000
 """Maximum length of a text, such as the reason of a failure."""
 MAX_NAME_CHARACTERS = 1_000
@@ -315,6 +314,7 @@ class Deploy:
     ``marks``: subtask -> rows emitted before the failure; ``Progressed`` is sent when it exceeds them.
     ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before it is used.
     ``alone``: there is no other slot, so nothing is logged for one.
+    ``repeats``: subtask of this slot -> [see ``SubtaskIdentity.recorded``, spans of determinants as in ``Fenced``].
     """
 
     generation: int
@@ -325,6 +325,7 @@ class Deploy:
     marks: dict[str, int] = field(default_factory=dict)
     notes_rows: bool = False
     alone: bool = False
+    repeats: dict[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -507,7 +508,7 @@ ControlMessage = SubtaskReport | FailoverReport | SlotReport | JobOrder | Failov
 
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in ControlMessage.__args__}
 _HINTS: dict[str, dict[str, Any]] = {name: hints_of(cls) for name, cls in _CLASSES.items()}
-_SUBTASKS = {"subtask", "subtasks", "assignment", "generations", "chains", "failed", "marks", "handles"}
+_SUBTASKS = {"subtask", "subtasks", "assignment", "generations", "chains", "failed", "marks", "handles", "repeats"}
 """Fields that contain names of subtasks: as their value, in a list, or as keys."""
 _TEXTS = {
     name: [field for field, hint in hints.items() if hint is str and field not in _SUBTASKS]

@@ -30,6 +30,7 @@ class PromotionOrder(Document):
     ``inputs``: input channel -> next ``seq`` to take, where it differs from the handle's.
     ``pass_over``: number of rows to read and not to send.
     ``mark``: rows emitted before the failure, as in ``Deploy``; set in partial recovery only.
+    ``recorded``: the first step whose rows its sink has not stored; 0 without a recipe.
     """
 
     REFUSED: ClassVar[type[Exception]] = PeerProtocolError
@@ -46,3 +47,4 @@ class PromotionOrder(Document):
     inputs: dict[str, int] = field(default_factory=dict)
     pass_over: int = 0
     mark: int | None = None
+    recorded: int = 0

@@ -33,6 +33,7 @@ from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
 from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
 from flinkplus.runtime.coordinator.drivers.job import JobDriver
+from flinkplus.runtime.coordinator.drivers.recipes import RecipeDriver
 from flinkplus.runtime.coordinator.drivers.rescale import RescaleDriver
 from flinkplus.runtime.coordinator.drivers.savepoints import SavepointDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
@@ -105,10 +106,11 @@ class Parts:
         self.operations = Operations(dispatch, deployment, presence, graph, options, calls, machines, faults)
         self.commands.add(InjectCommand, self.operations.inject)
         add_move_commands(self.commands, self.moves, graph, deployment, options.max_parallelism)
-        self.savepoints = savepoints = SavepointDriver(dispatch, machines, calls, writer_for)
+        self.savepoints = savepoints = SavepointDriver(dispatch, machines, calls, writer_for, self._why_fixed)
         add_savepoint_commands(self.commands, savepoints, calls)
         self.stamps = FailoverStamps(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, lambda: machines.checkpoints.pending)
+        self.recipes = self._make_recipes()
         self.failover = failover = self._make_failover()
         reach = self.operations.reach
         checkpoints = CheckpointDriver(
@@ -153,6 +155,7 @@ class Parts:
             restore_from=restore.checkpoint,
             available=restore.available,
             first_generation=Generation(restore.generation + 1),
+            recipes=bool(self.graph.recipes()),
         )
         failover = None
         if options.local:
@@ -176,8 +179,16 @@ class Parts:
     def _make_moves(self, requests: MoveRequests) -> Moves:
         spares, rescale = self.spares, None if self.rescales is None else self.rescales.begin
         if spares is None:
-            return Moves(self.calls, self.machines, requests, _rescale=rescale)
-        return Moves(self.calls, self.machines, requests, spares.scale, spares.take, rescale)
+            return Moves(self.calls, self.machines, requests, _rescale=rescale, _why_fixed=self._why_fixed)
+        return Moves(self.calls, self.machines, requests, spares.scale, spares.take, rescale, self._why_fixed)
+
+    @property
+    def _why_fixed(self) -> str:
+        """Why neither the parallelism can change nor the job be stopped with a savepoint; empty if they can."""
+        sinks = [sink for vertex in self.graph.vertices for sink in self.graph.recipe_sinks(vertex)]
+        if not sinks:
+            return ""
+        return f"rows of sink {sinks[0]!r} are visible at once, and what makes them again fits only the job as it is"
 
     def _make_failover(self) -> FailoverDriver | None:
         machines, options, stamps, triggers = self.machines, self.options, self.stamps, self.triggers
@@ -186,7 +197,14 @@ class Parts:
             return None
         promotions = Promotions(self._topology, failover.versions, options.promises, options.depth)
         work = self.dispatch, machines, failover, self.deployment, promotions, stamps, triggers, self._registry
-        return FailoverDriver(*work, self.joining, self.presence, self.moves, figures)
+        return FailoverDriver(*work, self.joining, self.presence, self.moves, figures, self.recipes)
+
+    def _make_recipes(self) -> RecipeDriver | None:
+        sinks = {name: self.graph.recipe_sinks(self.graph.vertex_of(name)) for name in self.graph.recipes()}
+        if not sinks:
+            return None
+        lineage = self._topology().lineage(self.options.depth)
+        return RecipeDriver(self.dispatch, self.machines, self.deployment, self.commits, sinks, lineage)
 
     def _make_job_driver(self) -> JobDriver:
         graph, options, match = self.graph, self.options, None
@@ -197,7 +215,8 @@ class Parts:
         log, presence, result = self.recoveries, self.presence, self.calls.result
         rescale = self._make_rescale_driver()
         return JobDriver(
-            dispatch, machines, deployment, commits, log, graph, presence, result, match, self.failover, rescale
+            *(dispatch, machines, deployment, commits, log, graph, presence, result, match, self.failover, rescale),
+            self.recipes,
         )
 
     def _matched(self, handles: dict[str, SnapshotHandle]) -> dict[str, SnapshotHandle]:

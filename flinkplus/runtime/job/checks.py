@@ -12,6 +12,7 @@ from flinkplus.operators.base.operator import Operator
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
+from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.faults.points import named
 
@@ -58,6 +59,37 @@ def check_outputs(graph: JobGraph) -> None:
                 f"sinks {other!r} and {name!r} both write to {where}: give each a place of its own, or union their "
                 "streams"
             )
+
+
+def check_recipes(graph: JobGraph, options: Options) -> None:
+    """Raises ``ConfigurationError`` for options that a job with sinks cannot have whose rows are visible at once."""
+    for vertex in graph.vertices:
+        sinks = graph.recipe_sinks(vertex)
+        if not sinks:
+            continue
+        name, why = f"sink {sinks[0]!r}: visibility='at_once'", ""
+        if len(sinks) > 1:
+            why = f"and {sinks[1]!r} are fed by one subtask: put a key_by or union before one of them"
+        elif graph.loop_heads():
+            why = "cannot be used with loops; use 'checkpoint'"
+        elif not options.promises.repeats:
+            why = f"cannot be used with guarantee={options.guarantee!r}: rows are not made again; use 'exactly-once'"
+        elif options.checkpoint_mode == "unaligned":
+            why = "cannot be used with unaligned checkpoints; use checkpoint_mode='aligned'"
+        elif options.checkpoint_interval is None:
+            why = "needs checkpoints, since what makes rows again is kept until a checkpoint covers it"
+        elif not _lineage_of(graph, options).has_all_of(vertex.name):
+            why = (
+                f"needs a larger sharing_depth than {options.depth}, or none: the order of all steps that a row "
+                "depends on must reach the sink"
+            )
+        if why:
+            raise ConfigurationError(f"{name} {why}")
+
+
+def _lineage_of(graph: JobGraph, options: Options) -> Lineage:
+    edges = [(graph.producer_vertex(x.edge).name, graph.consumer_vertex(x.edge).name) for x in graph.exchanges]
+    return Lineage([vertex.name for vertex in graph.vertices], edges, options.depth)
 
 
 def check_faults(graph: JobGraph, options: Options) -> None:

@@ -25,7 +25,7 @@ from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
 from flinkplus.runtime.job import staging
-from flinkplus.runtime.job.checks import check_faults, check_loops, check_outputs, recovery_of
+from flinkplus.runtime.job.checks import check_faults, check_loops, check_outputs, check_recipes, recovery_of
 from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.launcher import check_cluster, coordinator_hosts
@@ -152,6 +152,7 @@ def check_settings(spark: SparkSession, graph: JobGraph, options: Options) -> No
     """Checks of the options and of the cluster that need no files."""
     check_loops(graph, options)
     check_outputs(graph)
+    check_recipes(graph, options)
     check_faults(graph, options)
     wanted(options.log)
     check_cluster(spark, options.parallelism)
@@ -186,6 +187,8 @@ def launch(
     """``requests``: see ``begin_run``."""
     plan = replace(plan, options=recovery_of(plan.graph, plan.options))
     credentials = Credentials.made(plan.options, plan.output_id, lasting_secret(plan.options, storage))
+    secrets_of = {name: sink.secrets() for name, sink in plan.graph.sinks().items()}
+    credentials = replace(credentials, outputs={name: found for name, found in secrets_of.items() if found})
     calls = Calls(Inbox(), JobResult())
     registry = _registry_of(spark, plan, directory, credentials, calls)
     try:

@@ -85,13 +85,14 @@ def _integer(dtype: pa.DataType) -> SqlType:
 
 
 class CopyEncoder(Encoder):
-    """Rows as CSV. ``keys``: columns that must not be null. ``sink``: its name, for errors."""
+    """Rows as CSV. ``keys``: columns that must not be null. ``sink``: its name, for errors. ``header``: the names of
+    the columns come first."""
 
-    def __init__(self, stream: Any, schema: pa.Schema, keys: tuple[str, ...], sink: str) -> None:
+    def __init__(self, stream: Any, schema: pa.Schema, keys: tuple[str, ...], sink: str, header: bool = True) -> None:
         self._keys = keys
         self._sink = sink
         self._schema = pa.schema([(field.name, _written_as(field.type)) for field in schema])
-        options = csv.WriteOptions(include_header=True, quoting_style="all_valid")
+        options = csv.WriteOptions(include_header=header, quoting_style="all_valid")
         self._writer = csv.CSVWriter(stream, self._schema, write_options=options)
 
     @override

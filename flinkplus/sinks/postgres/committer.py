@@ -4,8 +4,7 @@ Rules and invariants:
 
 - One transaction has the rows, and the checkpoint up to which rows are in the table. So a commit that is repeated, by
   this driver or by the next one, finds what it has left to do, also when the answer to the first was lost.
-- A transaction first locks the job's row of progress. A run that begins raises ``run`` there, and from then on no
-  transaction of an earlier run can commit. One that is under way is ended by the run that begins.
+- A transaction first locks the job's row of progress, and only those of the newest run can commit (``run_keeper``).
 - Staged files are removed after their rows are committed; what nothing describes any more goes with the next commit
   of a new generation, or at the end.
 - What is committed stays: ``retract_after`` refuses to go back behind it.
@@ -13,100 +12,44 @@ Rules and invariants:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from typing_extensions import override
 
-from flinkplus.errors import InvariantViolation, JobRunsElsewhere, OutputTableError
+from flinkplus.errors import OutputTableError
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import SinkCommitter, not_yet_committed
+from flinkplus.sinks.base import not_yet_committed
 from flinkplus.sinks.file_names import PartName
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.postgres.connecting import PATIENCE_S, Address, patiently, transaction
-from flinkplus.sinks.postgres.table import BEGIN_LOCK_TIMEOUT, COMMIT_LOCK_TIMEOUT, OutputTable, Progress
+from flinkplus.sinks.postgres.connecting import Address
+from flinkplus.sinks.postgres.run_keeper import RunKeeper
+from flinkplus.sinks.postgres.table import COMMIT_LOCK_TIMEOUT, OutputTable, Progress
 from flinkplus.sinks.staging import StagingFolder
 
-T = TypeVar("T")
-log = logging.getLogger("flinkplus")
 
-
-class PostgresCommitter(SinkCommitter):
-    """Commits the rows of one sink. Connects for each transaction: an idle connection may be dead.
-
-    ``sink``: its name. ``staging``: the folder in ``files`` where its rows are staged.
-    """
-
-    patience_s = PATIENCE_S
+class PostgresCommitter(RunKeeper):
+    """Commits the rows of one sink. ``staging``: the folder in ``files`` where its rows are staged."""
 
     def __init__(
         self, sink: str, job_id: str, address: Address, table: OutputTable, files: OutputFiles, staging: str
     ) -> None:
-        self._sink = sink
-        self._job_id = job_id
-        self._address = address
-        self._table = table
+        super().__init__(sink, job_id, address, table)
         self._files = files
         self._staging = StagingFolder(files, staging)
-        self._check: Callable[[], None] = lambda: None
-        self._run: int | None = None
-        self._committed_through = 0
 
     @override
     def allow_only_if(self, check: Callable[[], None]) -> None:
-        self._check = self._files.check = check
-
-    def _transacted(
-        self, action: Callable[[Any], T], patience_s: float, what: str, lock_timeout: str = BEGIN_LOCK_TIMEOUT
-    ) -> T:
-        def once() -> T:
-            with transaction(self._address, f"{self._table}") as connection:
-                settings = ["application_name", _application(self._job_id), "lock_timeout", lock_timeout]
-                connection.execute("SELECT set_config(%s, %s, false), set_config(%s, %s, false)", settings)
-                return action(connection)
-
-        return patiently(once, patience_s, f"{self._table}: {what}")
-
-    # --- before the first deployment ----------------------------------------------------------------------------------
+        super().allow_only_if(check)
+        self._files.check = check
 
     @override
-    def prepare(self, resume: bool) -> None:
-        """A new job does not wait for a server that does not answer: its address may be wrong."""
-        progress = self._transacted(
-            self._take_over if resume else self._begin, self.patience_s if resume else 0.0, "ready"
-        )
-        self._ready(progress)
-
     def _ready(self, progress: Progress) -> None:
-        self._run, self._committed_through = progress.run, progress.checkpoint
+        super()._ready(progress)
         self._staging.make()
 
-    def _begin(self, connection: Any) -> Progress:
-        self._table.lock_names(connection)
-        if not self._table.found(connection):
-            self._table.make(connection)
-        self._table.make_progress(connection)
-        known = self._table.progress(connection, self._job_id)
-        if known is not None and (known.sink != self._sink or known.checkpoint):
-            raise OutputTableError(
-                f"{self._table} holds output of sink {known.sink!r} of this job already: give each sink of a job a "
-                "table of its own, or union their streams; to go on with that output, give the address as before"
-            )
-        return self._written(connection, Progress(self._sink, 1 if known is None else known.run + 1, 0, 0))
-
-    def _take_over(self, connection: Any) -> Progress:
-        self._check()
-        self._end_earlier_runs(connection, self._job_id)
-        found = self._table.found(connection)
-        known = self._table.progress(connection, self._job_id) if found else None
-        if known is None:
-            raise OutputTableError(
-                f"{self._table} does not hold the output of the job to be resumed: give the database and "
-                "table that the job wrote to, or start a new job"
-            )
-        return self._written(connection, replace(known, sink=self._sink, run=known.run + 1))
+    # --- before the first deployment ----------------------------------------------------------------------------------
 
     @override
     def check_successor(self, job_id: str | None, checkpoint: int) -> None:
@@ -139,20 +82,6 @@ class PostgresCommitter(SinkCommitter):
 
         self._ready(self._transacted(take_over, self.patience_s, "ready"))
 
-    def _end_earlier_runs(self, connection: Any, job_id: str) -> None:
-        """End what an earlier driver of a job, which may hang, has under way: it would hold the row of progress."""
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
-            "AND datname = current_database() AND usename = current_user AND pid <> pg_backend_pid() "
-            "AND xact_start < now()",
-            [_application(job_id)],
-        )
-
-    def _written(self, connection: Any, progress: Progress) -> Progress:
-        self._table.write_progress(connection, self._job_id, progress)
-        self._check()  # under the lock of the row: a run that begins later raises ``run`` after this
-        return progress
-
     # --- while the job runs -------------------------------------------------------------------------------------------
 
     @override
@@ -180,22 +109,6 @@ class PostgresCommitter(SinkCommitter):
         through, rows = max(file.checkpoint for file in new), sum(file.rows for file in new)
         self._table.write_progress(connection, self._job_id, replace(known, checkpoint=through, rows=known.rows + rows))
         return through
-
-    def _locked(self, connection: Any) -> Progress:
-        """The progress of this run, locked. Raises ``JobRunsElsewhere`` if another driver has taken the job over."""
-        if self._run is None:
-            raise InvariantViolation(f"sink {self._sink!r} commits before it was prepared")
-        if not self._table.found(connection):
-            raise OutputTableError(f"{self._table} has gone")
-        known = self._table.progress(connection, self._job_id)
-        if known is None or known.checkpoint < self._committed_through:
-            raise OutputTableError(
-                f"{self._table}: the job's row of progress is missing or older than it was; the database "
-                "was changed or restored, and rows may be missing"
-            )
-        if known.run != self._run:
-            raise JobRunsElsewhere(f"another driver has taken over the job that writes {self._table}")
-        return known
 
     def _pieces(self, file: StagedFile) -> Iterator[bytes]:
         """The content of a staged file. Raises ``OutputTableError`` if it is missing or has another size."""
@@ -232,11 +145,6 @@ class PostgresCommitter(SinkCommitter):
     @override
     def discard(self) -> None:
         self._staging.discard()
-
-
-def _application(job_id: str) -> str:
-    """What the server calls the connections of a job's driver."""
-    return f"flinkplus/{job_id}"[:63]
 
 
 def _order(file: StagedFile) -> tuple[int, ...]:

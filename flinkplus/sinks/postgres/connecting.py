@@ -16,6 +16,7 @@ from flinkplus.errors import HIDDEN, ConfigurationError, OutputTableError, Outpu
 from flinkplus.printable import printable
 
 T = TypeVar("T")
+SCHEME = "postgresql://"
 SECRET_WORDS = ("password", "secret", "scram_")
 DEFAULTS = {
     "application_name": "flinkplus",
@@ -106,17 +107,39 @@ class Address:
 def transaction(address: Address, what: str) -> Iterator[Any]:
     """A connection of its own for one transaction, committed at the end of the block. ``what``: for errors.
 
-    Raises ``OutputUnavailable`` for what may be better at the next attempt, ``OutputTableError`` for what will not. An
-    error at the end leaves open whether the transaction was committed.
+    Raises as ``translated``. An error at the end leaves open whether the transaction was committed.
     """
-    psycopg = psycopg_module()
-    try:
-        connected = psycopg.connect(**{**DEFAULTS, **address.parameters, **address.secrets, **ENCODING})
-        with closing(connected), connected as connection:  # also when the commit fails
-            connection.execute(SESSION)
+    with translated(address, what):
+        opened = connect(address)
+        with closing(opened), opened as connection:  # also when the commit fails
             # A role or database may have switched this off; then a crash of the server loses what it has confirmed.
             connection.execute(CONFIRM)
             yield connection
+
+
+def connect(address: Address, *, lasting: bool = False) -> Any:
+    """A new connection, with the settings that rows are written with. Raises the errors of psycopg.
+
+    ``lasting``: for many transactions, each of which is begun by itself (``connection.transaction``).
+    """
+    connection = psycopg_module().connect(
+        **{**DEFAULTS, **address.parameters, **address.secrets, **ENCODING}, autocommit=lasting
+    )
+    try:
+        connection.execute(SESSION)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def translated(address: Address, what: str) -> Iterator[None]:
+    """Raises ``OutputUnavailable`` for errors of psycopg that may be better at the next attempt, ``OutputTableError``
+    for those that will not. ``what``: for errors."""
+    psycopg = psycopg_module()
+    try:
+        yield
     except psycopg.Error as error:
         text = address.shown(str(error)) or type(error).__name__
         is_lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)

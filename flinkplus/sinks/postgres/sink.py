@@ -16,13 +16,15 @@ from flinkplus.sinks.base import SinkCommitter
 from flinkplus.sinks.file_names import table_staging
 from flinkplus.sinks.file_writer import Encoder, FileSink
 from flinkplus.sinks.files import OutputFiles
+from flinkplus.sinks.postgres.at_once import PostgresAtOnceSink
 from flinkplus.sinks.postgres.columns import LONGEST_NAME, CopyEncoder, check_columns, is_name
 from flinkplus.sinks.postgres.committer import PostgresCommitter
-from flinkplus.sinks.postgres.connecting import Address
+from flinkplus.sinks.postgres.connecting import SCHEME, Address
+from flinkplus.sinks.postgres.recipe_tables import RECIPE, STEPS
 from flinkplus.sinks.postgres.table import PROGRESS, OutputTable
 
-SCHEME = "postgresql://"
 MODES = ("append", "upsert")
+VISIBILITIES = ("checkpoint", "at_once")
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,10 @@ class PostgresSink(FileSink):
 
 def postgres_sink(
     name: str, dsn: str, table: str, mode: str, key: str | Sequence[str] | None, visibility: str
-) -> PostgresSink:
+) -> PostgresSink | PostgresAtOnceSink:
     """See ``Stream.to_postgres``. Raises ``ConfigurationError``."""
-    if visibility == "at_once":
-        raise ConfigurationError(
-            f"sink {name!r}: visibility='at_once' is designed (docs/decisions) and not built yet; use 'checkpoint'"
-        )
-    if visibility != "checkpoint":
-        raise ConfigurationError(f"sink {name!r}: visibility {visibility!r} must be 'checkpoint'")
+    if visibility not in VISIBILITIES:
+        raise ConfigurationError(f"sink {name!r}: visibility {visibility!r} must be one of {VISIBILITIES}")
     if mode not in MODES:
         raise ConfigurationError(f"sink {name!r}: mode {mode!r} must be one of {MODES}")
     keys = () if key is None else (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Sequence) else key
@@ -98,6 +96,7 @@ def postgres_sink(
         raise ConfigurationError(
             f"sink {name!r}: table {table!r} must be 'name' or 'schema.name', each of at most {LONGEST_NAME} bytes"
         )
-    if parts[-1] == PROGRESS:
-        raise ConfigurationError(f"sink {name!r}: the table {PROGRESS!r} is kept by jobs; give another name")
-    return PostgresSink(name, address=Address.parse(dsn), table=parts, mode=mode, keys=keys)
+    if parts[-1] in (PROGRESS, STEPS, RECIPE):
+        raise ConfigurationError(f"sink {name!r}: the table {parts[-1]!r} is kept by jobs; give another name")
+    made = PostgresAtOnceSink if visibility == "at_once" else PostgresSink
+    return made(name, address=Address.parse(dsn), table=parts, mode=mode, keys=keys)

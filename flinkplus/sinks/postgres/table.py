@@ -105,8 +105,13 @@ class OutputTable:
     def __str__(self) -> str:
         return f"table {self._where}"
 
-    def _error(self, text: str) -> OutputTableError:
+    def error(self, text: str) -> OutputTableError:
         return OutputTableError(f"{self}: {text}")
+
+    @property
+    def schema(self) -> str:
+        """The schema that it is in, once it was found or made."""
+        return self._name[0]
 
     @property
     def output(self) -> str:
@@ -140,11 +145,11 @@ class OutputTable:
         oid, schema, name, is_table, may_insert, may_update, is_unlogged = row
         self._name = (schema, name)
         if not is_table:
-            raise self._error("this is a view or a foreign table; give an ordinary one")
+            raise self.error("this is a view or a foreign table; give an ordinary one")
         if is_unlogged:
-            raise self._error("this is an unlogged table, which a crash of the server empties: ALTER TABLE SET LOGGED")
+            raise self.error("this is an unlogged table, which a crash of the server empties: ALTER TABLE SET LOGGED")
         if not may_insert or (self._keys and not may_update):
-            raise self._error(f"the user may not {'select, insert and update' if self._keys else 'insert'} there")
+            raise self.error(f"the user may not {'select, insert and update' if self._keys else 'insert'} there")
         found = [TableColumn(*row) for row in connection.execute(_COLUMNS, [oid])]
         self._check_columns(found)
         if self._keys:
@@ -156,7 +161,7 @@ class OutputTable:
         if len(self._given) == 1:
             (schema,) = connection.execute("SELECT current_schema()").fetchone()
             if schema is None:
-                raise self._error(
+                raise self.error(
                     "the search_path has no schema that exists and that the user may use; give the table as schema.name"
                 )
             self._name = (schema, self._given[0])
@@ -190,27 +195,27 @@ class OutputTable:
             column, wanted = by_name.pop(field.name, None), sql_type(field.type)
             assert wanted is not None
             if column is None:
-                raise self._error(
+                raise self.error(
                     f"it has no column {field.name!r} of type {wanted.name}; it has "
                     f"{', '.join(other.name for other in found)} (capital letters count)"
                 )
             if column.is_generated:
-                raise self._error(f"the database makes the values of column {field.name!r}; leave it out of the stream")
+                raise self.error(f"the database makes the values of column {field.name!r}; leave it out of the stream")
             if not column.holds(wanted):
-                raise self._error(
+                raise self.error(
                     f"column {field.name!r} is {column.shown}, which does not hold {field.type} without loss: make it "
                     f"{wanted.name}, or cast the stream's"
                 )
         for column in by_name.values():
             if column.is_required and not column.is_generated:
-                raise self._error(
+                raise self.error(
                     f"column {column.name!r} is not in the stream, must not be null, and has no default value"
                 )
 
     def _check_key(self, found: list[TableColumn], unique: list[tuple[str, int]]) -> None:
         numbers = {column.number for column in found if column.name in self._keys}
         if not any({int(text) for text in key.split()[:count]} == numbers for key, count in unique):
-            raise self._error(
+            raise self.error(
                 f"mode='upsert' needs a primary key or a unique index of exactly ({', '.join(self._keys)}): CREATE "
                 "UNIQUE INDEX"
             )
@@ -228,7 +233,7 @@ class OutputTable:
         if row is None:
             return None
         if row[0] != PROGRESS_FORMAT:
-            raise self._error(f"the format of its row in {PROGRESS} is {row[0]}; this version reads {PROGRESS_FORMAT}")
+            raise self.error(f"the format of its row in {PROGRESS} is {row[0]}; this version reads {PROGRESS_FORMAT}")
         return Progress(*row[1:])
 
     def write_progress(self, connection: Any, job: str, progress: Progress) -> None:
@@ -245,21 +250,48 @@ class OutputTable:
 
     def load(self, connection: Any, files: Iterable[Iterator[bytes]]) -> None:
         """Add the rows of CSV texts, each in pieces; with a key, the last row of each key counts."""
-        sql, columns = self._sql, self._identifiers(self._columns.names)
         if not self._keys:
             self._copy(connection, self._table, files)
             return
-        staged, number = sql.Identifier("pg_temp", "flinkplus_staged"), sql.Identifier(self._number_column())
+        self._make_staged(connection, "DROP")
+        self._copy(connection, self._staged, files)
+        self._merge(connection)
+
+    def ready(self, connection: Any) -> None:
+        """Make a connection ready for ``add``; in a transaction of its own."""
+        if self._keys:
+            self._make_staged(connection, "DELETE ROWS")
+
+    def add(self, connection: Any, rows: Sequence[bytes]) -> None:
+        """Add rows, CSV of all columns without a header; with a key, the last row of each key counts."""
+        target = self._staged if self._keys else self._table
+        text = self._sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)")
+        names = self._identifiers(self._columns.names)
+        with connection.cursor() as cursor, cursor.copy(text.format(target, names)) as copy:
+            for piece in rows:
+                copy.write(piece)
+        if self._keys:
+            self._merge(connection)
+
+    @property
+    def _staged(self) -> Any:
+        return self._sql.Identifier("pg_temp", "flinkplus_staged")
+
+    def _make_staged(self, connection: Any, on_commit: str) -> None:
+        sql = self._sql
         connection.execute(
-            sql.SQL("CREATE TEMPORARY TABLE flinkplus_staged ON COMMIT DROP AS SELECT {} FROM {} LIMIT 0").format(
-                columns, self._table
-            )
+            sql.SQL(
+                "CREATE TEMPORARY TABLE flinkplus_staged ON COMMIT " + on_commit + " AS SELECT {} FROM {} LIMIT 0"
+            ).format(self._identifiers(self._columns.names), self._table)
         )
+        number = sql.Identifier(self._number_column())
         connection.execute(
-            sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY").format(staged, number)
+            sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY").format(self._staged, number)
         )
-        self._copy(connection, staged, files)
-        keys = self._identifiers(self._keys)
+
+    def _merge(self, connection: Any) -> None:
+        """The staged rows, into the table."""
+        sql, columns, keys = self._sql, self._identifiers(self._columns.names), self._identifiers(self._keys)
         others = [name for name in self._columns.names if name not in self._keys]
         sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others]
         then = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(sets)) if sets else sql.SQL("NOTHING")
@@ -267,7 +299,14 @@ class OutputTable:
             sql.SQL(
                 "INSERT INTO {table} ({columns}) SELECT DISTINCT ON ({keys}) {columns} FROM {staged} "
                 "ORDER BY {keys}, {number} DESC ON CONFLICT ({keys}) DO {then}"
-            ).format(table=self._table, columns=columns, keys=keys, staged=staged, number=number, then=then)
+            ).format(
+                table=self._table,
+                columns=columns,
+                keys=keys,
+                staged=self._staged,
+                number=sql.Identifier(self._number_column()),
+                then=then,
+            )
         )
 
     def _number_column(self) -> str:
@@ -284,7 +323,7 @@ class OutputTable:
             first = next(pieces, b"")
             names = names_in(first)
             if not set(names) <= set(self._columns.names):
-                raise self._error(f"staged rows have columns {names}, and the stream has {self._columns.names}")
+                raise self.error(f"staged rows have columns {names}, and the stream has {self._columns.names}")
             with connection.cursor() as cursor, cursor.copy(text.format(table, self._identifiers(names))) as copy:
                 copy.write(first)
                 for piece in pieces:

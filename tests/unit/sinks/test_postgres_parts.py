@@ -38,7 +38,9 @@ DSN = f"postgresql://me:{SECRET}@db.example:5433/shop"
 
 def sink(dsn: str = DSN, table: Any = "orders", **options: Any) -> PostgresSink:
     given = {"mode": "append", "key": (), "visibility": "checkpoint", **options}
-    return postgres_sink("out", dsn, table, **given)
+    made = postgres_sink("out", dsn, table, **given)
+    assert isinstance(made, PostgresSink)
+    return made
 
 
 def staged_text(batch: pa.RecordBatch, keys: tuple[str, ...] = ()) -> str:
@@ -101,8 +103,8 @@ def test_a_missing_psycopg_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) ->
         ({"mode": "upsert"}, "needs key="),
         ({"key": "word"}, "mode='append' takes none"),
         ({"mode": "upsert", "key": ["word", "word"]}, "several different"),
-        ({"visibility": "soon"}, "'soon' must be 'checkpoint'"),
-        ({"visibility": "at_once"}, "not built yet; use 'checkpoint'"),
+        ({"visibility": "soon"}, "'soon' must be one of"),
+        ({"visibility": "at_once", "table": "flinkplus_recipe"}, "kept by jobs; give another name"),
         ({"table": "a.b.c"}, "'name' or 'schema.name'"),
         ({"table": ""}, "'name' or 'schema.name'"),
         ({"table": 7}, "'name' or 'schema.name'"),
@@ -311,3 +313,18 @@ def test_no_module_of_a_slot_needs_psycopg(tmp_path: Path) -> None:
     copied: PostgresSink = pickle.loads(pickle.dumps(bound.staged_in(str(tmp_path))))
     assert isinstance(copied.address, Address)
     assert "psycopg" not in {name.split(".")[0] for name in vars(connecting) if not name.startswith("psycopg_")}
+
+
+def test_slots_get_the_password_beside_the_plan_and_that_of_the_environment_where_the_program_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {"mode": "append", "key": (), "visibility": "at_once"}
+    made = postgres_sink("out", DSN, "orders", **given)
+    unpickled = pickle.loads(pickle.dumps(made))
+    assert made.secrets() == {"password": "secret word"} and unpickled.secrets() == {}
+    assert unpickled.with_secrets(made.secrets()).address.secrets == made.address.secrets
+    monkeypatch.setenv("PGPASSWORD", "of the environment")
+    assert unpickled.secrets() == {"password": "of the environment"}
+    assert made.secrets() == {"password": "secret word"}
+    assert made.settings()["visibility"] == "at_once" and made.keeps_recipe
+    assert postgres_sink("out", DSN, "orders", mode="append", key=(), visibility="checkpoint").secrets() == {}

@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from flinkplus import errors
+from flinkplus.protocol.determinants.recipe import StoredOutput
 from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import CommittedOutput, Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
-from flinkplus.sinks.base import Sink, SinkCommitter, not_yet_committed
+from flinkplus.sinks.base import RecipeKeeper, Sink, SinkCommitter, not_yet_committed
 from flinkplus.state.durable.savepoint import SavepointOrigin
 from flinkplus.state.durable.storage import CheckpointStorage
 
@@ -231,6 +232,16 @@ class Commits:
             self._void_unsure_manifest()
         else:
             self._storage.retention.drop(checkpoint)
+
+    def fence_output(
+        self, sink: str, generation: Generation, subtasks: Sequence[int], parallelism: int, patience_s: float
+    ) -> Mapping[int, StoredOutput]:
+        """See ``RecipeKeeper.fence``."""
+        self._check()
+        keeper = self.committers[sink]
+        assert isinstance(keeper, RecipeKeeper)
+        with self._noticing():
+            return keeper.fence(generation, subtasks, parallelism, patience_s)
 
     def _void_unsure_manifest(self) -> None:
         """Make a manifest void that may still appear, before files that it names are removed."""

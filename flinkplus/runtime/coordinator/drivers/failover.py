@@ -23,12 +23,14 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.protocol.vocabulary.phases import FailureKind
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
+from flinkplus.runtime.control.promotion_order import PromotionOrder
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.dispatch.registry import RecordWriter
 from flinkplus.runtime.coordinator.dispatch.rejoin import Joining
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.drivers.failover_stamps import FailoverStamps
+from flinkplus.runtime.coordinator.drivers.recipes import RecipeDriver
 from flinkplus.runtime.coordinator.drivers.triggers import Triggers
 from flinkplus.runtime.coordinator.membership.moves import Moves
 from flinkplus.runtime.coordinator.membership.presence import Presence
@@ -44,6 +46,7 @@ class FailoverDriver:
 
     ``registry``: stores chain records; ``None``: they are not stored.
     ``figures``: of a job with standbys; ``None``: the job recovers partially.
+    ``recipes``: of sinks whose rows are visible at once; ``None``: there are no such sinks.
     """
 
     _dispatch: Dispatch
@@ -58,6 +61,7 @@ class FailoverDriver:
     _presence: Presence
     _moves: Moves
     _figures: Figures | None = None
+    _recipes: RecipeDriver | None = None
 
     # --- life cycle of the job
 
@@ -91,6 +95,8 @@ class FailoverDriver:
     # --- checkpoints
 
     def completed(self, checkpoint: CheckpointId) -> None:
+        if self._recipes is not None:
+            self._recipes.completed()
         self.promotions.completed(checkpoint)
         self._machines.step_failover(events.CheckpointCompleted(checkpoint))
         self._dispatch.soon(lambda: self.promotions.handles.drop_before(checkpoint))
@@ -212,6 +218,8 @@ class FailoverDriver:
     def _fence(self, effect: effects.FenceSlots) -> None:
         self.promotions.answers.reset(effect.attempt)
         self._stamps.fencing()
+        if self._recipes is not None:
+            self._recipes.fence(effect, self.promotions.complete)
         failed = {str(subtask): slot for subtask, slot in effect.failed}
         for slot in effect.slots:
             self._dispatch.send(slot, control.Fence(effect.attempt, effect.generation, failed))
@@ -219,10 +227,7 @@ class FailoverDriver:
     def _promote(self, effect: effects.PromoteStandbys) -> None:
         deployment = self._deployment
         self._stamps.restoring(effect)
-        subtasks = {
-            str(subtask): self.promotions.order(subtask, CheckpointId(version), self._stamps.mark_of(subtask))
-            for subtask, version in effect.subtasks
-        }
+        subtasks = {str(subtask): self._order(effect.attempt, subtask, version) for subtask, version in effect.subtasks}
         order = control.Promote(
             effect.attempt,
             effect.generation,
@@ -238,6 +243,10 @@ class FailoverDriver:
         except ControlMessageTooLarge as error:
             first, _ = effect.subtasks[0]
             self._machines.step_failover(events.StandbyPromotionFailed(effect.attempt, effect.slot, first, str(error)))
+
+    def _order(self, attempt: int, subtask: SubtaskId, version: int) -> PromotionOrder:
+        order = self.promotions.order(subtask, CheckpointId(version), self._stamps.mark_of(subtask))
+        return order if self._recipes is None else self._recipes.added_to(order, subtask, attempt)
 
     def _fall_back(self, effect: effects.FallBack) -> None:
         self._stamps.fell_back(effect.reason)

@@ -10,6 +10,7 @@ from typing_extensions import assert_never
 
 from flinkplus.errors import ControlMessageTooLarge, CorruptCheckpoint, CorruptState, UntrustedCheckpoint
 from flinkplus.graph import JobGraph
+from flinkplus.protocol.determinants.recipe import NO_RECIPE, Recipe
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.effects import RecordRollbackPhase
@@ -20,6 +21,7 @@ from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.drivers.failover import FailoverDriver
+from flinkplus.runtime.coordinator.drivers.recipes import RecipeDriver
 from flinkplus.runtime.coordinator.drivers.rescale import RescaleDriver
 from flinkplus.runtime.coordinator.membership.presence import Presence
 from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
@@ -36,6 +38,7 @@ class JobDriver:
     ``match``: sets the cursors of consumers to those of their producers; ``None``: they agree already.
     ``failover``: ``None``: the job recovers by rollback.
     ``rescale``: carries out the effects for another parallelism; ``None``: that cannot change.
+    ``recipes``: of sinks whose rows are visible at once; ``None``: there are no such sinks.
     """
 
     _dispatch: Dispatch
@@ -49,6 +52,7 @@ class JobDriver:
     _match: Callable[[Handles], Handles] | None = None
     _failover: FailoverDriver | None = None
     _rescale: RescaleDriver | None = None
+    _recipes: RecipeDriver | None = None
     _restored: tuple[CheckpointId, Handles] = field(default=(CheckpointId(0), {}), init=False)
 
     def apply(self, effect: effects.JobEffect) -> None:
@@ -63,6 +67,9 @@ class JobDriver:
                 send_all(control.Halt(generation))
             case effects.RetractOutputAfter(checkpoint, reason):
                 self._retract(checkpoint, reason)
+            case effects.FenceOutput():
+                assert self._recipes is not None
+                self._recipes.fence_all(effect)
             case effects.RescaleCheckpoint() | effects.ChangeSubtasks() | effects.ReportRescale():
                 assert self._rescale is not None
                 self._rescale.apply(effect)
@@ -118,6 +125,19 @@ class JobDriver:
         if self._failover is not None:
             self._failover.started(*restored)
             self._presence.let_spares_join()
+        self._abort_repeated(generation, restored[0])
+
+    def _abort_repeated(self, generation: Generation, restored: CheckpointId) -> None:
+        """Checkpoints that had begun behind ``restored``: steps that are repeated begin them again, and no other."""
+        for checkpoint in [c for c in self._recipe.checkpoints if c > restored]:
+            reason = "it was under way when the job was interrupted"
+            self._dispatch.send_all(control.Abort(generation, checkpoint, reason))
+            if self._failover is not None:
+                self._failover.aborted(checkpoint)
+
+    @property
+    def _recipe(self) -> Recipe:
+        return NO_RECIPE if self._recipes is None else self._recipes.deployed
 
     def _retract(self, checkpoint: CheckpointId | None, reason: str) -> None:
         where = "the start" if checkpoint is None else f"checkpoint {checkpoint}"
@@ -149,6 +169,7 @@ class JobDriver:
             handles = self._match(handles)
         self._restored = restore or CheckpointId(0), handles
         names = {str(subtask): slot for subtask, slot in assignment.items()}
+        repeats = self._recipe.repeats
         for process in self._dispatch.processes.needed():
             hosted = {name for name, slot in names.items() if slot == process.slot}
             deploy = control.Deploy(
@@ -160,6 +181,7 @@ class JobDriver:
                 {name: rows for name, rows in self._recoveries.marks.items() if name in hosted},
                 self._deployment.lost_at is not None,
                 self._deployment.alone,
+                {str(subtask): found for subtask, found in repeats.items() if str(subtask) in hosted},
             )
             try:
                 self._dispatch.send(process.slot, deploy)

@@ -74,7 +74,7 @@ def topology_of(graph: JobGraph, parallelism: int) -> Topology:
         (exchange.edge, graph.producer_vertex(exchange.edge).name, graph.consumer_vertex(exchange.edge).name)
         for exchange in graph.exchanges
     )
-    return Topology(tuple(vertex.name for vertex in graph.vertices), parallelism, edges)
+    return Topology(tuple(vertex.name for vertex in graph.vertices), parallelism, edges, graph.recipes())
 
 
 def failover_protocol(

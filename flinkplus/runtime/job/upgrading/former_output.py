@@ -12,6 +12,7 @@ from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job.plan import Plan
+from flinkplus.runtime.job.rescaling.rescale import parallelism_at
 from flinkplus.runtime.job.upgrading.programs import (
     NO_CHANGE,
     check_permitted,
@@ -58,6 +59,7 @@ class Adoption:
             why = "the job has finished" if manifest.final else "its last checkpoint is of another program"
             raise CheckpointDirectoryError(f"{why}, which is not the one to be resumed: run that one with resume=True")
         self.change = check_permitted(change, storage.uri)
+        check_recipes_fit(plan, change.is_direct, parallelism_at(manifest, change.old.vertices))
         if requests is not None and not change.is_direct:
             put_program(storage, plan, read_program(storage, requests.names(plan.name)).splits)
         if self.origin is not None and checkpoint == self.origin.checkpoint:
@@ -99,6 +101,16 @@ class Adoption:
                 "resume the program before, and stop it, which commits; then resume the new one"
             )
         return DiscardSink(name) if sink is None else sink
+
+
+def check_recipes_fit(plan: Plan, same_program: bool, parallelism: int) -> None:
+    """Raises ``ConfigurationError`` if what makes visible rows again does not fit. ``parallelism``: of the
+    checkpoint."""
+    if plan.graph.recipes() and not (same_program and parallelism == plan.options.parallelism):
+        raise ConfigurationError(
+            "rows of this job are visible at once, and what makes them again fits only the program and the parallelism "
+            f"({parallelism}) that made them: resume it as it was"
+        )
 
 
 def _sinks_of(program: Program) -> list[str]:

@@ -194,7 +194,8 @@ class SlotFailover(Generic[S]):
             prepared = promotion.ready.pop(name)
             try:
                 plan = _promotion_of(found, resuming, prepared, host.runs_ahead)
-                subtask = host.build(name, found.handle, CheckpointId(found.version), found.mark, plan)
+                version = CheckpointId(found.version)
+                subtask = host.build(name, found.handle, version, found.mark, plan, (), found.recorded)
             except Exception as error:
                 log.info("promoting %s failed", name, exc_info=True)
                 prepared.close()

@@ -50,8 +50,11 @@ class SlotHost(ABC, Generic[S]):
         checkpoint: CheckpointId,
         mark: int | None,
         promotion: Promotion | None = None,
+        repeats: tuple[int, ...] = (),
+        recorded: int = 0,
     ) -> S:
-        """A subtask restored from ``handle``, not yet active. Raises the errors of restoring."""
+        """A subtask restored from ``handle``, not yet active. Raises the errors of restoring. ``repeats``,
+        ``recorded``: see ``SubtaskIdentity``."""
 
     @abstractmethod
     def guard(self, subtask: S, action: Callable[..., None], /, *arguments: Any) -> None:

@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
 from flinkplus.errors import CorruptState, described
+from flinkplus.protocol.determinants.determinants import merge
 from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId, parallelism_of
@@ -56,7 +57,7 @@ class SlotOrders(SlotHost[S]):
         consumers = {edge: vertex.name for vertex in graph.vertices for edge in vertex.inputs}
         edges = [(producers[edge], consumers[edge]) for edge in sorted(consumers)]
         self.routing: Routing[S] = Routing(self, consumers)
-        self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth)
+        self.lineage = Lineage([vertex.name for vertex in graph.vertices], edges, sharing_depth, graph.recipes())
         self.cycles = graph.cycles()
         self.runs_ahead = unaligned or bool(self.cycles)
         self.in_flight = InFlightBudget(in_flight_bytes, slots=parallelism)
@@ -279,7 +280,15 @@ class SlotOrders(SlotHost[S]):
         """Restore one subtask; ``False`` when that failed, which is reported and ends the deployment here."""
         handle = deploy.handles.get(str(name), START)
         try:
-            subtask = self.build(name, handle, CheckpointId(deploy.checkpoint or 0), deploy.marks.get(str(name)))
+            recorded, spans = deploy.repeats.get(str(name), (0, ()))
+            subtask = self.build(
+                name,
+                handle,
+                CheckpointId(deploy.checkpoint or 0),
+                deploy.marks.get(str(name)),
+                repeats=merge(handle.operator_state.steps, control.spans_from_json(spans)),
+                recorded=recorded,
+            )
         except CorruptState as error:
             refusal = control.RestoreFailed(self.deployed, deploy.checkpoint or 0, str(name), str(error))
             self.report(refusal)

@@ -5,7 +5,7 @@ The slot's process gives real ones (``slot.subtasks``, ``slot.process``), the si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -31,12 +31,14 @@ class VertexPort(NamedVertex, Protocol):
 
 
 class GraphPort(Protocol):
-    """The job graph, as far as a slot's control looks at it."""
+    """The job graph, as far as a slot's control looks at it. ``recipes``: vertices whose sink keeps a recipe."""
 
     @property
     def vertices(self) -> Sequence[VertexPort]: ...
 
     def cycles(self) -> Cycles: ...
+
+    def recipes(self) -> Collection[str]: ...
 
     def inputs_of(self, subtask: SubtaskId, parallelism: int) -> Iterable[tuple[ChannelId, SubtaskId]]: ...
 

@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,7 @@ from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
+from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.tls import context
 from flinkplus.runtime.transport.factory import control_link, data_plane
 from flinkplus.runtime.transport.wire.message_format import Message, decode_frame, encode
@@ -83,6 +84,7 @@ from flinkplus.runtime.transport.wire.ports import (
     PeerConnected,
     TransportEvent,
 )
+from flinkplus.sinks.base import Sink
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -102,7 +104,16 @@ class CoordinatorLost(FlinkPlusError):
     """The control stream broke: the driver is gone, or has given this attempt up."""
 
 
-SlotEvent = LinkEvent | TransportEvent | SnapshotWritten | FilesFetched | StandbyReady | SessionEvent
+@dataclass(frozen=True, slots=True)
+class OutputReady:
+    """A sink has room for further rows; ``error``: it has failed."""
+
+    subtask: SubtaskId
+    generation: Generation
+    error: Exception | None
+
+
+SlotEvent = OutputReady | LinkEvent | TransportEvent | SnapshotWritten | FilesFetched | StandbyReady | SessionEvent
 
 
 class Slot(SlotOrders[Subtask]):
@@ -119,7 +130,7 @@ class Slot(SlotOrders[Subtask]):
         attempt: int = 0,
         on_welcome: Callable[[], object] = lambda: None,
     ) -> None:
-        graph: JobGraph = cloudpickle.loads(config.plan)
+        graph: JobGraph = with_secrets(cloudpickle.loads(config.plan), config.credentials)
         unaligned = self._unaligned = config.options.checkpoint_mode == "unaligned"
         options = config.options
         super().__init__(index, options.parallelism, graph, time, options.depth, unaligned, options.in_flight_bytes)
@@ -307,6 +318,10 @@ class Slot(SlotOrders[Subtask]):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:
                     self.guard(subtask, subtask.persisted, checkpoint, handle, reason)
+            case OutputReady(name, generation, error):
+                subtask = self.active.get(name)
+                if error is not None and subtask is not None and subtask.generation == generation:
+                    self._fail(subtask, error)
             case PeerConnected(peer, incarnation):
                 self.peer_connected(peer, incarnation)
             case PeerBroken(peer, incarnation, reason):
@@ -366,6 +381,8 @@ class Slot(SlotOrders[Subtask]):
         checkpoint: CheckpointId,
         mark: int | None,
         promotion: Promotion | None = None,
+        repeats: tuple[int, ...] = (),
+        recorded: int = 0,
     ) -> Subtask:
         plan = SubtaskPlan(
             graph=self.graph,
@@ -388,6 +405,8 @@ class Slot(SlotOrders[Subtask]):
             synchronous=self._options.checkpoint_mode == "synchronous",
             unaligned=self._unaligned,
             in_flight=self.in_flight,
+            repeats=repeats,
+            recorded=recorded,
             notes_rows=self.notes_rows,
             alone=self.alone,
         )
@@ -408,6 +427,7 @@ class Slot(SlotOrders[Subtask]):
             self._make_filter,
             self._load,
             self._note,
+            lambda subtask, generation, error: self._inbox.put(OutputReady(subtask, generation, error)),
         )
         return Subtask(plan, ports)
 
@@ -448,6 +468,14 @@ class Slot(SlotOrders[Subtask]):
         self._pulse.close()
         self._note.close()
         gc.unfreeze()
+
+
+def with_secrets(graph: JobGraph, credentials: Credentials) -> JobGraph:
+    """Give the sinks of ``graph``, which was unpickled, what they need to write; returns it."""
+    for node in graph.nodes:
+        if isinstance(node.body, Sink):
+            node.body = node.body.with_secrets(credentials.outputs.get(node.name, {}))
+    return graph
 
 
 def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | None:

@@ -31,7 +31,7 @@ from flinkplus.operators.base.steps import StepBatches, batches_of, count_rows, 
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
-from flinkplus.sinks.base import Sink, SinkWriter
+from flinkplus.sinks.base import RecipeWriter, Sink, SinkWriter
 from flinkplus.sources.base import Source, SourceReader
 
 NOTHING = OperatorPart(rows_in=0, rows_out=0)
@@ -127,6 +127,12 @@ class FusedOperators:
     def tells_inputs_apart(self) -> bool:
         """Whether batches of different edges must not be pushed as one."""
         return self._by_input is not None
+
+    @property
+    def recipe_writer(self) -> RecipeWriter | None:
+        """The writer of the sink whose rows are visible at once, if there is one."""
+        found = [fused.writer for fused in self.nodes.values() if isinstance(fused.writer, RecipeWriter)]
+        return found[0] if found else None
 
     @property
     def reader(self) -> SourceReader | None:
@@ -280,7 +286,7 @@ class FusedOperators:
                 own=dict(fused.own),
                 watermark_ms=fused.watermark_ms,
                 position=None if fused.reader is None else fused.reader.position(),
-                state=None if fused.instance is None else fused.instance.snapshot(checkpoint),
+                state=_state_of(fused, checkpoint),
                 staged=() if fused.writer is None else tuple(fused.writer.stage(checkpoint)),
             )
             for fused in self.nodes.values()
@@ -293,6 +299,8 @@ class FusedOperators:
         for fused in self.nodes.values():
             if fused.writer is not None:
                 part = saved[fused.node.name]
+                if isinstance(fused.writer, RecipeWriter):
+                    part = replace(part, state=fused.writer.settled(part.state))
                 settled[fused.node.name] = replace(part, staged=tuple(fused.writer.settle(part.staged)))
         return settled
 
@@ -311,6 +319,8 @@ class FusedOperators:
             if fused.instance is not None and saved:
                 fused.context.metrics.update(part.own)
                 fused.instance.restore(part.state)
+            if isinstance(fused.writer, RecipeWriter) and saved:
+                fused.writer.restore(part.state)
             if fused.writer is not None and promoted:
                 fused.writer.adopt(part.staged)
 
@@ -338,3 +348,11 @@ class FusedOperators:
             for fused in reversed(self.nodes.values()):
                 if fused.closable is not None:
                     closing.callback(fused.closable.close)
+
+
+def _state_of(fused: FusedNode, checkpoint: int) -> Any:
+    """What an operator's part of a snapshot has as its state. That of a writer which keeps a recipe is known when its
+    rows are stored; until then it is the checkpoint."""
+    if isinstance(fused.writer, RecipeWriter):
+        return checkpoint
+    return None if fused.instance is None else fused.instance.snapshot(checkpoint)

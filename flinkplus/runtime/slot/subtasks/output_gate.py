@@ -21,7 +21,8 @@ from flinkplus.operators.base.steps import StepBatches, joined, separate
 from flinkplus.protocol.channels.channel import Window
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.output_logs import Entry
-from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, OutputChannel, OutputChannels, Peer
+from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, OutputChannel, OutputChannels
+from flinkplus.protocol.channels.peer import Peer
 from flinkplus.protocol.determinants.determinants import AncestorLog, StepLog
 from flinkplus.protocol.vocabulary.ids import ChannelId, Generation
 from flinkplus.runtime.transport.wire.message_format import Message, encode, encode_canonical, encode_records

@@ -57,7 +57,7 @@ class SubtaskPlan(SubtaskIdentity):
 
 @dataclass
 class SubtaskPorts:
-    """What a subtask may ask of its slot."""
+    """What a subtask may ask of its slot. ``woken``: its sink has room again, or has failed; in any thread."""
 
     report: Callable[[control.ControlMessage], None]
     send: Callable[[int, list[Any]], None]
@@ -73,3 +73,4 @@ class SubtaskPorts:
     seen: Callable[[], MessageFilter | None]
     load: SlotLoad
     note: StepNote | None = None
+    woken: Callable[[SubtaskId, Generation, Exception | None], None] = lambda subtask, generation, error: None

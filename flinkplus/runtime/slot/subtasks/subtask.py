@@ -18,6 +18,7 @@ from flinkplus.operators.base.routes import partitioner
 from flinkplus.operators.base.row import short_repr
 from flinkplus.protocol.channels.channel import InputCursor
 from flinkplus.protocol.channels.inputs import InputGate
+from flinkplus.protocol.determinants.recipe import RecipeLog
 from flinkplus.protocol.snapshot.handle import START, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.admission import Admission, digests
 from flinkplus.protocol.subtask.history import StepHistory
@@ -78,7 +79,7 @@ class Subtask:
         is_source, has_outputs = plan.vertex.is_source, bool(plan.vertex.outputs)
         history = StepHistory(plan, saved, is_source, has_outputs, plan.is_local, DETERMINANTS not in omitted)
         self.inputs = self._make_inputs(omitted)
-        replay = Replay(plan.promotion, history.logs)
+        replay = Replay(plan.promotion, history.logs, plan.repeats)
         if BUNDLES in omitted:
             replay = UnboundReplay(plan.promotion, history.logs, self.inputs)
         clock = StepTime(self.id, history, replay, _wall_ms, saved.clock_ms)
@@ -94,6 +95,7 @@ class Subtask:
         self.operators = self._make_operators(history, clock)
         self._closing.callback(self.operators.close)
         self.operators.restore(saved.operators, plan.promotion is not None)
+        self._begin_recipe(history)
         self._run, self._rows_before_run = saved.run
         self.work = self._make_work(history, replay)
         self._snapshots = SubtaskSnapshots(plan, ports, self.operators, self.state, replay, self._saved_of_run)
@@ -113,13 +115,21 @@ class Subtask:
         self.steps = SubtaskSteps(plan, saved, parts, list(plan.graph.inputs_of(self.id, plan.parallelism)))
         self._closing.callback(self.steps.checkpoints.channel_state.release)
 
+    def _begin_recipe(self, history: StepHistory) -> None:
+        """Have the rows of a sink that keeps a recipe cut at the ends of steps, and stored from now on."""
+        plan, writer = self.plan, self.operators.recipe_writer
+        if writer is None or history.steps is None:
+            return
+        self.outputs.recipe = RecipeLog(history.steps, history.ancestors, plan.recorded, writer)
+        writer.begin(plan.recorded, lambda error: self._ports.woken(self.id, self.generation, error))
+
     def _make_inputs(self, omitted: frozenset[str]) -> InputGate:
         plan, ports, options = self.plan, self._ports, self.plan.options
         return InputGate(
             options.channel_window,
             lambda end, consumed: ports.grant(self.generation, end, consumed),
             UncheckedCursor if CURSOR in omitted else InputCursor,
-            plan.unaligned,
+            plan.overdrawn,
             options.bundle_rows,
         )
 

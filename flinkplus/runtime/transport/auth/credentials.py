@@ -7,6 +7,7 @@ and its ``repr`` does not show it. Only the credentials for commands are written
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class Credentials:
     ``secret``: the handshake proves that both ends know it.
     ``zookeeper``: ``user:password`` required to read and change the job's nodes in ZooKeeper; ``None``: no restriction.
     ``tls``: certificates, or a directory of certificates on each host; ``None``: connections are not encrypted.
+    ``outputs``: sink -> what its slots need to write, such as a password.
     ``registry``: the same for the job's own ZooKeeper server, always encrypted; ``None``: the job has no such server.
     """
 
@@ -33,6 +35,7 @@ class Credentials:
     zookeeper: str | None = field(default=None, repr=False)
     tls: Certificates | str | None = field(default=None, repr=False)
     registry: Certificates | str | None = field(default=None, repr=False)
+    outputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def made(cls, options: Options, job_id: str, lasting: bytes | None = None) -> Credentials:

@@ -5,6 +5,8 @@ Four slots on four hosts; chains are rings: the chain of subtask number i is (i,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from chain_backup.failover.config import FailoverConfig
@@ -23,6 +25,8 @@ from chain_backup.failover.events import (
     HeadPersisted,
     JobInterrupted,
     JobStarted,
+    RecipeFetchFailed,
+    RecipesFetched,
     RecordsRefused,
     RecordsWritten,
     SlotFenced,
@@ -280,6 +284,46 @@ def test_a_slot_is_not_late_while_parts_of_its_answer_come() -> None:
             history.at(now_ms, RecordsWritten(fence.attempt))
     assert history.machine.next_deadline_ms() == now_ms + 2_000
     assert history.time(now_ms + 2_000)[0] == EvictSlot(3, None, "not fenced within 2000 ms")
+
+
+def with_recipes() -> History:
+    return running(replace(TWO_STAGES, recipes=("count",)))
+
+
+def test_a_promotion_waits_until_the_recipes_of_the_failed_are_fetched() -> None:
+    history = with_recipes()
+    (fence,) = of(FenceSlots, history.at(100, lost()))
+    assert fence.recipes == (C1,)
+    assert not of(PromoteStandbys, history.at(101, RecordsWritten(1), *(SlotFenced(1, slot, ()) for slot in (0, 2, 3))))
+    assert history.at(102, RecipesFetched(2)) == [], "of another attempt"
+    assert only(PromoteStandbys, history.at(103, RecipesFetched(1))).subtasks == ((C1, 0), (L1, 0))
+
+
+def test_a_further_failure_has_the_recipes_fetched_again() -> None:
+    history = with_recipes()
+    history.at(100, lost())
+    (fence,) = of(FenceSlots, history.at(101, RecipesFetched(1), lost(3)))
+    assert fence.recipes == (C1, C3)
+    assert not of(PromoteStandbys, history.at(102, RecordsWritten(2), *(SlotFenced(2, slot, ()) for slot in (0, 2))))
+    assert of(PromoteStandbys, history.at(103, RecipesFetched(2)))
+
+
+def test_nothing_is_fetched_for_subtasks_without_a_recipe() -> None:
+    history = with_recipes()
+    (fence,) = of(FenceSlots, history.at(100, threw(L1)))
+    assert fence.recipes == ()
+    answers = [SlotFenced(1, slot, ()) for slot in range(4)]
+    assert of(PromoteStandbys, history.at(101, RecordsWritten(1), *answers))
+
+
+def test_recipes_that_are_not_fetched_make_the_job_roll_back() -> None:
+    for late in (False, True):
+        history = with_recipes()
+        history.at(100, lost())
+        history.at(101, RecordsWritten(1), *(SlotFenced(1, slot, ()) for slot in (0, 2, 3)))
+        found = history.time(2_100) if late else history.at(102, RecipeFetchFailed(1, "away"))
+        why = "was not read within 2000 ms" if late else "cannot be read: away"
+        assert found == [FallBack("slot", ON_1, f"{KILLED}; the recipe of the output {why}", None)]
 
 
 def test_a_slot_evicted_while_zookeeper_is_away_is_not_waited_for() -> None:

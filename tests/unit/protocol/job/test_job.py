@@ -14,6 +14,7 @@ from flinkplus.protocol.vocabulary.effects import (
     DeploySubtasks,
     EndJob,
     EvictSlot,
+    FenceOutput,
     HaltSubtasks,
     InterruptCheckpoints,
     JobEffect,
@@ -37,6 +38,8 @@ from flinkplus.protocol.vocabulary.events import (
     GenerationsUsed,
     InputBlamed,
     JobEvent,
+    OutputFenced,
+    OutputFenceFailed,
     OutputRetracted,
     QuiesceRequested,
     RetractionFailed,
@@ -526,6 +529,45 @@ def test_starting_with_an_older_checkpoint_retracts_what_came_after_it() -> None
     assert history.at(10, BOTH[0]) == [RetractOutputAfter(ONE, "the job starts from checkpoint 1")]
     assert history.at(20, BOTH[1]) == []
     assert history.at(30, OutputRetracted(ONE)) == [DeploySubtasks(G1, ONE, ASSIGNMENT)]
+
+
+def with_recipes(**options: Any) -> History:
+    history = History(None, (), **options)
+    history.machine = JobProtocol(SUBTASKS, 2, RecoveryConfig(**options), started_ms=0, recipes=True)
+    return history
+
+
+def test_sinks_are_fenced_before_each_deployment() -> None:
+    history = with_recipes(backoff_first_ms=100)
+    assert history.at(10, BOTH[0]) == [FenceOutput(G1, None)], "before all slots are there"
+    assert history.at(20, BOTH[1]) == []
+    assert history.at(30, OutputFenced(G2)) == [], "of another deployment"
+    assert history.at(40, OutputFenced(G1)) == [DeploySubtasks(G1, None, ASSIGNMENT)]
+    history.at(50, *deployed(G1))
+    history.at(60, CheckpointCompleted(ONE))
+    history.at(70, SubtaskFailed(L0, G1, "boom", None))
+    assert history.at(80, CommitsQuiesced())[-1] == FenceOutput(G2, ONE)
+    assert history.at(90, OutputFenced(G2))[-1] == DeploySubtasks(G2, ONE, ASSIGNMENT)
+    history.at(95, SubtaskFailed(L0, G2, "boom", None))
+    assert FenceOutput(G3, ONE) in history.time(1_000), "again: what it had read may be old"
+
+
+def test_a_deployment_of_another_generation_than_the_fence_is_fenced_again() -> None:
+    history = with_recipes()
+    history.at(10, BOTH[0], OutputFenced(G1))
+    assert history.at(20, GenerationsUsed(G2)) == [FenceOutput(G3, None)]
+    assert history.at(30, OutputFenced(G3), BOTH[1]) == [DeploySubtasks(G3, None, ASSIGNMENT)]
+
+
+def test_recipes_that_cannot_be_read_end_the_job() -> None:
+    for late in (False, True):
+        history = with_recipes(quiesce_timeout_ms=5_000)
+        history.at(10, *BOTH)
+        stopping = history.time(5_010) if late else history.at(20, OutputFenceFailed(G1, "no answer"))
+        assert stopping == [StopSlots()]
+        (ended,) = history.at(5_020, SlotStopped(0), SlotStopped(1))
+        assert isinstance(ended, EndJob) and ended.state is JobState.FAILED
+        assert ("was not read within 5000 ms" if late else "could not be read: no answer") in ended.reason
 
 
 def test_output_that_cannot_be_retracted_ends_the_job() -> None:

@@ -36,6 +36,23 @@ def test_a_job_of_two_stages_passes_nothing_on():
     assert lineage.passed_on("lines") == lineage.passed_on("count") == ()
 
 
+def test_a_vertex_with_a_recipe_passes_on_all_ancestors_and_may_not_know_all_of_them():
+    lineage = Lineage(CHAIN, STEPS, 1, recipes=["d"])
+    assert lineage.passed_on("d") == ("a", "b", "c") and lineage.recipes == {"d"}
+    assert lineage.asked_of([SubtaskId("d", 0)]) == {"a", "b", "c"}
+    assert lineage.passed_on("c") == ()
+
+
+@pytest.mark.parametrize(("depth", "reached"), [(1, "ab"), (2, "abc"), (3, "abcd"), (None, "abcd")])
+def test_a_sharing_depth_reaches_sinks_that_are_not_too_far(depth, reached):
+    lineage = Lineage(CHAIN, STEPS, depth)
+    assert [vertex for vertex in CHAIN if lineage.has_all_of(vertex)] == list(reached)
+
+
+def test_each_way_to_a_sink_must_be_reached_not_the_shortest_alone():
+    assert not Lineage(CHAIN, (*STEPS, ("a", "d")), 2).has_all_of("d"), "c does not pass on the steps of a"
+
+
 @given(st.sampled_from(CHAIN), st.integers(0, 2**16 - 1))
 def test_a_subtask_has_a_number(vertex, index):
     lineage = Lineage(CHAIN, STEPS)

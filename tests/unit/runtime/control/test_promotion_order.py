@@ -23,7 +23,7 @@ LEAST: dict[str, Any] = {
     "determinants": [[3, [8, 16]]],
     "ancestors": {"lines[0]": [[0, [1]]]},
 }
-FULL = {**LEAST, "inputs": {"0:0->1": 3}, "pass_over": 2, "mark": 0}
+FULL = {**LEAST, "inputs": {"0:0->1": 3}, "pass_over": 2, "mark": 0, "recorded": 4}
 UNSAFE = {**LEAST["handle"], "files": [{"name": "../x", "kind": "base"}]}
 
 
@@ -34,7 +34,7 @@ def message(document: object) -> bytes:
     return json.dumps(body).encode()
 
 
-@pytest.mark.parametrize("document", [{**LEAST, "inputs": {}, "pass_over": 0, "mark": None}, FULL])
+@pytest.mark.parametrize("document", [{**LEAST, "inputs": {}, "pass_over": 0, "mark": None, "recorded": 0}, FULL])
 def test_an_order_is_read_and_written_back_equal(document: dict[str, Any]) -> None:
     assert PromotionOrder.from_json(document).to_json() == document
     assert list(PromotionOrder.from_json(document).to_json()) == list(document), "also in its order"

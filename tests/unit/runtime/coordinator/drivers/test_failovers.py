@@ -64,6 +64,7 @@ def test_a_lost_slot_is_fenced_at_once_and_its_standbys_promoted_when_zookeeper_
         "inputs": {},
         "pass_over": 0,
         "mark": None,
+        "recorded": 0,
     }
     assert order.subtasks["count[1]"].marks == {"0:0->1": 5, "0:2->1": 6}
     assert core.SubtasksReplaced(((C1, CheckpointId(0)), (L1, CheckpointId(0)))) in job.heard

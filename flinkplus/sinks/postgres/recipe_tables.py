@@ -1,0 +1,186 @@
+"""The tables ``flinkplus_steps`` and ``flinkplus_recipe`` beside an output whose rows are visible at once.
+
+``flinkplus_steps`` has a row for each job, table and subtask of the sink: the generation that may write, the first step
+whose rows are not in the table, and a digest of all rows so far. ``flinkplus_recipe`` has the entries of the recipe, by
+the step at which their cut ended (``protocol.determinants.recipe``). One transaction changes these and the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from flinkplus.errors import JobRunsElsewhere
+from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
+from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.sinks.postgres.connecting import psycopg_module
+from flinkplus.sinks.postgres.table import OutputTable
+
+STEPS, RECIPE = "flinkplus_steps", "flinkplus_recipe"
+STEPS_FORMAT = 1
+KEY = "job text NOT NULL, output text NOT NULL, subtask integer NOT NULL"
+_STEPS_COLUMNS = (
+    f"{KEY}, format integer NOT NULL, generation bigint NOT NULL, step bigint NOT NULL, digest bytea NOT NULL, "
+    "trimmed bigint NOT NULL, rows bigint NOT NULL, changed timestamptz NOT NULL DEFAULT now(), "
+    "PRIMARY KEY (job, output, subtask)"
+)
+_RECIPE_COLUMNS = (
+    f"{KEY}, step bigint NOT NULL, checkpoint bigint NOT NULL, spans bytea NOT NULL, "
+    "PRIMARY KEY (job, output, subtask, step)"
+)
+_END_WRITERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ANY(%s) "
+    "AND datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()"
+)
+
+
+@dataclass(frozen=True)
+class StepsRow:
+    """The row of a subtask. ``step``: the first one whose rows are not in the table."""
+
+    generation: int
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class StepsUpdate:
+    """What a transaction changes: steps ``before`` to ``step``, with the ``digest`` after them, and ``rows`` of them.
+
+    ``entries``: with the step at which each cut ended.
+    ``trim``: entries before this complete checkpoint go.
+    """
+
+    before: int
+    step: int
+    digest: bytes
+    rows: int
+    entries: Sequence[tuple[int, RecipeEntry]]
+    trim: int
+
+
+class RecipeTables:
+    """The rows of ``job`` for ``table``, whose ``found`` comes first in each connection."""
+
+    def __init__(self, table: OutputTable, job: str) -> None:
+        self._sql = psycopg_module().sql
+        self._table = table
+        self._job = job
+
+    def _named(self, text: str, *, values: bool = True) -> Any:
+        """A statement; a percent sign in the schema's name is doubled where values follow."""
+        schema = self._table.schema.replace("%", "%%") if values else self._table.schema
+        names = {"steps": self._sql.Identifier(schema, STEPS), "recipe": self._sql.Identifier(schema, RECIPE)}
+        return self._sql.SQL(text).format(**names)
+
+    @property
+    def _key(self) -> list[Any]:
+        return [self._job, self._table.output]
+
+    # --- by the driver
+
+    def make(self, connection: Any) -> None:
+        """Create what is missing."""
+        connection.execute(self._named(f"CREATE TABLE IF NOT EXISTS {{steps}} ({_STEPS_COLUMNS})", values=False))
+        connection.execute(self._named(f"CREATE TABLE IF NOT EXISTS {{recipe}} ({_RECIPE_COLUMNS})", values=False))
+
+    def exist(self, connection: Any) -> bool:
+        text = self._sql.Identifier(self._table.schema, STEPS).as_string(connection)
+        return bool(connection.execute("SELECT to_regclass(%s) IS NOT NULL", [text]).fetchone()[0])
+
+    def trimmed(self, connection: Any) -> int:
+        """The newest checkpoint before which entries may be gone."""
+        text = self._named("SELECT coalesce(max(trimmed), 0) FROM {steps} WHERE job = %s AND output = %s")
+        return int(connection.execute(text, self._key).fetchone()[0])
+
+    def has_rows(self, connection: Any) -> bool:
+        """Whether the job has written rows."""
+        text = self._named("SELECT EXISTS (SELECT FROM {steps} WHERE job = %s AND output = %s AND step > 0)")
+        return bool(connection.execute(text, self._key).fetchone()[0])
+
+    def check_parallelism(self, connection: Any, parallelism: int) -> None:
+        """Raises ``OutputTableError`` if another number of subtasks has written. The first fence is of all of them."""
+        text = self._named("SELECT count(*) FROM {steps} WHERE job = %s AND output = %s")
+        known = connection.execute(text, self._key).fetchone()[0]
+        if known not in (0, parallelism):
+            raise self._table.error(
+                f"the job has written its rows, which are visible at once, at parallelism {known}: resume it at that"
+            )
+
+    def fence(self, connection: Any, generation: int, subtasks: Collection[int]) -> Mapping[int, StoredOutput]:
+        """Refuse older generations of ``subtasks`` from now on; what is stored of each. Transactions under way of older
+        generations end. Raises ``JobRunsElsewhere`` if a newer one has fenced ``generation``."""
+        indexes = sorted(subtasks)
+        connection.execute(_END_WRITERS, [[writer_name(self._job, self._table.output, index) for index in indexes]])
+        text = self._named(
+            "INSERT INTO {steps} AS known (job, output, subtask, format, generation, step, digest, trimmed, rows) "
+            "SELECT %s, %s, subtask, %s, %s, 0, '', 0, 0 FROM unnest(%s::integer[]) AS subtask ORDER BY subtask "
+            "ON CONFLICT (job, output, subtask) DO UPDATE SET generation = EXCLUDED.generation "
+            "WHERE known.generation < EXCLUDED.generation"
+        )
+        connection.execute(text, [*self._key, STEPS_FORMAT, generation, indexes])
+        stored: dict[int, StoredOutput] = {}
+        for index in indexes:
+            row = self.row(connection, index)
+            if row is None or row.generation != generation:
+                raise JobRunsElsewhere(f"another driver has taken over the job that writes {self._table}")
+            stored[index] = StoredOutput(row.step, self._entries(connection, index))
+        return stored
+
+    def _entries(self, connection: Any, subtask: int) -> tuple[RecipeEntry, ...]:
+        text = self._named(
+            "SELECT checkpoint, spans FROM {recipe} WHERE job = %s AND output = %s AND subtask = %s ORDER BY step"
+        )
+        found = connection.execute(text, [*self._key, subtask])
+        return tuple(RecipeEntry(CheckpointId(checkpoint), bytes(spans)) for checkpoint, spans in found)
+
+    def forget(self, connection: Any) -> None:
+        """The job has finished: nothing will be made again."""
+        connection.execute(self._named("DELETE FROM {recipe} WHERE job = %s AND output = %s"), self._key)
+
+    # --- by the writers
+
+    def row(self, connection: Any, subtask: int) -> StepsRow | None:
+        """The row of a subtask, locked until the end of the transaction. Raises ``OutputTableError`` for another
+        format."""
+        text = self._named(
+            "SELECT format, generation, step, digest FROM {steps} "
+            "WHERE job = %s AND output = %s AND subtask = %s FOR UPDATE"
+        )
+        row = connection.execute(text, [*self._key, subtask]).fetchone()
+        if row is None:
+            return None
+        if row[0] != STEPS_FORMAT:
+            raise self._table.error(f"the format of its rows in {STEPS} is {row[0]}; this version reads {STEPS_FORMAT}")
+        return StepsRow(row[1], row[2], bytes(row[3]))
+
+    def update(self, connection: Any, subtask: int, generation: int, update: StepsUpdate) -> bool:
+        """Record what a transaction has; false if another generation may write, or has written."""
+        key = [*self._key, subtask]
+        text = self._named(
+            "UPDATE {steps} SET step = %s, digest = %s, trimmed = greatest(trimmed, %s), rows = rows + %s, "
+            "changed = now() WHERE job = %s AND output = %s AND subtask = %s AND generation = %s AND step = %s"
+        )
+        values = [update.step, update.digest, update.trim, update.rows, *key, generation, update.before]
+        if connection.execute(text, values).rowcount != 1:
+            return False
+        text = self._named(
+            "INSERT INTO {recipe} (job, output, subtask, step, checkpoint, spans) "
+            "SELECT %s, %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[])"
+        )
+        steps, entries = [step for step, _ in update.entries], [entry for _, entry in update.entries]
+        lists = [steps, [entry.checkpoint for entry in entries], [entry.spans for entry in entries]]
+        connection.execute(text, [*key, *lists])
+        return True
+
+    def trim(self, connection: Any, subtask: int, checkpoint: int) -> None:
+        """Remove the entries before a complete checkpoint."""
+        text = self._named("DELETE FROM {recipe} WHERE job = %s AND output = %s AND subtask = %s AND checkpoint < %s")
+        connection.execute(text, [*self._key, subtask, checkpoint])
+
+
+def writer_name(job: str, output: str, subtask: int) -> str:
+    """What the server calls the connection of a writer, for ``fence``."""
+    return f"flinkplus writer {blake2b(f'{job}/{output}/{subtask}'.encode(), digest_size=12).hexdigest()}"
