@@ -68,6 +68,11 @@ class FailoverProtocol:
     # ------------------------------------------------------------------------------------------------- state
 
     @property
+    def is_partial(self) -> bool:
+        """Whether failed subtasks return to a checkpoint, without standbys."""
+        return self._config.partial
+
+    @property
     def heads(self) -> Mapping[SubtaskId, int]:
         """Where each subtask runs, or will when the failover under way is done; empty while no job runs. A handover
         counts from the moment that a slot knows of it."""

@@ -265,11 +265,11 @@ class StateVersions:
 
     def _write(self, pending: PendingSnapshot) -> None:
         file = None
+        self._store.be_active()  # not before: right after a restore there is better use for the processors
         if pending.parts:
             kind: FileKind = "base" if pending.full or not self._files else "delta"
             file = self._describe(*self._write_file(self._part_chunks(pending.parts), pending.checkpoint), kind)
             try:
-                self._store.be_active()  # not before: right after a promotion there is better use for the processors
                 self._store.ingest_copies([self.local(file.name)])
             except BaseException:
                 self.local(file.name).unlink(missing_ok=True)

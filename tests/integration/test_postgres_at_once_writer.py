@@ -235,8 +235,8 @@ def test_a_table_that_was_restored_to_an_earlier_time_ends_the_subtask(bench: Ca
 def test_another_driver_or_parallelism_is_told_from_this_one(bench: Callable[..., Bench]) -> None:
     one = bench()
     one.begin(5)
-    with pytest.raises(JobRunsElsewhere):
-        one.keeper.fence(4, [0], 2, 5.0)
+    with pytest.raises(OutputTableError, match="a later generation than 4 writes already"):
+        one.keeper.fence(4, [0], 2, 5.0)  # of an attempt of the same driver that has been given up
     with pytest.raises(OutputTableError, match="at parallelism 2: resume it at that"):
         one.keeper.fence(6, [0, 1, 2], 3, 5.0)
     other = one.new_driver()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError, CorruptCheckpoint, UntrustedCheckpoint
-from flinkplus.protocol.program.comparison import Comparison, Requests
+from flinkplus.protocol.program.comparison import Comparison, Requests, compare
 from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.manifest import Manifest
@@ -23,12 +23,12 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.checks import check_mode, has_channel_state
-from flinkplus.runtime.job.plan import Plan, plan_bytes
+from flinkplus.runtime.job.plan import Plan, load_plan, plan_bytes
 from flinkplus.runtime.job.rescaling.former import Former
 from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_at
 from flinkplus.runtime.job.upgrading.former_output import Adoption
-from flinkplus.runtime.job.upgrading.programs import put_program
+from flinkplus.runtime.job.upgrading.programs import put_program, read_program
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.savepoint import origin_of
@@ -57,6 +57,8 @@ def begin_run(
     does not fit.
     """
     runs = _earlier_runs(storage, resume)
+    if resume:
+        _check_recipes(plan, storage)
     storage.runs.begin(runs + 1)
     storage.sign_again()
     commits = Commits(plan.graph.sinks(), storage, taken_over, plan.graph.program(plan.options.max_parallelism))
@@ -86,6 +88,26 @@ def begin_run(
         if not resume:
             commits.discard()  # otherwise the next attempt finds data in its output directory
         raise
+
+
+def _check_recipes(plan: Plan, storage: CheckpointStorage) -> None:
+    """Raises ``ConfigurationError`` if rows are visible at once that the job would not make again as they are. There
+    may be no checkpoint yet: the first rows come before it."""
+    known = read_program(storage, None).program.operators
+    begins = origin_of(storage) is not None and not storage.manifests.checkpoints()  # from a savepoint of another job
+    if begins or not any(operator.settings.get("visibility") == "at_once" for operator in known.values()):
+        return
+    before = load_plan(storage, storage.uri)
+    old, new = before.options, plan.options
+    change = compare(before.graph.program(old.max_parallelism), plan.graph.program(new.max_parallelism))
+    found = [] if change.is_direct else ["program"]
+    names = ("parallelism", "batch_rows")
+    found += [f"{name}={getattr(old, name)}" for name in names if getattr(old, name) != getattr(new, name)]
+    if found:
+        raise ConfigurationError(
+            "rows of this job are visible at once, and what makes them again fits only what made them: resume it with "
+            f"the same {', '.join(found)}"
+        )
 
 
 def _transform(

@@ -213,7 +213,7 @@ class AtOnceWriter(RecipeWriter):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            idle = not self._pending
+            idle = not self._pending and self._connection is not None
             self._lock.notify_all()
         if self._thread is not None and idle:
             self._thread.join(CLOSE_S)

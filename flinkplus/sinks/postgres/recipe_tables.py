@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from flinkplus.errors import JobRunsElsewhere
 from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.sinks.postgres.connecting import psycopg_module
@@ -111,8 +110,14 @@ class RecipeTables:
 
     def fence(self, connection: Any, generation: int, subtasks: Collection[int]) -> Mapping[int, StoredOutput]:
         """Refuse older generations of ``subtasks`` from now on; what is stored of each. Transactions under way of older
-        generations end. Raises ``JobRunsElsewhere`` if a newer one has fenced ``generation``."""
+        generations end. Raises ``OutputTableError`` if a newer one of the same run was faster; the caller knows that no
+        other driver writes."""
         indexes = sorted(subtasks)
+        newest = self._named(
+            "SELECT coalesce(max(generation), 0) FROM {steps} WHERE job = %s AND output = %s AND subtask = ANY(%s)"
+        )
+        if connection.execute(newest, [*self._key, indexes]).fetchone()[0] > generation:
+            raise self._overtaken(generation)
         connection.execute(_END_WRITERS, [[writer_name(self._job, self._table.output, index) for index in indexes]])
         text = self._named(
             "INSERT INTO {steps} AS known (job, output, subtask, format, generation, step, digest, trimmed, rows) "
@@ -125,9 +130,12 @@ class RecipeTables:
         for index in indexes:
             row = self.row(connection, index)
             if row is None or row.generation != generation:
-                raise JobRunsElsewhere(f"another driver has taken over the job that writes {self._table}")
+                raise self._overtaken(generation)
             stored[index] = StoredOutput(row.step, self._entries(connection, index))
         return stored
+
+    def _overtaken(self, generation: int) -> Exception:
+        return self._table.error(f"a later generation than {generation} writes already")
 
     def _entries(self, connection: Any, subtask: int) -> tuple[RecipeEntry, ...]:
         text = self._named(

@@ -27,7 +27,7 @@ from flinkplus.runtime.transport.auth.tls import Certificates, context
 
 if TYPE_CHECKING:
     from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
-    from chain_backup.zookeeper.records import RegistryEvent
+    from chain_backup.zookeeper.records import ChainRecord, RegistryEvent
     from chain_backup.zookeeper.registry import Registry
     from chain_backup.zookeeper.supervisor import Supervisor
 
@@ -84,6 +84,8 @@ class JobRegistry:
         options = self._options
         self.late = options.standbys and options.parallelism == 1 and options.zookeeper is None
         self.begun = not self.late
+        self._unwritten: dict[str, ChainRecord] = {}
+        self._unwritten_whole = False
         self._hosts: Future[str] = Future()
         self._elected: Future[Registry] = Future()
         self._server: EmbeddedZooKeeper | None = None
@@ -252,8 +254,16 @@ class JobRegistry:
                 return  # there is no other slot, which could take over
             self._begin_late()
         timeout_s = URGENT_TIMEOUT_S if urgent else IDLE_TIMEOUT_S
-        found = [ChainRecord(str(r.subtask), r.generation, tuple(r.members), r.stable) for r in records]
-        self._elected.result(timeout_s).write(found, timeout_s, whole=whole)
+        found = {} if whole else {**self._unwritten}
+        for record in records:
+            name = str(record.subtask)
+            found[name] = ChainRecord(name, record.generation, tuple(record.members), record.stable)
+        whole |= self._unwritten_whole
+        if not urgent:  # a late server is not there yet: the next write has these, too
+            self._unwritten, self._unwritten_whole = found, whole
+        elected = self._elected.result(timeout_s)
+        self._unwritten, self._unwritten_whole = {}, False
+        elected.write(list(found.values()), timeout_s, whole=whole)
 
     def close(self, clean: bool = True) -> None:
         """End the client, the threads and the embedded server. ``clean``: also remove the job from ZooKeeper."""

@@ -41,6 +41,7 @@ class SlotProcesses:
         """The needed slots, ascending: those that a deployment uses."""
         self._over: set[int] = set()
         self._reserved: set[int] = set()
+        self._leaving: set[int] = set()
         self._processes: dict[int, SlotProcess] = {}
         self._by_connection: dict[int, int] = {}
         self._incarnations: dict[int, int] = dict.fromkeys(range(slots), 0)
@@ -55,7 +56,8 @@ class SlotProcesses:
         return slot
 
     def need(self, slots: tuple[int, ...]) -> None:
-        """From now on ``slots`` are needed, and all others spare."""
+        """From now on ``slots`` are needed. Those that are no longer needed are about to end; all others are spare."""
+        self._leaving.update(set(self.own).difference(slots))
         self.own = slots
         self._reserved.difference_update(slots)
 
@@ -63,6 +65,7 @@ class SlotProcesses:
         """End a spare slot: no further process of it may register."""
         self._over.add(slot)
         self._reserved.discard(slot)
+        self._leaving.discard(slot)
 
     def is_apart(self, slot: int) -> bool:
         """Whether ``slot`` takes no part in the job: it has ended, is ending, or is reserved."""
@@ -75,6 +78,11 @@ class SlotProcesses:
     def is_superseded(self, register: control.Register) -> bool:
         """Whether a later attempt of the slot's Spark task has already registered."""
         return register.spark_attempt < self._attempts.get(register.slot, 0)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a deployment has one slot, and there is no spare one beside it, nor one that is starting."""
+        return len(self.own) == 1 and not set(self.numbers).difference(self.own, self._reserved, self._leaving)
 
     def is_spare(self, slot: int) -> bool:
         return slot not in self.own

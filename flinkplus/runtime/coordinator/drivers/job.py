@@ -155,7 +155,7 @@ class JobDriver:
 
     def _deploy(self, generation: Generation, restore: CheckpointId | None, assignment: dict[SubtaskId, int]) -> None:
         self._deployment.generation = generation
-        self._deployment.alone = len(self._dispatch.processes.numbers) == 1
+        self._deployment.alone = self._dispatch.processes.is_alone
         self._deployment.assignment = assignment
         self._deployment.generations = dict.fromkeys(assignment, generation)
         self._recoveries.restored_from(restore)

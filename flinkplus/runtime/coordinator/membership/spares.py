@@ -95,7 +95,7 @@ class Spares:
 
     def scale(self, request: int, count: int, force: bool) -> None:
         """Start or end spare slots until there are ``count``. ``force``: even if chains get shorter, or share hosts."""
-        if count and self._deployment.alone:
+        if count and self._deployment.alone and not self._failover.is_partial:
             why = "a job of one slot keeps nothing that another could continue from: rescale it to two first"
             self._requests.report(ScaleReported(request, "refused", why))
             return

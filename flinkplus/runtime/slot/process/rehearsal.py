@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from flinkplus.errors import FlinkPlusError
+from flinkplus.errors import FlinkPlusError, StateError
 from flinkplus.operators.base.columns import SMALL_ROWS
 from flinkplus.operators.base.keys import HashPartitioner, encode_keys
 from flinkplus.protocol.snapshot.files import StateFile
@@ -44,7 +44,7 @@ class _NoStorage:
         pass
 
     def fetch(self, file: StateFile, local: Path) -> None:
-        raise NotImplementedError
+        raise StateError(f"{local} has gone")
 
 
 def rehearse(scratch: Path) -> None:

@@ -298,7 +298,7 @@ class Slot(SlotOrders[Subtask]):
                 if isinstance(message, control.Promote):
                     self._preference.begin(time.monotonic())
                 if isinstance(message, control.Deploy | control.Start) and self._standbys is not None:
-                    self._standbys.rest()
+                    self._standbys.rest(isinstance(message, control.Start))
                 if isinstance(message, control.Promote | control.Fence):
                     self._load.hurry(time.monotonic())
                 if isinstance(message, control.Inject):

@@ -27,7 +27,9 @@ from flinkplus.runtime.transport.wire.message_format import Message, MessageKind
 from flinkplus.state.durable.state_files import StateTransfers
 
 log = logging.getLogger("flinkplus.slot")
-REST_S = 0.25
+REST_S, LOOK_S = 0.25, 0.05
+DEPLOYMENT_S = 10.0
+"""A deployment that takes longer is not waited for any more."""
 NO_CHANNEL = ChannelId(0, 0, 0)
 
 
@@ -91,7 +93,9 @@ class Standbys:
 
     def _submit(self, run: Callable[[], None]) -> None:
         def counted() -> None:
-            self._needed.wait(self._rest_until_s - time.monotonic())
+            while (left_s := self._rest_until_s - time.monotonic()) > 0:
+                if self._needed.wait(min(left_s, LOOK_S)):
+                    break
             try:
                 with self._agents_turn:
                     run()
@@ -104,10 +108,10 @@ class Standbys:
         with contextlib.suppress(RuntimeError):  # it is being closed
             self._pool.submit(counted)
 
-    def rest(self) -> None:
-        """The job is being deployed, or starts: leave the processor to the stream for ``REST_S``, unless a standby is
-        needed."""
-        self._rest_until_s = time.monotonic() + REST_S
+    def rest(self, started: bool) -> None:
+        """The job is being deployed, or has ``started``: leave the processor to the stream until it starts, and for
+        ``REST_S`` after that, unless a standby is needed."""
+        self._rest_until_s = time.monotonic() + (REST_S if started else DEPLOYMENT_S)
         self._needed.clear()
 
     def form(self, chains: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:

@@ -46,23 +46,34 @@ def posted(standbys: Standbys) -> queue.SimpleQueue[float]:
 def test_orders_wait_while_the_job_starts(standbys: Standbys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standbys_module, "REST_S", 0.3)
     begun = time.monotonic()
-    standbys.rest()
+    standbys.rest(started=True)
     assert posted(standbys).get(timeout=WAIT_S) >= begun + 0.3
     begun = time.monotonic()
     assert posted(standbys).get(timeout=WAIT_S) < begun + WAIT_S
+
+
+def test_orders_wait_until_a_deployment_starts(standbys: Standbys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standbys_module, "REST_S", 0.0)
+    monkeypatch.setattr(standbys_module, "DEPLOYMENT_S", LONG_S)
+    standbys.rest(started=False)
+    waiting = posted(standbys)
+    with pytest.raises(queue.Empty):
+        waiting.get(timeout=0.1)
+    standbys.rest(started=True)
+    waiting.get(timeout=WAIT_S)
 
 
 def test_a_promotion_does_not_wait_and_nothing_after_it(
     standbys: Standbys, answers: queue.SimpleQueue[StandbyReady], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standbys_module, "REST_S", LONG_S)
-    standbys.rest()
+    standbys.rest(started=True)
     waiting = posted(standbys)
     standbys.prepare(1, "count[0]", 1, START, 1)
     waiting.get(timeout=WAIT_S)
     assert answers.get(timeout=WAIT_S).subtask == "count[0]"
     posted(standbys).get(timeout=WAIT_S)
-    standbys.rest()
+    standbys.rest(started=True)
     with pytest.raises(queue.Empty):
         posted(standbys).get(timeout=0.05)
 
@@ -72,7 +83,7 @@ def test_closing_does_not_wait(
 ) -> None:
     monkeypatch.setattr(standbys_module, "REST_S", LONG_S)
     standbys = made(tmp_path, answers)
-    standbys.rest()
+    standbys.rest(started=True)
     posted(standbys)
     begun = time.monotonic()
     standbys.close()
