@@ -330,8 +330,7 @@ class Deploy:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Fetch state files that a deployment may need soon, and report how far that is; other prefetched files are not
-    needed any more.
+    """Fetch files that a deployment may need soon, and report how far that is; others are not needed any more.
 
     ``request``: the number of this order, for ``Prefetched``.
     ``files``: those of all subtasks that are to run, or to have a standby, on this slot.

@@ -35,7 +35,6 @@ from chain_backup.zookeeper.records import (
     SessionOpened,
     SessionReconnected,
     SessionSuspended,
-    SlotRecord,
 )
 from dedup.filter import MessageFilter
 from dedup.store import RocksStore
@@ -51,8 +50,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.injections import Injections
 from flinkplus.runtime.faults.points import Faults
 from flinkplus.runtime.host.priority import Preference
-from flinkplus.runtime.host.scratch import TIDY_S, slot_directories
-from flinkplus.runtime.host.shared_checks import SharedChecks
+from flinkplus.runtime.host.scratch import TIDY_S
 from flinkplus.runtime.liveness.lifeline import Lifeline
 from flinkplus.runtime.liveness.pulse import Pulse
 from flinkplus.runtime.slot.control.failover import SlotFailover
@@ -60,6 +58,7 @@ from flinkplus.runtime.slot.control.orders import SlotOrders
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.slot.control.ports import StandbyReady
 from flinkplus.runtime.slot.process.config import SlotConfig, slot_host
+from flinkplus.runtime.slot.process.making import open_session, state_files_of, with_secrets
 from flinkplus.runtime.slot.process.prefetcher import FilesFetched, Prefetcher
 from flinkplus.runtime.slot.process.rehearsal import rehearse
 from flinkplus.runtime.slot.process.silence import SilenceWatch
@@ -70,8 +69,6 @@ from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.runtime.slot.subtasks.pacing import SlotLoad
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
-from flinkplus.runtime.transport.auth.credentials import Credentials
-from flinkplus.runtime.transport.auth.tls import context
 from flinkplus.runtime.transport.factory import control_link, data_plane
 from flinkplus.runtime.transport.wire.message_format import Message, decode_frame, encode
 from flinkplus.runtime.transport.wire.ports import (
@@ -84,10 +81,7 @@ from flinkplus.runtime.transport.wire.ports import (
     PeerConnected,
     TransportEvent,
 )
-from flinkplus.sinks.base import Sink
 from flinkplus.state.backend import SubtaskState
-from flinkplus.state.durable.state_files import StateFiles
-from flinkplus.state.durable.storage import CheckpointStorage
 from upstream_cache.retention import Retention
 
 if TYPE_CHECKING:
@@ -138,7 +132,7 @@ class Slot(SlotOrders[Subtask]):
         self._attempt, self._on_welcome, self._scratch = attempt, on_welcome, scratch
         self._options = options
         self._inbox: Inbox[SlotEvent] = Inbox()
-        self._prefetcher = Prefetcher(_state_files(config, scratch), scratch, self._inbox.put)
+        self._prefetcher = Prefetcher(state_files_of(config, scratch), scratch, self._inbox.put)
         turn_s = options.snapshot_spread * (index % options.parallelism) / options.parallelism
         self._workers = SlotWorkers(turn_s, self._inbox.put)
         self._data = data_plane(index, config.options, config.credentials, slot_host(config), self._inbox)
@@ -309,7 +303,7 @@ class Slot(SlotOrders[Subtask]):
                         self._session.client.move_to(message.hosts)
                     elif self.welcomed:  # the job has a ZooKeeper server only now
                         incarnation = self._data.incarnation
-                        self._session = _open_session(
+                        self._session = open_session(
                             self.index, self._config, self._address, incarnation, self._inbox.put
                         )
                 else:
@@ -363,7 +357,7 @@ class Slot(SlotOrders[Subtask]):
         self._on_welcome()
         self._data.incarnation = incarnation
         if self._config.zookeeper is not None:
-            self._session = _open_session(self.index, self._config, self._address, incarnation, self._inbox.put)
+            self._session = open_session(self.index, self._config, self._address, incarnation, self._inbox.put)
 
     def _lose_session(self) -> None:
         """Other slots may have taken over: stop sending at once, and start again."""
@@ -470,42 +464,8 @@ class Slot(SlotOrders[Subtask]):
         gc.unfreeze()
 
 
-def with_secrets(graph: JobGraph, credentials: Credentials) -> JobGraph:
-    """Give the sinks of ``graph``, which was unpickled, what they need to write; returns it."""
-    for node in graph.nodes:
-        if isinstance(node.body, Sink):
-            node.body = node.body.with_secrets(credentials.outputs.get(node.name, {}))
-    return graph
-
-
 def _nondeterminism(error: BaseException | None) -> NondeterministicOperator | None:
     """The cause of ``error`` of that type, if any: it may have passed through a user's function."""
     while error is not None and not isinstance(error, NondeterministicOperator):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _state_files(config: SlotConfig, scratch: Path) -> StateFiles:
-    """The files of the job, which the slots of one host check together."""
-    files = CheckpointStorage(config.checkpoint_dir).state_files
-    return files.checked_by(SharedChecks(scratch, partial(slot_directories, config.job_id, scratch.parent)))
-
-
-def _open_session(
-    index: int, config: SlotConfig, address: str, incarnation: int, put: Callable[[SessionEvent], None]
-) -> SlotSession:
-    """The ZooKeeper session of this process of the slot, which listens at ``address``."""
-    from chain_backup.zookeeper.session import SlotSession
-
-    assert config.zookeeper is not None
-    certificates = config.credentials.registry_certificates
-    return SlotSession(
-        config.zookeeper,
-        config.application,
-        index,
-        SlotRecord(address, socket.gethostname(), os.getpid(), incarnation),
-        config.options.session_timeout,
-        put,
-        config.credentials.zookeeper,
-        None if certificates is None else context(certificates, False),
-    )
