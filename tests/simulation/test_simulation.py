@@ -28,11 +28,11 @@ from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 150
-LOOPED = 60
-JOINED = 60
-RESCALED = 60
-SAVED = 60
-AT_ONCE = 60
+LOOPED = 40
+JOINED = 40
+RESCALED = 40
+SAVED = 40
+AT_ONCE = 40
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
