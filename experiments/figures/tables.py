@@ -6,7 +6,6 @@ Numbers are medians, with the 95 % interval in brackets.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -258,17 +257,16 @@ def rescale(*contents: Content) -> Rows:
 
 
 def restart(content: Content) -> Rows:
-    """A driver that is killed, from the kill to new output, and medians of its phases."""
-    phases = [run["restart_phases"] for run in content["runs"] if run["restart_phases"]]
-    names = [name for name in phases[0] if name != "total_ms"]
-    head = ["parallelism", "kills", "exact", "new output after, ms", "p95"]
+    """A driver that is killed: from the kill to new output, and the phases of that time."""
+    names = tuple(content["summary"][0]["restart_phases"])
+    head = ("parallelism", "kills", "exact", "new output after, ms", "p95")
     found: Rows = [(*head, *(name.removesuffix("_ms") for name in names))]
     for row in content["summary"]:
-        medians = [number(statistics.median(of[name] for of in phases), 0) for name in names]
         whole = _median(row, "median_ms", "median_low_ms", "median_high_ms")
         exact = f"{row['exact_runs']} of {row['runs']}"
         kills = str(row["runs"] - row["unmeasured"])
-        found.append((str(row["parallelism"]), kills, exact, whole, number(row["p95_ms"], 0), *medians))
+        phases = [number(row["restart_phases"][name], 0) for name in names]
+        found.append((str(row["parallelism"]), kills, exact, whole, number(row["p95_ms"], 0), *phases))
     return found
 
 

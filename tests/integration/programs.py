@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -184,3 +185,33 @@ def script(directory: Path, text: str) -> str:
     path = directory / "program.py"
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+SESSION = """
+import sys
+from pyspark.sql import SparkSession
+from flinkplus import StreamEnvironment, spark_settings
+
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = builder.config(map=spark_settings()).getOrCreate()
+"""
+"""How a program begins that has a session of its own."""
+
+
+def kill_again_and_again(text: str, directory: Path, argument: str, rows: Callable[[], int], secret: str) -> None:
+    """Run the program ``text`` four times. The first three read slowly, and get SIGKILL when ``rows()`` is 300 more
+    than at the kill before; the last one ends. ``secret`` must not be in what they print.
+
+    The program gets ``argument`` and the rows per second.
+    """
+    before = 0
+    for rate in ("1000", "1000", "1000", "1000000"):
+        with program([sys.executable, script(directory, text), argument, rate], directory) as running:
+            if rate != "1000":
+                assert running.wait() == 0, running.err
+                return
+            running.wait_for(lambda more=before + 300: rows() > more, "rows")  # type: ignore[misc]
+            os.kill(running.process.pid, signal.SIGKILL)
+            running.wait()
+            before = rows()
+            assert secret not in running.err

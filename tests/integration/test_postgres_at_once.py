@@ -7,9 +7,6 @@ a history that is not repeated exactly gives one number to two rows, or one row 
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -21,21 +18,21 @@ from pyspark.sql import SparkSession
 from flinkplus import ConfigurationError, JobFailed, JobHandle, MoveRefused, SavepointRefused, StreamEnvironment
 from flinkplus.runtime.coordinator.drivers import recipes
 from tests.integration.conftest import PATIENCE_S, wait_until
-from tests.integration.programs import Program
+from tests.integration.programs import SESSION, kill_again_and_again
 from tests.postgres_server import PASSWORD, PostgresServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("empty_postgres")]
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
 
 ROWS, KEYS = 6_000, 7
+SCHEMA = "word string, i bigint, one bigint"
 INPUT = {(f"w{i % KEYS}", i) for i in range(ROWS)}
 
 
 def numbering(spark: SparkSession, postgres: PostgresServer, rate: float, **options: Any) -> StreamEnvironment:
     """Rows with the number of their key so far, visible at once."""
     env = StreamEnvironment(spark, **{"parallelism": 2, "checkpoint_interval": 0.4, **options})
-    schema = "word string, i bigint, one bigint"
-    rows = env.generate(lambda i: (f"w{i % KEYS}", i, 1), schema=schema, count=ROWS, rate=rate, name="rows")
+    rows = env.generate(lambda i: (f"w{i % KEYS}", i, 1), schema=SCHEMA, count=ROWS, rate=rate, name="rows")
     numbered = rows.key_by("word").sum("one", output="n", name="number")
     numbered.to_postgres(postgres.dsn, "numbered", name="numbered", visibility="at_once")
     return env
@@ -131,14 +128,33 @@ def test_a_job_without_standbys_is_killed_cancelled_and_resumed(
             assert recipe(postgres) > 0
         before = postgres.execute("SELECT word, i, n FROM numbered")
         assert len(before) < ROWS
-        with pytest.raises(ConfigurationError, match="visible at once"):
-            run(1e6, parallelism=3)
+        for option in ("parallelism", "batch_rows"):
+            with pytest.raises(ConfigurationError, match=f"visible at once.*the same {option}="):
+                run(1e6, **{option: 3})
         with run(1e6) as job:
             job.await_finish(PATIENCE_S)
             assert PASSWORD not in str(job.metrics())
     assert_exact(postgres, reader)
     assert set(before) <= set(postgres.execute("SELECT word, i, n FROM numbered"))
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
+
+
+def test_another_program_is_refused_before_the_first_checkpoint(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"recovery": "rollback", "checkpoint_dir": tmp_path, "checkpoint_interval": 600.0}
+    with Reader(postgres) as reader:
+        with numbering(spark, postgres, 2_000.0, **options).execute("early"):
+            reader.await_rows(500)
+        other = StreamEnvironment(spark, parallelism=2, **options)
+        rows = other.generate(lambda i: (f"w{i % KEYS}", i, 1), schema=SCHEMA, count=ROWS, name="rows")
+        kept = rows.filter(lambda row: True, name="kept").key_by("word").sum("one", output="n", name="number")
+        kept.to_postgres(postgres.dsn, "numbered", name="numbered", visibility="at_once")
+        with pytest.raises(ConfigurationError, match=r"visible at once.*the same program"):
+            other.execute("early", resume="auto")
+        with numbering(spark, postgres, 1e6, **options).execute("early", resume="auto") as job:
+            job.await_finish(PATIENCE_S)
+    assert_exact(postgres, reader)
 
 
 def test_the_server_is_killed(spark: SparkSession, postgres: PostgresServer) -> None:
@@ -193,14 +209,9 @@ def test_what_cannot_be_visible_at_once_is_refused(spark: SparkSession, postgres
     assert postgres.execute("SELECT to_regclass('flinkplus_steps')") == [(None,)]
 
 
-PROGRAM = """
-import sys
-from pyspark.sql import SparkSession
-from flinkplus import StreamEnvironment, spark_settings
-
-builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-spark = builder.config(map=spark_settings()).getOrCreate()
-env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.3, checkpoint_dir="checkpoints")
+PROGRAM = (
+    SESSION
+    + """env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.3, checkpoint_dir="checkpoints")
 schema = "word string, i bigint, one bigint"
 rate = float(sys.argv[2])
 rows = env.generate(lambda i: (f"w{i % 7}", i, 1), schema=schema, count=6_000, rate=rate, name="rows")
@@ -209,27 +220,14 @@ numbered.to_postgres(sys.argv[1], "numbered", name="numbered", visibility="at_on
 with env.execute("program", resume="auto") as job:
     job.await_finish()
 """
+)
 
 
 @pytest.mark.long
 def test_a_driver_killed_again_and_again(postgres: PostgresServer, tmp_path: Path) -> None:
     """Each run is killed at some moment after it has shown more than the one before."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    shown = 0
     with Reader(postgres) as reader:
-        for rate in ("1000", "1000", "1000", "1000000"):
-            program = Program([sys.executable, "program.py", postgres.dsn, rate], tmp_path)
-            try:
-                if rate != "1000":
-                    assert program.wait() == 0, program.err
-                    continue
-                program.wait_for(lambda more=shown + 300: reader.rows > more, "rows")  # type: ignore[misc]
-                os.kill(program.process.pid, signal.SIGKILL)
-                program.wait()
-                shown = reader.rows
-                assert PASSWORD not in program.err
-            finally:
-                program.end()
+        kill_again_and_again(PROGRAM, tmp_path, postgres.dsn, lambda: reader.rows, PASSWORD)
     assert_exact(postgres, reader)
 
 

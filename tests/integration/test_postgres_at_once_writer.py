@@ -232,7 +232,7 @@ def test_a_table_that_was_restored_to_an_earlier_time_ends_the_subtask(bench: Ca
     assert one.content == [("a", 1), ("b", 2)]
 
 
-def test_another_driver_or_parallelism_is_told_from_this_one(bench: Callable[..., Bench]) -> None:
+def test_another_driver_or_parallelism_is_recognised(bench: Callable[..., Bench]) -> None:
     one = bench()
     one.begin(5)
     with pytest.raises(OutputTableError, match="a later generation than 4 writes already"):

@@ -3,9 +3,6 @@ once, and the rows that the same program collects."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -19,7 +16,7 @@ from flinkplus.corpus import write_corpus
 from flinkplus.sinks.postgres.committer import PostgresCommitter
 from tests.documents import all_blocks
 from tests.integration.conftest import PATIENCE_S, expected_counts, wait_for_checkpoint, wait_until
-from tests.integration.programs import Program
+from tests.integration.programs import SESSION, kill_again_and_again
 from tests.postgres_server import PASSWORD, PostgresServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("empty_postgres")]
@@ -175,14 +172,9 @@ def test_the_program_of_the_page(
     assert Counter(dict(postgres.execute("SELECT * FROM word_counts"))) == expected_counts(Path("books/zipf.txt"))
 
 
-PROGRAM = """
-import sys
-from pyspark.sql import SparkSession
-from flinkplus import StreamEnvironment, spark_settings
-
-builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-spark = builder.config(map=spark_settings()).getOrCreate()
-env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1, checkpoint_dir="checkpoints")
+PROGRAM = (
+    SESSION
+    + """env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.1, checkpoint_dir="checkpoints")
 words = env.generate(lambda i: f"w{i % 37}", schema="word string", count=6_000, rate=float(sys.argv[2]), name="words")
 counts = words.key_by("word").count(name="count")
 counts.to_postgres(sys.argv[1], "every", name="every")
@@ -190,29 +182,17 @@ counts.to_postgres(sys.argv[1], "last", mode="upsert", key="word", name="last")
 with env.execute("program", resume="auto") as job:
     job.await_finish()
 """
+)
 
 
 @pytest.mark.long
 def test_a_driver_killed_again_and_again(postgres: PostgresServer, tmp_path: Path) -> None:
     """Each run is killed at some moment after it has committed more than the one before."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    committed = 0
-    for rate in ("1000", "1000", "1000", "1000000"):
-        program = Program([sys.executable, "program.py", postgres.dsn, rate], tmp_path)
-        try:
-            if rate != "1000":
-                assert program.wait() == 0, program.err
-                continue
-            program.wait_for(
-                lambda: postgres.execute("SELECT to_regclass('every') IS NOT NULL") == [(True,)], "a table"
-            )
-            more = committed + 300
-            program.wait_for(lambda more=more: sum(every(postgres).values()) > more, "rows")  # type: ignore[misc]
-            os.kill(program.process.pid, signal.SIGKILL)
-            program.wait()
-            committed = sum(every(postgres).values())
-            assert PASSWORD not in program.err
-        finally:
-            program.end()
+
+    def committed() -> int:
+        is_made = postgres.execute("SELECT to_regclass('every') IS NOT NULL") == [(True,)]
+        return sum(every(postgres).values()) if is_made else 0
+
+    kill_again_and_again(PROGRAM, tmp_path, postgres.dsn, committed, PASSWORD)
     assert_exact(postgres)
     assert postgres.execute("SELECT run FROM flinkplus_progress") == [(4,), (4,)]

@@ -756,10 +756,10 @@ def test_the_server_of_a_job_of_one_slot_starts_with_its_first_standby(
 ) -> None:
     """If it does not start, the job is not ended: it only has no ZooKeeper."""
     others = servers()
-    told: list[object] = []
+    events: list[object] = []
     given_up: list[str] = []
     options = Options(parallelism=1, session_timeout=TIMEOUT_S)
-    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", told.append, given_up.append)
+    registry = JobRegistry(options, "job", tmp_path / "zk", "127.0.0.1", "127.0.0.1", events.append, given_up.append)
     if fails:
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     with contextlib.closing(registry):
@@ -770,11 +770,11 @@ def test_the_server_of_a_job_of_one_slot_starts_with_its_first_standby(
             for _ in range(2):
                 with pytest.raises(ZooKeeperStartError):
                     registry.write([record_of(2, 0, 1)], urgent=True, whole=True)
-            wait_until(lambda: len(told) == 1, "the news")
-            assert isinstance(told[0], RegistryLost) and not told[0].final
+            wait_until(lambda: len(events) == 1, "the loss of the server")
+            assert isinstance(events[0], RegistryLost) and not events[0].final
         else:
             registry.write([record_of(2, 0, 1)], urgent=True, whole=True)
-            assert RegistryMoved(registry.hosts()) in told and str(registry.moved) == registry.hosts()
+            assert RegistryMoved(registry.hosts()) in events and str(registry.moved) == registry.hosts()
             assert len(servers(others)) == 1
             registry.write([record_of(3, 0)], urgent=True, whole=True)
         assert (registry.begun, given_up) == (True, [])

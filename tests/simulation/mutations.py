@@ -297,7 +297,7 @@ def repeated_rows_are_written_again(original: Any) -> Any:
 
 @mutation(recipes, "read_recipe", at_once=True)
 def recipes_are_not_read(original: Any) -> Any:
-    """Whoever is deployed or promoted knows which steps are recorded, and not how to repeat them."""
+    """A subtask that is deployed or promoted knows which steps are recorded, and not how to repeat them."""
     return lambda stored, lineage, since: Recipe({}, original(stored, lineage, since).recorded)
 
 

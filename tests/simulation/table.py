@@ -1,7 +1,7 @@
 """A database whose table shows rows at once, and the sink of one subtask that writes to it.
 
-A transaction takes a while. It happens even if the process that began it has died by then, and whoever began it may
-never hear of it. While the database is away, nothing happens there.
+A transaction takes a while. It happens even if the process that began it has died by then, and the answer may be
+lost. While the database is away, nothing happens there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_CUTS = 3
 """That one transaction has."""
 MOST_PENDING = 6
 LOST = 0.1
-"""Share of the transactions of which nobody hears how they ended."""
+"""Share of the transactions whose answer is lost."""
 RETRY_MS = 7
 
 

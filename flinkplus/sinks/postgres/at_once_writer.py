@@ -2,7 +2,7 @@
 
 Rules and invariants:
 
-- The slot's loop hands over what each step has made, and goes on. While a transaction is under way, what comes next is
+- The slot's loop hands over what each step has made, and does not wait. What comes while a transaction is under way is
   gathered, so a slow database makes larger transactions. Beyond a limit no further step begins.
 - A transaction has whole cuts. It first moves the subtask's row in ``flinkplus_steps`` from the step that it knows to
   the new one; if that changes no row, another generation may write, and nothing is stored.

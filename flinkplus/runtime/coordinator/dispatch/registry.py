@@ -2,7 +2,7 @@
 
 Rules: a thread starts it while Spark starts the slots; calls that need the result wait for it. When a job is resumed in
 an ensemble, another driver may still run it, so the election comes first (``elect_first``). An embedded server that
-dies is restarted with its data; until then, calls fail at once. A job that begins with one slot has nobody to fence:
+dies is restarted with its data; until then, calls fail at once. A job that begins with one slot has no other to fence:
 its embedded server is started *late*, with the first chain that has a standby, and slots are sent its address then.
 If that fails, the job runs on, and every failure rolls back. ``close`` releases everything, at any stage. A job without
 ZooKeeper imports none of its modules.

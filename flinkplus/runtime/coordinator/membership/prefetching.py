@@ -88,7 +88,7 @@ class Prefetching:
         self._dispatch.work(self._dispatch.storage, find, order, order)
 
     def divided(self, checkpoint: CheckpointId, parallelism: int) -> Divided:
-        """The files of ``checkpoint``; none if they cannot be told. Called by the storage worker."""
+        """The files of ``checkpoint``; none if the division fails. Called by the storage worker."""
         try:
             return self._files(checkpoint, parallelism)
         except Exception as error:  # of an operator, too; the check before the switch reports what counts
