@@ -12,12 +12,15 @@ Rules:
 - Replay: after ``open(position)`` a reader gives exactly the rows that followed when ``position()`` returned that
   value, in the same order, perhaps in other batches.
 - ``read`` never returns more than ``max_rows`` rows and holds bounded memory, except for a single row larger than that.
+- A *live* source gets its rows while the job runs, from several places at once (partitions, files). What there is to
+  read depends on the moment, so its reader chooses (``LiveReader.choose``). The step logs the choice as a number, and a
+  replay reads by the same number.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -50,9 +53,52 @@ class SourceReader(ABC):
     def position(self) -> JsonValue:
         """Where the next ``read`` begins."""
 
+    def committed(self, position: JsonValue) -> None:
+        """A checkpoint that has this ``position`` is complete: nothing before it will be read again."""
+        return None
+
+    def gauges(self) -> Mapping[str, int]:
+        """What is true just now, for ``job.metrics()``: ``lag_rows``, rows that are there and were not read."""
+        return {}
+
     def close(self) -> None:
         """Give back what is held; called once, also after a failure."""
         return None
+
+
+MAX_CHOICE = (1 << 29) - 1
+"""The highest number of a choice: what a determinant can hold."""
+
+
+class LiveReader(SourceReader):
+    """The reader of a live source. A thread of its own may fetch rows ahead; all methods are called by one thread and
+    never wait.
+
+    Rules: what ``read(choice)`` returns is a function of the position and the choice alone. A choice is made from what
+    is there to read already; the outside world must be able to give the same rows again until ``committed``.
+    """
+
+    @abstractmethod
+    def begin(self, woken: Callable[[Exception | None], None]) -> None:
+        """Begin to fetch; called once, after ``open``. ``woken``: to be called, in any thread, when ``choose`` or
+        ``can_read`` may answer otherwise than before, or with an error that ends the subtask."""
+
+    @abstractmethod
+    def choose(self, max_rows: int) -> int | None:
+        """What to read next, 0 to ``MAX_CHOICE``: up to ``max_rows`` rows, or the end of the source. ``None``: nothing
+        is there just now."""
+
+    @abstractmethod
+    def can_read(self, choice: int) -> bool:
+        """Whether ``read(choice)`` has all it needs. A replay waits until then."""
+
+    @abstractmethod
+    def rows_of(self, choice: int) -> int:
+        """The highest number of rows that ``read(choice)`` gives."""
+
+    @abstractmethod
+    def read(self, choice: int) -> pa.RecordBatch | None:
+        """The rows of a choice, exactly as when it was made; ``None`` when that was the end of the source."""
 
 
 class Source(ABC):
