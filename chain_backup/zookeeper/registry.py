@@ -36,6 +36,7 @@ from chain_backup.zookeeper.records import (
     encode,
     split_hosts,
 )
+from chain_backup.zookeeper.succession import here
 from flinkplus.printable import printable
 
 ANSWER_TIMEOUT_S = 5.0
@@ -66,7 +67,7 @@ class Registry:
         servers, prefix = split_hosts(hosts)
         self._paths = Paths(application, prefix)
         self._application = application
-        self._identity = encode(host=socket.gethostname(), pid=os.getpid())
+        self._identity = encode(host=socket.gethostname(), pid=os.getpid(), mark=here().mark)
         self._deliver = deliver
         self._lock = Lock()
         self._connection = 0  # number of the connection: findings of a broken one are not reported
@@ -135,12 +136,16 @@ class Registry:
             result(kazoo.ensure_path_async(path), deadline)
         stat = result(kazoo.exists_async(self._paths.coordinator, watch=lambda event: gone.set()), deadline)
         epoch = result(kazoo.exists_async(self._paths.epoch), deadline)
-        if stat is not None and epoch is not None:
-            return int(epoch.version) if stat.ephemeralOwner == session else None
         if epoch is None:
             gone.set()  # another driver has just cleaned up
             return None
+        if stat is not None and stat.ephemeralOwner == session:
+            return int(epoch.version)
         transaction = self.client.kazoo.transaction()
+        if stat is not None:
+            if not self._has_ended(deadline):
+                return None
+            transaction.delete(self._paths.coordinator)  # its session has not expired yet
         transaction.create(self._paths.coordinator, self._identity, ephemeral=True)
         transaction.set_data(self._paths.epoch, b"", epoch.version)
         error, _ = commit(transaction, deadline)
@@ -149,10 +154,21 @@ class Registry:
             return None
         return int(epoch.version) + 1
 
+    def _has_ended(self, deadline: float) -> bool:
+        """Whether the coordinator is a driver that is known to have ended (``succession``)."""
+        try:
+            return here().has_ended(self._coordinator(deadline).get("mark"))
+        except (NoNodeError, BadRecord):
+            return False
+
+    def _coordinator(self, deadline: float) -> dict[str, object]:
+        """What the coordinator says of itself. Raises ``KazooException``, ``BadRecord``."""
+        data, _ = result(self.client.kazoo.get_async(self._paths.coordinator), deadline)
+        return decode("coordinator", data, dict)
+
     def _who(self) -> str:
         try:
-            data, _ = result(self.client.kazoo.get_async(self._paths.coordinator), time.monotonic() + ANSWER_TIMEOUT_S)
-            fields = decode("coordinator", data, dict)
+            fields = self._coordinator(time.monotonic() + ANSWER_TIMEOUT_S)
             return f"process {printable(fields.get('pid'))} on {printable(fields.get('host'))}"
         except (KazooException, self.client.timeout, BadRecord) as error:
             return f"another driver ({type(error).__name__})"

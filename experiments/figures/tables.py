@@ -256,17 +256,18 @@ def rescale(*contents: Content) -> Rows:
     return found
 
 
-def restart(content: Content) -> Rows:
+def restart(*contents: Content) -> Rows:
     """A driver that is killed: from the kill to new output, and the phases of that time."""
-    names = tuple(content["summary"][0]["restart_phases"])
-    head = ("parallelism", "kills", "exact", "new output after, ms", "p95")
+    names = tuple(contents[0]["summary"][0]["restart_phases"])
+    head = ("ZooKeeper", "parallelism", "kills", "exact", "new output after, ms", "p95")
     found: Rows = [(*head, *(name.removesuffix("_ms") for name in names))]
-    for row in content["summary"]:
+    for content, row in [(content, row) for content in contents for row in content["summary"]]:
+        zookeeper = content["parameters"].get("zookeeper", "own")
         whole = _median(row, "median_ms", "median_low_ms", "median_high_ms")
         exact = f"{row['exact_runs']} of {row['runs']}"
         kills = str(row["runs"] - row["unmeasured"])
         phases = [number(row["restart_phases"][name], 0) for name in names]
-        found.append((str(row["parallelism"]), kills, exact, whole, number(row["p95_ms"], 0), *phases))
+        found.append((zookeeper, str(row["parallelism"]), kills, exact, whole, number(row["p95_ms"], 0), *phases))
     return found
 
 

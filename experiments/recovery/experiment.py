@@ -11,9 +11,11 @@ are kills with an ``error``, and the next job follows.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
 from experiments.harness.arguments import choices, option, whole_numbers
 from experiments.harness.experiment import HERE, NAMESPACES, Experiment
 from experiments.harness.load import busy_processes
@@ -41,6 +43,7 @@ FILL_TIMES = 2.5
 HELD_ENTRIES = 60_000
 """Keys of each state in memory when there is ballast: all words fit, all of the ballast does not."""
 MAX_RESTARTS = 1_000_000
+OWN, ENSEMBLE = "own", "ensemble"
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ class Settings(TextSettings):
     beside: int = option(0, int, metavar="N", help="busy processes beside the jobs (default: 0)")
     warm_up: bool = option(True, flag="--no-warm-up", action="store_false", help="measure from the first job on")
     prepare: str = option(SPARK, choices=PREPARED, help="of the next driver, before the kill (default: spark)")
+    zookeeper: str = option(
+        OWN,
+        choices=(OWN, ENSEMBLE),
+        help=f"of jobs whose driver is killed: their own server, which dies with it, or an {ENSEMBLE} of one server, "
+        f"which does not (default: {OWN})",
+    )
     hosts: int | None = None
 
     def check(self) -> None:
@@ -80,6 +89,8 @@ class Settings(TextSettings):
             raise ConfigurationError(f"the failure {alone[0]} takes a cluster of hosts: --cluster namespaces")
         if self.hosts is not None and DRIVER in self.failure:
             raise ConfigurationError(f"the failure {DRIVER} is of a driver on this machine, without --cluster")
+        if self.zookeeper == ENSEMBLE and set(self.failure) != {DRIVER}:
+            raise ConfigurationError(f"--zookeeper {ENSEMBLE} is for the failure {DRIVER} alone")
         if self.beside < 0:
             raise ConfigurationError(f"--beside is {self.beside}; give a number of processes")
         for recovery in self.recovery:
@@ -168,8 +179,10 @@ def _run(context: Context[Settings], case: Case, others: tuple[int, ...]) -> tup
     with context.run_directory("run") as directory:
         job = struck_job(settings.job, context, directory / "out", settings.rows(case), settings.rate)
         if case.failure == DRIVER:
-            supervised = DriverRun(context, case, job, directory, settings.options(case), settings.prepare)
-            return supervised, error_of(supervised.run)
+            with _ensemble(settings.zookeeper) as ensemble:
+                options = settings.options(case) | ensemble
+                supervised = DriverRun(context, case, job, directory, options, settings.prepare)
+                return supervised, error_of(supervised.run)
         run = JobRun(context, case, job, directory, settings.options(case), settings.span_s, others)
 
         def carry_out() -> None:
@@ -184,6 +197,16 @@ def _run(context: Context[Settings], case: Case, others: tuple[int, ...]) -> tup
                 if place is not None and place.control is not None and stroke.struck.host is not None:
                     place.control.order(REVIVE, stroke.struck.host)  # the next job finds all hosts as they were
     return run, error
+
+
+@contextmanager
+def _ensemble(zookeeper: str) -> Iterator[dict[str, Any]]:
+    """The options of a job that uses it."""
+    if zookeeper == OWN:
+        yield {}
+        return
+    with EmbeddedZooKeeper() as server:
+        yield {"zookeeper": server.hosts}
 
 
 def keep_timeline(content: dict[str, Any], timeline: dict[str, Any]) -> None:

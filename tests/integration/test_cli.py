@@ -338,6 +338,7 @@ def supervisor_loop() -> str:
     return str(loop)
 
 
+@pytest.mark.long  # test_supervise shows the same with FlinkPlus's own supervisor
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_supervisor_restarts_a_driver_that_is_killed(corpus: Path, tmp_path: Path) -> None:

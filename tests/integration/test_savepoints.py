@@ -194,6 +194,7 @@ def test_a_savepoint_of_a_job_that_runs_on(
     assert found == Counter((word, expected[word] - n) for word, count in behind.items() for n in range(count))
 
 
+@pytest.mark.long  # the tests of `savepoint` store one on S3, and those above begin jobs with them
 def test_staged_input_and_collected_rows_on_s3(
     spark: SparkSession, tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -381,9 +381,8 @@ def test_the_small_scope_holds_without_delays() -> None:
         assert Search(seconds=60.0, max_delays=0).run().failures
 
 
-@pytest.mark.parametrize(
-    "scope", [BUNDLES, pytest.param(WATERMARKS, marks=pytest.mark.long)], ids=["records", "watermarks"]
-)
+@pytest.mark.long  # `make model-check` searches further
+@pytest.mark.parametrize("scope", [BUNDLES, WATERMARKS], ids=["records", "watermarks"])
 def test_the_small_scope_with_bundles_holds_without_delays(scope: Parameters) -> None:
     found = Search(seconds=60.0, max_delays=0, scope=scope).run()
     assert not found.failures and not found.out_of_time

@@ -1,7 +1,8 @@
 """The process of a driver, started before it is needed: its imports are done, and Spark's Java process may run.
 
 It waits for orders of the supervisor, one JSON document a line: ``{"spark": SETTINGS}`` (start Java with what the
-driver before gave it), ``{"go": true}`` (run the program), or the end of the pipe (end). It reports ``{"ready": true}``
+driver before gave it), ``{"go": MARK, "ended": [MARK, ...]}`` (run the program as this driver, after those that have
+ended: ``chain_backup.zookeeper.succession``), or the end of the pipe (end). It reports ``{"ready": true}``
 when it is prepared, and ``{"spark": SETTINGS}`` when the program starts Spark.
 
 Rules: a Java process that was started in advance is used only if the program asks for one with the same configuration,
@@ -23,6 +24,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from chain_backup.zookeeper.succession import follow
 from flinkplus.cli.supervise.processes import end_with_parent
 
 NOTHING, PYTHON, SPARK = PREPARED = ("nothing", "python", "spark")
@@ -201,6 +203,7 @@ def main() -> None:
         for line in lines:
             order = json.loads(line)
             if "go" in order:
+                follow(order["go"], order["ended"])
                 break
             if order["spark"] is not None:
                 gateway.start(order["spark"])

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import select
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -31,6 +33,8 @@ NEXT_PREPARED_S = 30.0
 GRACE_S = 5.0
 """For what a driver that has ended well has started to end by itself."""
 REPORT_BYTES = 1 << 16
+MARKS = 20
+"""Of the drivers that have ended: the sessions of earlier ones have expired."""
 
 log = logging.getLogger("flinkplus.supervise")
 
@@ -39,10 +43,12 @@ class Driver:
     """A process that runs the program, or is prepared to. ``ahead``: whether to prepare it now.
 
     ``settings``: what it has started Spark with, so far. ``busy_s``: since when it starts the program, or Spark.
+    ``mark``: by which the next one knows it (``chain_backup.zookeeper.succession``).
     """
 
     def __init__(self, command: Sequence[str], prepare: str, ahead: bool) -> None:
         self.settings: dict[str, Any] | None = None
+        self.mark = secrets.token_hex(8)
         self.began_s = self.busy_s = time.monotonic()
         self._text = b""
         self._orders: int | None = None
@@ -68,10 +74,10 @@ class Driver:
             with suppress(BrokenPipeError):  # it has died, which is noticed elsewhere
                 os.write(self._orders, json.dumps(document).encode() + b"\n")
 
-    def go(self) -> None:
-        """Have it run the program."""
+    def go(self, ended: Sequence[str]) -> None:
+        """Have it run the program, after the drivers with the marks ``ended``."""
         self.began_s = self.busy_s = time.monotonic()
-        self.order(go=True)
+        self.order(go=self.mark, ended=ended)
 
     def read_reports(self) -> None:
         assert self.reports is not None
@@ -138,15 +144,17 @@ class DriverSupervisor:
                 self._drop_next()
 
     def _run(self) -> int:
+        ended: deque[str] = deque(maxlen=MARKS)
         while True:
             driver = self._take_next()
-            driver.go()
+            driver.go(list(ended))
             log.info("driver %d runs: %s", driver.pid, " ".join(self._command))
             code = self._watch(driver)
             ran_s = time.monotonic() - driver.began_s
             level = logging.INFO if code == EXIT_OK or self._stop is not None else logging.WARNING
             log.log(level, "driver %d has ended after %.1f s: %s", driver.pid, ran_s, how_it_ended(code))
-            self._clear(driver, code)
+            if self._clear(driver, code):
+                ended.append(driver.mark)
             if self._stop is not None:
                 log.info("stopped by %s", signal.Signals(self._stop).name)
                 return EXIT_OK if code == EXIT_OK else EXIT_INTERRUPTED
@@ -186,8 +194,8 @@ class DriverSupervisor:
             self._sleep(1.0 if killed_s is None else min(1.0, max(0.01, killed_s - now_s)), driver, self._next)
         return code
 
-    def _clear(self, driver: Driver, code: int) -> None:
-        """End what the driver has left running."""
+    def _clear(self, driver: Driver, code: int) -> bool:
+        """End what the driver has left running. Returns whether nothing of it runs any more."""
         driver.close()
         begun_s = time.monotonic()
         spared = None if self._next is None else self._next.pid
@@ -198,7 +206,7 @@ class DriverSupervisor:
             return processes.processes_of(driver.pid, spared)
 
         if code == EXIT_OK and processes.wait_gone(left, GRACE_S):
-            return
+            return True
         count = len(left())
         remaining = processes.end_all(left)
         if remaining:
@@ -206,6 +214,7 @@ class DriverSupervisor:
         elif count:
             took_s = time.monotonic() - begun_s
             log.info("ended %d processes that driver %d had left, in %.3f s", count, driver.pid, took_s)
+        return not remaining
 
     # --- the next driver
 
