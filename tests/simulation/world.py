@@ -257,7 +257,8 @@ class World:
         inbox = SimInbox()
         storage = SimWorker(self, "storage", self.storage_ms, lambda: not self.storage_hangs, MAX_HEALED_MS)
         registry = SimWorker(self, "registry", self.registry_ms, lambda: not self.registry.is_away, IDLE_TIMEOUT_MS * 3)
-        self._workers = [storage, registry]
+        output = SimWorker(self, "output", self.registry_ms, lambda: True, 0)
+        self._workers = [storage, registry, output]
         dispatch = Dispatch(
             SimRendezvous(self),  # type: ignore[arg-type]
             SlotProcesses(parallelism),
@@ -265,6 +266,7 @@ class World:
             self.clock,
             storage,
             registry,
+            output,
         )
         parts = Parts(
             self.graph,  # type: ignore[arg-type]

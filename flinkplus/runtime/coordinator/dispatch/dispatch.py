@@ -156,8 +156,8 @@ class Worker(Protocol):
 
 
 class Dispatch:
-    """Connections to the slots, the workers, and the order in which effects are carried out. ``storage``, ``registry``:
-    workers for storage and for ZooKeeper; ``None``: a new thread each."""
+    """Connections to the slots, the workers, and the order in which effects are carried out. ``storage``, ``registry``,
+    ``output``: workers for storage, for ZooKeeper, and for databases in a failover; ``None``: a new thread each."""
 
     def __init__(
         self,
@@ -167,6 +167,7 @@ class Dispatch:
         clock: Clock = time,
         storage: Worker | None = None,
         registry: Worker | None = None,
+        output: Worker | None = None,
     ) -> None:
         self.rendezvous = rendezvous
         self.lifelines: Lifelines | None = None
@@ -179,6 +180,7 @@ class Dispatch:
         self.storage_ended = threading.Event()
         """Set when the storage worker has done everything that was submitted."""
         self.registry = registry or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-registry")
+        self.output = output or ThreadPoolExecutor(1, thread_name_prefix="flinkplus-output")
         self.event_s = 0.0  # when the current event happened, in seconds since the Unix epoch
         self._due: deque[Callable[[], None]] = deque()
 
@@ -247,10 +249,12 @@ class Dispatch:
 
     def close(self) -> None:
         """End the workers, when they have done everything that was submitted, and close the connections."""
-        self.registry.shutdown(wait=False, cancel_futures=True)
+        for worker in (self.registry, self.output):
+            worker.shutdown(wait=False, cancel_futures=True)
         self.storage.shutdown(wait=True)
         self.storage_ended.set()
         for server in (self.commands, self.rendezvous, self.lifelines, self.pulses):
             if server is not None:
                 server.close()
-        self.registry.shutdown(wait=True)  # until ZooKeeper has answered, or the job has closed its connection
+        for worker in (self.registry, self.output):
+            worker.shutdown(wait=True)  # until ZooKeeper or the database has answered, or patience is over

@@ -4,7 +4,8 @@ Before a deployment, all of these sinks are fenced, and all recipes read. In a f
 set are, while the slots are fenced: no other subtask knows the steps of a last subtask, and a sink may be the only one
 that knew steps of its ancestors.
 
-Rules: the coordinator's thread calls; reading is done in a worker. The recipe of a deployment counts in each failover
+Rules: the coordinator's thread calls; reading is done in a worker, in a failover in one of its own: a database that
+hangs must not hold up what ZooKeeper is told of other failovers. The recipe of a deployment counts in each failover
 until a checkpoint of the deployment is complete: subtasks that still repeat it have not passed it on.
 """
 
@@ -114,7 +115,7 @@ class RecipeDriver:
             step(failover_events.RecipeFetchFailed(attempt, reason))
 
         if effect.recipes:
-            self._dispatch.work(self._dispatch.registry, fence, fenced, failed)
+            self._dispatch.work(self._dispatch.output, fence, fenced, failed)
 
     def added_to(self, order: PromotionOrder, subtask: SubtaskId, attempt: int) -> PromotionOrder:
         """The promotion order of ``subtask`` with what the recipes of ``attempt`` and of the deployment say."""
