@@ -261,8 +261,8 @@ def restart(*contents: Content) -> Rows:
     names = tuple(contents[0]["summary"][0]["restart_phases"])
     head = ("ZooKeeper", "parallelism", "kills", "exact", "new output after, ms", "p95")
     found: Rows = [(*head, *(name.removesuffix("_ms") for name in names))]
-    for content, row in [(content, row) for content in contents for row in content["summary"]]:
-        zookeeper = content["parameters"].get("zookeeper", "own")
+    for one, row in [(content, row) for content in contents for row in content["summary"]]:
+        zookeeper = one["parameters"].get("zookeeper", "own")
         whole = _median(row, "median_ms", "median_low_ms", "median_high_ms")
         exact = f"{row['exact_runs']} of {row['runs']}"
         kills = str(row["runs"] - row["unmeasured"])
