@@ -151,7 +151,7 @@ class Job:
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Logs:
-    return Logs(tmp_path / "logs", lines=600)
+    return Logs(tmp_path / "logs", lines=300)
 
 
 def wait_for_recoveries(job: JobHandle, count: int) -> None:

@@ -892,18 +892,6 @@ def rows_are_logged_and_not_the_choice(original: Any) -> Any:
     return read
 
 
-@mutation(SubtaskSteps, "_may_read", live=True)
-def idle_sources_take_no_checkpoints(original: Any) -> Any:
-    """A source that has nothing to read does not look whether a checkpoint was triggered."""
-
-    def may_read(self: Any) -> bool:
-        if self._work.is_idle and self._triggers and not self.draining:
-            self._triggers.clear()
-        return bool(original.fget(self))
-
-    return property(may_read)
-
-
 @mutation(Replay, "reads_ahead", live=True, joined=True)
 def joined_reads_are_repeated_in_another_order(original: Any) -> Any:
     """A source that repeats several steps together reads of its places in another order."""

@@ -158,7 +158,8 @@ class OperatorWork:
         return self._operators.push_together([[merge(step)] for step in batches] if rows is None else rows)
 
     def read_together(self, steps: list[int], max_bytes: int) -> tuple[list[Iterator[None]], bool]:
-        operators, batches = self._operators, []
+        operators = self._operators
+        batches: list[list[pa.RecordBatch]] = []
         self._note[EDGE] = 0
         begun, read_rows, at_end = time.monotonic(), 0, False
         for choice in steps:

@@ -145,7 +145,12 @@ def test_steps_are_repeated_together_as_far_as_their_rows_are_there(job: Job) ->
     successor, reader = successor_of(job)
     taken: list[int] = []
     take_steps = successor.steps.replay.take_steps
-    successor.steps.replay.take_steps = lambda count: (taken.append(count), take_steps(count))[1]  # type: ignore[method-assign]
+
+    def taking(determinants: int) -> None:
+        taken.append(determinants)
+        take_steps(determinants)
+
+    successor.steps.replay.take_steps = taking  # type: ignore[method-assign]
     reader.fetched[0], reader.fetched[2] = 2, 1
     job.work_off(successor)
     assert taken == [3] and len(successor.steps.replay.determinants) == 3
@@ -230,7 +235,12 @@ def test_a_throttled_source_reads_at_its_rate_and_makes_up_for_no_pause(tmp_path
     job.reader.fetch()
     limits: list[int] = []
     choose = job.reader.choose
-    job.reader.choose = lambda max_rows: (limits.append(max_rows), choose(max_rows))[1]  # type: ignore[method-assign]
+
+    def choosing(max_rows: int) -> int | None:
+        limits.append(max_rows)
+        return choose(max_rows)
+
+    job.reader.choose = choosing  # type: ignore[method-assign]
     assert job.subtask.work.next_read() is not None
     assert limits == [1], "the first read of a paced source is of one row"
     job.recorded.close()
