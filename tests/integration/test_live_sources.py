@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import JobHandle, StreamEnvironment
 from tests.documents import ROOT, blocks_of
-from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
+from tests.integration.conftest import PATIENCE_S, running_job, wait_for_checkpoint, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -156,7 +156,8 @@ def logs(tmp_path: Path) -> Logs:
 
 def wait_for_recoveries(job: JobHandle, count: int) -> None:
     wait_until(lambda: job.done or len(job.recoveries()) >= count, f"{count} recoveries")
-    wait_until(lambda: job.done or job.missing_standbys() == 0, "standbys")
+    slots = running_job(job).coordinator.options.parallelism
+    wait_until(lambda: job.done or (job.missing_standbys() == 0 and len(job.slot_pids()) == slots), "full strength")
 
 
 def test_slots_die_while_files_grow_and_when_nothing_comes_any_more(

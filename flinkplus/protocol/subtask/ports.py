@@ -65,6 +65,14 @@ class SubtaskWork(Protocol):
         """Whether a source has nothing to read just now, not even its end. When that has changed, or what ``can_read``
         answers, the work has the slot's loop look again."""
 
+    @property
+    def idle_at(self) -> float | None:
+        """While a source has nothing to read: when event time will no longer wait for it, in seconds. ``None``: never,
+        or it does not wait any more."""
+
+    def become_idle(self) -> Iterator[None]:
+        """Event time does not wait for this source any more, until it has read rows: send that on."""
+
     def next_read(self) -> int | None:
         """What a source reads now; the step logs the number, so that a replay reads the same. ``None``: nothing."""
 

@@ -123,6 +123,7 @@ class OperatorWork:
         self._id = subtask
         self._operators = operators
         self._live = operators.live_reader
+        self._idle_since: float | None = None
         self._state = state
         self._history = history
         self._catch_up = catch_up
@@ -188,9 +189,20 @@ class OperatorWork:
     @property
     def is_idle(self) -> bool:
         if self._live is None or self._live.choose(1) is not None:
+            self._idle_since = None
             return False
-        self.pacer.rest(time.monotonic(), self.rows_counted)
+        now = time.monotonic()
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        self.pacer.rest(now, self.rows_counted)
         return True
+
+    @property
+    def idle_at(self) -> float | None:
+        after_ms = self._operators.idle_after_ms
+        return None if after_ms is None or self._idle_since is None else self._idle_since + after_ms / 1000
+
+    def become_idle(self) -> Iterator[None]:
+        return self._operators.become_idle()
 
     def next_read(self) -> int | None:
         rows = self.pacer.rows(time.monotonic(), self.rows_counted)
