@@ -259,3 +259,44 @@ def test_files_that_cannot_be_read_end_the_job_with_their_name(spark: SparkSessi
         assert job.state == "failed"
         with pytest.raises(Exception, match=r"InputError.*0\.log.*Is a directory"):
             job.await_finish(PATIENCE_S)
+
+
+def windowed(row: Any) -> tuple[str, int, int]:
+    return row.word, int(row.window_start.timestamp()), row.n
+
+
+@pytest.mark.long
+def test_event_time_goes_on_without_a_file_to_which_nothing_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Of two readers one has nothing. Windows are put out all the same, each once, also after both were killed; then the
+    other one has nothing, and each in turn."""
+    made, paths, out = shown(), [str(tmp_path / f"{at}.log") for at in range(2)], tmp_path / "out"
+
+    def write(at: int, seconds: range) -> None:
+        with open(paths[at], "a") as file:
+            file.writelines(f"w{ms % 3} {ms} {ms}\n" for ms in range(seconds.start * 1000, seconds.stop * 1000, 10))
+
+    def windows() -> list[int]:
+        rows = [json.loads(line) for path in out.glob("[!.]*.json") for line in path.read_text().splitlines()]
+        return sorted(row["start"] for row in rows)
+
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, work_dir=str(tmp_path))
+    lines = env.from_source(made["Tail"](tuple(paths)), name="logs").map(parsed, schema="word string, ts long, n long")
+    marked = lines.with_watermark("ts", 0, every="1 ms", idle_after="500 ms")
+    counts = marked.key_by("word").tumbling_window("ts", "1 second").count(output="n", name="window")
+    counts.map(windowed, schema="word string, start long, n long").to_sink(made["JsonFiles"]("json", str(out)))
+    write(0, range(10))
+    with env.execute("idle") as job:
+        for count in (1, 2):
+            wait_until(lambda: job.done or len(windows()) >= 27, "nine windows of three words")
+            assert job.kill(f"logs:{2 - count}")
+            wait_for_recoveries(job, count)
+        assert windows() == sorted(3 * [*range(9)])
+        for at, end in ((1, 20), (0, 30), (1, 40)):
+            write(at, range(end - 10, end))
+            wait_until(lambda end=end: job.done or len(windows()) >= 3 * (end - 1), "all windows but the last one")
+        job.drain()
+        job.await_finish(PATIENCE_S)
+        assert job.metrics()["operators"]["window"]["late_rows"] == 0
+    assert windows() == sorted(3 * [*range(40)])
+    rows = [json.loads(line) for path in out.glob("[!.]*.json") for line in path.read_text().splitlines()]
+    assert sum(row["n"] for row in rows) == 40 * 100

@@ -67,8 +67,8 @@ class SubtaskWork(Protocol):
 
     @property
     def idle_at(self) -> float | None:
-        """While a source has nothing to read: when event time will no longer wait for it, in seconds. ``None``: never,
-        or it does not wait any more."""
+        """Of a source that had nothing to read when ``is_idle`` was asked: when event time will no longer wait for it,
+        in seconds. ``None``: never, or it does not wait any more."""
 
     def become_idle(self) -> Iterator[None]:
         """Event time does not wait for this source any more, until it has read rows: send that on."""

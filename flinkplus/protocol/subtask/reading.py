@@ -40,10 +40,8 @@ class SourceSide:
 
     def begins_at(self, now: float) -> float:
         """When the next step may begin, if there is one; in seconds."""
-        if not self._work.is_idle:
-            return self._work.ready_at(now)
         idle_at = self._work.idle_at
-        return now if idle_at is None else max(now, idle_at)
+        return self._work.ready_at(now) if idle_at is None else max(now, idle_at)
 
     @property
     def can_repeat(self) -> bool:

@@ -211,23 +211,27 @@ def test_nothing_is_sent_where_nobody_listens() -> None:
     assert [graph.has_watermarks(node) for node in range(5)] == [False, True, True, True, True]
 
 
+def idle_after(operators: FusedOperators) -> int | None:
+    return operators.idle_after_ms
+
+
 def test_an_idle_source_says_so_once_and_its_watermark_counts_again_with_its_next_rows() -> None:
     marks = WithWatermark("marks", "ts", 0, 1, idle_after_ms=500)
     graph = graph_of((marks, 0, False), (Firing("fires"), 1, True))
     wires = Wires()
     operators = fused(graph, 0, wires)
-    assert operators.idle_after_ms == 500
+    assert idle_after(operators) == 500
     exhaust(operators.become_idle())
-    assert wires.take() == [(0, IDLE_MS)] and operators.idle_after_ms is None
+    assert wires.take() == [(0, IDLE_MS)] and idle_after(operators) is None
     exhaust(operators.become_idle())
     assert wires.take() == []
     exhaust(operators.push(rows(7)))
-    assert wires.take() == [(0, [7]), (0, 7)] and operators.idle_after_ms == 500
+    assert wires.take() == [(0, [7]), (0, 7)] and idle_after(operators) == 500
     exhaust(operators.become_idle())
     again = fused(graph, 0, wires, operators.stage(1))
     assert wires.take() == [(0, IDLE_MS)]
     for one in (operators, again):
-        assert one.idle_after_ms is None, "it is a part of the snapshot"
+        assert idle_after(one) is None, "it is a part of the snapshot"
         exhaust(one.push(rows(5)))
         assert wires.take() == [(0, [5]), (0, 7)], "no watermark rises, so the last one is sent once more"
         exhaust(one.push(rows(6)))
@@ -241,6 +245,6 @@ def test_without_idle_after_a_source_is_never_idle() -> None:
     graph = graph_of((WithWatermark("marks", "ts", 0), 0, False), (Firing("fires"), 1, True))
     wires = Wires()
     operators = fused(graph, 0, wires)
-    assert operators.idle_after_ms is None
+    assert idle_after(operators) is None
     exhaust(operators.become_idle())
     assert wires.take() == []

@@ -17,6 +17,7 @@ from flinkplus.protocol.determinants.determinants import IDLED, Choice, unpack
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.job.checks import check_sources
+from flinkplus.runtime.slot.subtasks.operator_work import OperatorWork
 from flinkplus.runtime.slot.subtasks.pacing import Pacer
 from flinkplus.runtime.slot.subtasks.subtask import DIGEST, Subtask
 from flinkplus.sources.base import MAX_CHOICE
@@ -251,23 +252,27 @@ def test_a_throttled_source_reads_at_its_rate_and_makes_up_for_no_pause(tmp_path
     job.recorded.close()
 
 
+def idle_at_of(work: OperatorWork) -> float | None:
+    return work.idle_at
+
+
 def test_a_source_that_is_idle_for_long_says_so_in_a_step_of_its_own(tmp_path: Path) -> None:
     job = Job(tmp_path, idle_after="30 seconds")
     steps, work = job.subtask.steps, job.subtask.work
     job.add(0, "a")
     job.reader.fetch()
     job.work_off()
-    assert work.is_idle and work.idle_at is not None
-    idle_at = work.idle_at
+    idle_at = idle_at_of(work)
+    assert work.is_idle and idle_at is not None
     assert steps.deadline(0.0) == idle_at and steps.deadline(idle_at + 5.0) == idle_at + 5.0
     assert not steps.runnable(idle_at - 0.1) and steps.runnable(idle_at)
     job.subtask.run()
     assert job.begun[job.subtask][-1] == (Choice.END, IDLED)
-    assert work.is_idle and work.idle_at is None and not steps.runnable(idle_at + 100.0), "once"
+    assert work.is_idle and idle_at_of(work) is None and not steps.runnable(idle_at + 100.0), "once"
     job.add(2, "b")
     job.reader.fetch()
     job.work_off()
-    assert work.is_idle and work.idle_at is not None and work.idle_at > idle_at
+    assert work.is_idle and (idle_at_of(work) or 0.0) > idle_at
     successor, reader = successor_of(job)
     reader.fetch()
     while successor.steps.replay.active:
@@ -277,6 +282,26 @@ def test_a_source_that_is_idle_for_long_says_so_in_a_step_of_its_own(tmp_path: P
     marks = [m.watermark_ms for messages in sent_by(successor).values() for m, _ in messages if m.watermark_ms]
     assert marks == [IDLE_MS] * 2, "to each consumer; 0 is the watermark otherwise"
     job.recorded.close()
+
+
+@pytest.mark.parametrize("method", ["choose", "can_read", "gauges"])
+def test_errors_of_a_reader_are_those_of_a_step(job: Job, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot asks readers outside of steps; an error there ends the subtask, and not the slot."""
+    job.add(0, "a")
+    job.reader.fetch()
+    job.work_off()
+    successor, reader = successor_of(job)
+
+    def fails(*_: object) -> None:
+        raise OSError("gone")
+
+    subtask, own = (successor, reader) if method == "can_read" else (job.subtask, job.reader)
+    with monkeypatch.context() as patch:
+        patch.setattr(own, method, fails)
+        subtask.counters()
+        assert subtask.steps.runnable(0.0)
+    with pytest.raises(OSError, match="gone"):
+        subtask.run()
 
 
 def test_errors_of_a_reader_wake_the_slot(job: Job) -> None:
