@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from flinkplus import JobHandle, StreamEnvironment
 from tests.documents import ROOT, blocks_of
 from tests.integration.conftest import PATIENCE_S, running_job, wait_for_checkpoint, wait_until
+from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.integration
 
@@ -267,8 +268,8 @@ def windowed(row: Any) -> tuple[str, int, int]:
 
 @pytest.mark.long
 def test_event_time_goes_on_without_a_file_to_which_nothing_is_written(spark: SparkSession, tmp_path: Path) -> None:
-    """Of two readers one has nothing. Windows are put out all the same, each once, also after both were killed; then the
-    other one has nothing, and each in turn."""
+    """Of two readers one has nothing. Windows are put out all the same, each once, also after both were killed. Then it
+    is the other one that has nothing, and so on."""
     made, paths, out = shown(), [str(tmp_path / f"{at}.log") for at in range(2)], tmp_path / "out"
 
     def write(at: int, seconds: range) -> None:
@@ -300,3 +301,46 @@ def test_event_time_goes_on_without_a_file_to_which_nothing_is_written(spark: Sp
     assert windows() == sorted(3 * [*range(40)])
     rows = [json.loads(line) for path in out.glob("[!.]*.json") for line in path.read_text().splitlines()]
     assert sum(row["n"] for row in rows) == 40 * 100
+
+
+@pytest.mark.long
+def test_rows_that_are_visible_at_once_behind_files_that_grow(
+    spark: SparkSession, tmp_path: Path, logs: Logs, request: pytest.FixtureRequest
+) -> None:
+    """All slots are killed, and then one: no row that was seen is taken back, whatever the files hold by then."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
+    request.getfixturevalue("empty_postgres")
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    query = "SELECT word, file, number, before, so_far FROM lines"
+    seen: set[tuple[Any, ...]] = set()
+
+    def rows() -> set[tuple[Any, ...]]:
+        try:
+            found = postgres.execute(query)
+        except Exception:  # the table is not made yet
+            return set()
+        assert len(found) == len(set(found)) and seen <= set(found), "a row was doubled, or taken back"
+        seen.update(found)
+        return seen
+
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.4)
+    source = shown()["Tail"](tuple(map(str, logs.paths)))
+    lines = env.from_source(source, name="logs").map(parsed, schema="word string, file long, number long")
+    counted = lines.key_by("word").process(in_order, schema=SCHEMA, name="in_order")
+    counted.to_postgres(postgres.dsn, "lines", visibility="at_once")
+    with logs, env.execute("at once") as job:
+        wait_until(lambda: job.done or len(rows()) > 100, "visible rows")
+        assert job.kill("logs:0") and job.kill("logs:1")
+        wait_until(lambda: job.done or bool(job.metrics()["fallback_reasons"]), "a rollback")
+        before = len(rows())
+        wait_until(lambda: job.done or len(rows()) > before + 50, "further rows")
+        wait_until(lambda: job.done or job.missing_standbys() == 0, "standbys")
+        assert job.kill("logs:1")
+        wait_until(lambda: job.done or len(job.recoveries()) == 2, "a recovery")
+        wait_until(lambda: job.done or len(rows()) == logs.size, "all rows")
+        job.drain()
+        job.await_finish(PATIENCE_S)
+    assert Counter(row[:4] for row in rows()) == logs.expected()
+    for word in {word for word, *_ in rows()}:
+        numbers = sorted(so_far for other, *_, so_far in rows() if other == word)
+        assert numbers == list(range(1, len(numbers) + 1))

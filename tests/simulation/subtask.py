@@ -465,8 +465,8 @@ class SimSubtask:
         return since + self._world.parameters.patience_ms / 1000
 
     @property
-    def is_idle(self) -> bool:
-        if self._live is None or not self._live.is_idle(self._left):
+    def nothing_to_read(self) -> bool:
+        if self._live is None or not self._live.nothing_to_read(self._left):
             self._idle_since_s = None
             return False
         if self._idle_since_s is None:

@@ -36,7 +36,7 @@ class SourceSide:
     @property
     def has_work(self) -> bool:
         """Whether there is something to read, or the source will be idle some time."""
-        return not self._work.is_idle or self._work.idle_at is not None
+        return not self._work.nothing_to_read or self._work.idle_at is not None
 
     def begins_at(self, now: float) -> float:
         """When the next step may begin, if there is one; in seconds."""

@@ -191,7 +191,7 @@ class OperatorWork:
         return self._ticks.at(since)
 
     @property
-    def is_idle(self) -> bool:
+    def nothing_to_read(self) -> bool:
         live = self._live
         if live is None or self._asked(lambda: live.choose(1) is not None, True):
             self._idle_since = None

@@ -58,7 +58,7 @@ class Ports:
             yield from self._owner.push(message)
 
     joins_steps = True
-    is_idle = False
+    nothing_to_read = False
     idle_at = None
 
     def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:

@@ -263,16 +263,16 @@ def test_a_source_that_is_idle_for_long_says_so_in_a_step_of_its_own(tmp_path: P
     job.reader.fetch()
     job.work_off()
     idle_at = idle_at_of(work)
-    assert work.is_idle and idle_at is not None
+    assert work.nothing_to_read and idle_at is not None
     assert steps.deadline(0.0) == idle_at and steps.deadline(idle_at + 5.0) == idle_at + 5.0
     assert not steps.runnable(idle_at - 0.1) and steps.runnable(idle_at)
     job.subtask.run()
     assert job.begun[job.subtask][-1] == (Choice.END, IDLED)
-    assert work.is_idle and idle_at_of(work) is None and not steps.runnable(idle_at + 100.0), "once"
+    assert work.nothing_to_read and idle_at_of(work) is None and not steps.runnable(idle_at + 100.0), "once"
     job.add(2, "b")
     job.reader.fetch()
     job.work_off()
-    assert work.is_idle and (idle_at_of(work) or 0.0) > idle_at
+    assert work.nothing_to_read and (idle_at_of(work) or 0.0) > idle_at
     successor, reader = successor_of(job)
     reader.fetch()
     while successor.steps.replay.active:
