@@ -155,10 +155,18 @@ def logs(tmp_path: Path) -> Logs:
     return Logs(tmp_path / "logs", lines=300)
 
 
-def wait_for_recoveries(job: JobHandle, count: int) -> None:
+def wait_for_recoveries(job: JobHandle, count: int, slots: int = 2) -> None:
+    """So many recoveries, and all slots and standbys are there again."""
+    coordinator = running_job(job).coordinator
+    members = min(coordinator.options.replicas, slots)
+
+    def is_whole() -> bool:
+        chains = coordinator.view.chains() if coordinator.options.standbys else {}
+        here = len(job.slot_pids()) == slots and all(len(chain) == members for chain in chains.values())
+        return here and job.missing_standbys() == 0
+
     wait_until(lambda: job.done or len(job.recoveries()) >= count, f"{count} recoveries")
-    slots = running_job(job).coordinator.options.parallelism
-    wait_until(lambda: job.done or (job.missing_standbys() == 0 and len(job.slot_pids()) == slots), "full strength")
+    wait_until(lambda: job.done or is_whole(), "full strength")
 
 
 def test_slots_die_while_files_grow_and_when_nothing_comes_any_more(
@@ -205,7 +213,7 @@ def test_every_kind_of_recovery(
         for count, victim in enumerate(("logs:0", "in_order:1", "logs:1"), 1):
             wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 1)
             assert job.kill(victim)
-            wait_for_recoveries(job, count)
+            wait_for_recoveries(job, count, options.get("parallelism", 2))
         logs.wait()
         tail.drain(job)
         assert {recovery["mode"] for recovery in job.recoveries()} == modes
@@ -241,7 +249,7 @@ def test_the_parallelism_changes_while_files_grow_and_while_nothing_comes(
         job.rescale(3).await_done(PATIENCE_S)
         wait_until(lambda: job.missing_standbys() == 0, "standbys")
         assert job.kill("logs:2")
-        wait_for_recoveries(job, 1)
+        wait_for_recoveries(job, 1, slots=3)
         logs.wait()
         tail.wait_for_rows(job, logs.size)
         job.rescale(1).await_done(PATIENCE_S)
