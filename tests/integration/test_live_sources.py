@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,17 +157,23 @@ def logs(tmp_path: Path) -> Logs:
 
 
 def wait_for_recoveries(job: JobHandle, count: int, slots: int = 2) -> None:
-    """So many recoveries, and all slots and standbys are there again."""
+    """So many recoveries have ended, and all slots and standbys are there again."""
     coordinator = running_job(job).coordinator
-    members = min(coordinator.options.replicas, slots)
+    options = coordinator.options
 
     def is_whole() -> bool:
-        chains = coordinator.view.chains() if coordinator.options.standbys else {}
-        here = len(job.slot_pids()) == slots and all(len(chain) == members for chain in chains.values())
-        return here and job.missing_standbys() == 0
+        if job.state != "running" or len(job.recoveries()) < count or len(job.slot_pids()) != slots:
+            return False
+        if not options.local:
+            return True
+        metrics, protocol = job.metrics(), coordinator.parts.machines.failover
+        if protocol is None or protocol.active or metrics["failovers"] + metrics["fallbacks"] < count:
+            return False
+        members = min(options.replicas, slots)
+        chains = protocol.chains.values() if options.standbys else ()
+        return protocol.missing == 0 and all(len(chain) == members for chain in chains)
 
-    wait_until(lambda: job.done or len(job.recoveries()) >= count, f"{count} recoveries")
-    wait_until(lambda: job.done or is_whole(), "full strength")
+    wait_until(lambda: job.done or is_whole(), f"{count} recoveries, and full strength")
 
 
 def test_slots_die_while_files_grow_and_when_nothing_comes_any_more(
@@ -288,6 +295,9 @@ def test_event_time_goes_on_without_a_file_to_which_nothing_is_written(spark: Sp
         rows = [json.loads(line) for path in out.glob("[!.]*.json") for line in path.read_text().splitlines()]
         return sorted(row["start"] for row in rows)
 
+    def has_windows(count: int) -> bool:
+        return job.done or len(windows()) >= count
+
     env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, work_dir=str(tmp_path))
     lines = env.from_source(made["Tail"](tuple(paths)), name="logs").map(parsed, schema="word string, ts long, n long")
     marked = lines.with_watermark("ts", 0, every="1 ms", idle_after="500 ms")
@@ -296,13 +306,13 @@ def test_event_time_goes_on_without_a_file_to_which_nothing_is_written(spark: Sp
     write(0, range(10))
     with env.execute("idle") as job:
         for count in (1, 2):
-            wait_until(lambda: job.done or len(windows()) >= 27, "nine windows of three words")
+            wait_until(partial(has_windows, 27), "nine windows of three words")
             assert job.kill(f"logs:{2 - count}")
             wait_for_recoveries(job, count)
         assert windows() == sorted(3 * [*range(9)])
         for at, end in ((1, 20), (0, 30), (1, 40)):
             write(at, range(end - 10, end))
-            wait_until(lambda end=end: job.done or len(windows()) >= 3 * (end - 1), "all windows but the last one")
+            wait_until(partial(has_windows, 3 * (end - 1)), "all windows but the last one")
         job.drain()
         job.await_finish(PATIENCE_S)
         assert job.metrics()["operators"]["window"]["late_rows"] == 0
