@@ -83,7 +83,7 @@ class FusedNode:
         """``checkpoint`` is complete."""
         if self.reader is not None and checkpoint in self.positions:
             self.reader.committed(self.positions[checkpoint])
-            self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
+        self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
 
     @property
     def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
