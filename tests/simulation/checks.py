@@ -34,6 +34,7 @@ from dedup.filter import MessageFilter
 from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_FAILED
+from flinkplus.protocol.channels.watermarks import IDLE_MS
 from flinkplus.protocol.determinants.recipe import StoredOutput, read_recipe
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.effects import JobState
@@ -46,8 +47,9 @@ from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.setup.configs import topology_of
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
+from tests.simulation.live import blocks_of
 from tests.simulation.network import GARBLED
-from tests.simulation.subtask import blocks_of, event_time_ms, fold, packed_bytes, unpacked, work_of
+from tests.simulation.subtask import event_time_ms, fold, packed_bytes, unpacked, work_of
 
 if TYPE_CHECKING:
     from flinkplus.protocol.channels.inputs import InputChannel
@@ -158,6 +160,9 @@ class Checks:
                 "refused_transactions",
                 "asked",
                 "not_written_again",
+                "live_reads",
+                "awaited_rows",
+                "said_idle",
                 "fenced_output",
             ),
             0,
@@ -364,8 +369,8 @@ class Checks:
         """``subtask`` works on a message of records; ``watermark_ms``: of its channel."""
         if not self.exact:
             return
-        if watermark_ms is None:
-            return
+        if watermark_ms is None or self._world.parameters.idle_ms is not None:
+            return  # rows of a source that was idle may be late
         for row in message.records:
             if event_time_ms(row) < watermark_ms:
                 self._wrong("event time", f"{subtask.id} is given {row} on {message.channel}, behind {watermark_ms} ms")
@@ -411,7 +416,7 @@ class Checks:
         """``before_ms``: of the channel, so far."""
         if not self.exact:
             return
-        if before_ms is not None and message.watermark_ms <= before_ms:
+        if before_ms is not None and message.watermark_ms <= before_ms and message.watermark_ms != IDLE_MS:
             self._wrong(
                 "event time",
                 f"{subtask.id} takes {message.watermark_ms} ms on {message.channel}, which is at {before_ms} ms",
@@ -657,6 +662,7 @@ class Checks:
         for consumer, state in enumerate(states[0]):
             names = [str(ChannelId(edge, producer, consumer)) for producer in range(len(states[0]))]
             known += [state.watermarks.get(name) for name in names if name not in state.ended_channels]
+        known = [None if time_ms == IDLE_MS else time_ms for time_ms in known]
         if not known:
             return
         least = None if None in known else min(time_ms for time_ms in known if time_ms is not None)

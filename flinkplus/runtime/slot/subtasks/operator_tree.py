@@ -13,26 +13,27 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from flinkplus.errors import CorruptState
+from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.graph import JobGraph, Node, Vertex
 from flinkplus.operators.base.operator import (
+    JsonValue,
     Operator,
     OperatorContext,
     OperatorInstance,
     WatermarkMaker,
 )
 from flinkplus.operators.base.steps import StepBatches, batches_of, count_rows, count_steps, process_together
-from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, IDLE_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
 from flinkplus.sinks.base import RecipeWriter, Sink, SinkWriter
-from flinkplus.sources.base import Source, SourceReader
+from flinkplus.sources.base import LiveReader, Source, SourceReader
 
 NOTHING = OperatorPart(rows_in=0, rows_out=0)
 """Of an operator at the start of the job."""
@@ -53,7 +54,8 @@ class Exchanges(Protocol):
 
 @dataclass
 class FusedNode:
-    """One node of the vertex, as it runs in this subtask."""
+    """One node of the vertex, as it runs in this subtask. ``positions``: of a source, by the checkpoint whose snapshot
+    has it."""
 
     node: Node
     context: OperatorContext
@@ -63,11 +65,25 @@ class FusedNode:
     rows_in: int = 0
     rows_out: int = 0
     watermark_ms: int | None = None
+    positions: dict[int, JsonValue] = field(default_factory=dict)
 
     @property
     def own(self) -> dict[str, int]:
         """The counters that the source or operator keeps itself."""
         return self.reader.metrics if self.reader is not None else self.context.metrics
+
+    def position_at(self, checkpoint: int) -> JsonValue:
+        """Where a source reads next, for the snapshot of ``checkpoint``."""
+        if self.reader is None:
+            return None
+        self.positions[checkpoint] = self.reader.position()
+        return self.positions[checkpoint]
+
+    def commit_position(self, checkpoint: int) -> None:
+        """``checkpoint`` is complete."""
+        if self.reader is not None and checkpoint in self.positions:
+            self.reader.committed(self.positions[checkpoint])
+        self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
 
     @property
     def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
@@ -107,7 +123,7 @@ class FusedOperators:
             if isinstance(node.body, Operator):
                 fused.instance = node.body.create(context)
             elif isinstance(node.body, Source):
-                fused.reader = node.body.reader(index, parallelism)
+                fused.reader = _reader_of(node.body, index, parallelism)
             elif isinstance(node.body, Sink):
                 fused.writer = node.body.writer(context, generation)
             self.nodes[node_index] = fused
@@ -138,6 +154,11 @@ class FusedOperators:
     def reader(self) -> SourceReader | None:
         return self.nodes[self.root].reader
 
+    @property
+    def live_reader(self) -> LiveReader | None:
+        """The reader of a live source."""
+        return self.reader if isinstance(self.reader, LiveReader) else None
+
     def push(self, batch: pa.RecordBatch, edge: int | None = None) -> Iterator[None]:
         """Take a batch at the root: from the source, or from an input channel of exchange ``edge``."""
         if self.reader is not None:
@@ -151,8 +172,48 @@ class FusedOperators:
         for index in self._clocks:
             clock = self.nodes[index].instance
             assert isinstance(clock, WatermarkMaker)
+            was_idle, clock.is_idle = clock.is_idle, False
             if clock.watermark_ms is not None:
+                if was_idle:
+                    yield from self._return(index, clock.watermark_ms)
                 yield from self._rise(index, clock.watermark_ms)
+
+    @property
+    def idle_after_ms(self) -> int | None:
+        """For how long the source may have nothing to read before ``become_idle``; ``None``: for ever, or it is idle.
+
+        With several makers of watermarks: the longest time."""
+        makers = self._makers_to_idle()
+        return max((maker.idle_after_ms or 0 for maker in makers.values()), default=None)
+
+    def become_idle(self) -> Iterator[None]:
+        """The source has had nothing to read for so long: event time goes on without it."""
+        for index, maker in self._makers_to_idle().items():
+            maker.is_idle = True
+            yield from self._send_down(index, IDLE_MS)
+
+    def _makers_to_idle(self) -> dict[int, WatermarkMaker]:
+        makers = {index: self.nodes[index].instance for index in self._clocks}
+        return {
+            index: maker
+            for index, maker in makers.items()
+            if isinstance(maker, WatermarkMaker) and maker.idle_after_ms is not None and not maker.is_idle
+        }
+
+    def _return(self, index: int, watermark_ms: int) -> Iterator[None]:
+        """Event time waits for the source again. Unless its watermark rises now, it is sent once more."""
+        before_ms = self.nodes[index].watermark_ms
+        if before_ms is not None and watermark_ms <= before_ms:
+            yield from self._send_down(index, before_ms)
+
+    def _send_down(self, index: int, watermark_ms: int) -> Iterator[None]:
+        """Send a watermark to the exchanges behind a node, without any effect on the operators in between."""
+        for child in self.nodes[index].node.children:
+            if not isinstance(self.nodes[child].instance, WatermarkMaker):
+                yield from self._send_down(child, watermark_ms)
+        for edge in self.nodes[index].node.exchanges:
+            if edge in self._heard:
+                yield from self._exchanges.watermark(edge, watermark_ms)
 
     def push_together(self, steps: StepBatches) -> list[Iterator[None]]:
         """``push`` the batches of several steps at once. Returns for each step what appends its output."""
@@ -213,13 +274,16 @@ class FusedOperators:
         assert fused.instance is not None
         yield from self._emit_all(index, fused.instance.process(batch))
 
-    def read(self, rows: int, ahead: int = 0) -> pa.RecordBatch | None:
-        """The next ``rows`` of the source, or fewer; ``None`` at its end. ``ahead``: rows that were read and not pushed
-        yet."""
+    def read(self, choice: int, rows: int, ahead: int = 0) -> pa.RecordBatch | None:
+        """The rows of a choice of the source; ``None`` at its end.
+
+        ``rows``: the highest number of them.
+        ``ahead``: rows that were read and not pushed yet.
+        """
         fused = self.nodes[self.root]
         assert fused.reader is not None
         self._begin(self.root, rows, fused.rows_out + ahead)
-        batch = fused.reader.read(rows)
+        batch = fused.reader.read(choice)
         self._note[OPERATOR] = 0
         return batch
 
@@ -258,8 +322,8 @@ class FusedOperators:
             return
         if fused.instance is not None:
             emitted_ms = watermark_ms - fused.instance.behind_ms
-            if fused.watermark_ms is not None and emitted_ms < fused.watermark_ms:
-                return  # another program's inputs are behind those of before; event time does not go back
+            if fused.watermark_ms is not None and emitted_ms <= fused.watermark_ms:
+                return  # at another parallelism or in another program inputs may be behind those of before
             self._begin(index, 0)
             yield from self._emit_all(index, fused.instance.on_watermark(watermark_ms))
             watermark_ms = emitted_ms
@@ -285,7 +349,7 @@ class FusedOperators:
                 rows_out=fused.rows_out,
                 own=dict(fused.own),
                 watermark_ms=fused.watermark_ms,
-                position=None if fused.reader is None else fused.reader.position(),
+                position=fused.position_at(checkpoint),
                 state=_state_of(fused, checkpoint),
                 staged=() if fused.writer is None else tuple(fused.writer.stage(checkpoint)),
             )
@@ -326,6 +390,7 @@ class FusedOperators:
 
     def checkpoint_complete(self, checkpoint: int) -> None:
         for fused in self.nodes.values():
+            fused.commit_position(checkpoint)
             if fused.instance is not None:
                 fused.instance.checkpoint_complete(checkpoint)
             if fused.writer is not None:
@@ -338,6 +403,10 @@ class FusedOperators:
             counters[fused.node.name] = {**fused.own, "rows_in": fused.rows_in, "rows_out": fused.rows_out}
         return counters
 
+    def gauges(self) -> dict[str, dict[str, int]]:
+        """What the source says of this moment, by its name."""
+        return {} if self.reader is None else {self.nodes[self.root].node.name: dict(self.reader.gauges())}
+
     @property
     def rows_out(self) -> int:
         """Rows that left the last operator: what the subtask has achieved."""
@@ -348,6 +417,16 @@ class FusedOperators:
             for fused in reversed(self.nodes.values()):
                 if fused.closable is not None:
                     closing.callback(fused.closable.close)
+
+
+def _reader_of(source: Source, index: int, parallelism: int) -> SourceReader:
+    reader = source.reader(index, parallelism)
+    if isinstance(reader, LiveReader) is not source.is_live:
+        raise ConfigurationError(
+            f"source {source.name!r}: is_live is {source.is_live}, and its reader is a {type(reader).__name__}: a "
+            "source is live if, and only if, its readers are LiveReaders"
+        )
+    return reader
 
 
 def _state_of(fused: FusedNode, checkpoint: int) -> Any:
