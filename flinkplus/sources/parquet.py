@@ -32,7 +32,7 @@ from flinkplus.sources.splits import Block, SplitReader, check_options, redealt
 from flinkplus.sources.utf8 import invalid_rows, repaired
 from flinkplus.state.file_system import filesystem_of
 
-_BATCH_ROWS = 8192
+BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _READ_ERRORS = (OSError, pa.ArrowException)
 
@@ -139,8 +139,13 @@ class StagedParquet(Source):
 def open_parquet(path: str) -> pq.ParquetFile:
     """The file at a local path or URI, to be read page by page."""
     filesystem, inner = filesystem_of(path)
+    return parquet_file(filesystem.open_input_file(inner))
+
+
+def parquet_file(opened: Any) -> pq.ParquetFile:
+    """The Parquet file in an opened file, to be read page by page."""
     return pq.ParquetFile(
-        filesystem.open_input_file(inner),
+        opened,
         buffer_size=_BUFFER_BYTES,
         pre_buffer=False,
         coerce_int96_timestamp_unit="us",  # as Spark may write timestamps: nanoseconds end in the year 2262
@@ -188,31 +193,40 @@ class _ParquetReader(SplitReader[RowRange]):
 
     def _rows(self, file: pq.ParquetFile, split: RowRange, first: int) -> Iterator[Block]:
         batches = file.iter_batches(
-            _BATCH_ROWS, row_groups=[split.row_group], columns=self._schema.names, use_threads=False
+            BATCH_ROWS, row_groups=[split.row_group], columns=self._schema.names, use_threads=False
         )
         at = 0
         for batch in batches:
             low, high = max(first - at, 0), min(split.end - at, batch.num_rows)
             if low < high:
-                block = self._checked(batch, split, at)
-                invalid = None if block.invalid is None else block.invalid[low:high]
-                yield Block(block.rows.slice(low, high - low), block.cursors[low:high], invalid)
+                place = f"{split.file!r}"
+                rows, invalid = conformed_columns(batch, self._schema, self._strict, place, at, split.row_group)
+                invalid = None if invalid is None else invalid[low:high]
+                yield Block(rows.slice(low, high - low), np.arange(at + low + 1, at + high + 1), invalid)
             at += batch.num_rows
             if at >= split.end:
                 return
 
-    def _checked(self, batch: pa.RecordBatch, split: RowRange, row: int) -> Block:
-        invalid: np.ndarray | None = None
-        columns = []
-        for field in self._schema:
-            array = batch.column(field.name)
-            bad = invalid_rows(array)
-            if bad is not None:
-                if self._strict:
-                    where = f"row {row + int(bad.argmax())} of row group {split.row_group}, column {field.name!r}"
-                    raise InputError(f"{split.file!r} holds text that is not UTF-8: {where}")
-                array = repaired(array)
-                invalid = bad if invalid is None else invalid | bad
-            columns.append(array if array.type == field.type else array.cast(field.type))
-        cursors = np.arange(row + 1, row + 1 + batch.num_rows, dtype=np.int64)
-        return Block(pa.RecordBatch.from_arrays(columns, schema=self._schema), cursors, invalid)
+
+def conformed_columns(
+    batch: pa.RecordBatch, schema: pa.Schema, strict: bool, place: str, first: int, group: int | None = None
+) -> tuple[pa.RecordBatch, np.ndarray | None]:
+    """The columns of ``schema`` of rows that were read, and which rows held text that was not UTF-8 (``None``: none).
+
+    ``strict``: such text is an ``InputError``; otherwise it is replaced. ``place``: the file, ``first``: the number of
+    the first row, and ``group``: of the row group that it is counted in, for errors.
+    """
+    invalid: np.ndarray | None = None
+    columns = []
+    for field in schema:
+        array = batch.column(field.name)
+        bad = invalid_rows(array)
+        if bad is not None:
+            if strict:
+                within = "" if group is None else f" of row group {group}"
+                where = f"row {first + int(bad.argmax())}{within}, column {field.name!r}"
+                raise InputError(f"{place} holds text that is not UTF-8: {where}")
+            array = repaired(array)
+            invalid = bad if invalid is None else invalid | bad
+        columns.append(array if array.type == field.type else array.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema), invalid
