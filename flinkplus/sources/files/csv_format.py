@@ -33,6 +33,7 @@ from flinkplus.sources.files.records import (
     parse_each,
     records_of,
 )
+from flinkplus.sources.files.seen import SeenFile
 
 _HEADER_CHUNK = 1 << 14
 _ZONED = r":\d{2}(\.\d+)?(Z|[+-]\d{2}(:?\d{2})?)$"
@@ -68,7 +69,7 @@ class CsvFormat(FileFormat):
                 )
 
     @override
-    def blocks(self, directory: InputDirectory, at: OpenFile) -> Iterator[FileBlock]:
+    def blocks(self, directory: InputDirectory, at: OpenFile[SeenFile]) -> Iterator[FileBlock]:
         quote = ord(self.quote) if self.multiline else None
         names = self._names(directory, at, quote)
         for records in records_of(directory, at, self.chunk_bytes, quote):
@@ -83,7 +84,7 @@ class CsvFormat(FileFormat):
 
             yield parse_each(records, blank, parse, self.schema, self.skip)
 
-    def _names(self, directory: InputDirectory, at: OpenFile, quote: int | None) -> list[str]:
+    def _names(self, directory: InputDirectory, at: OpenFile[SeenFile], quote: int | None) -> list[str]:
         """The columns of a file, in order. Raises ``InputError`` when one of the schema is missing."""
         if not self.header:
             return list(self.schema.names)

@@ -6,6 +6,7 @@ Rules:
   first of them that has room, block by block.
 - A file's blocks take ``BUFFER_BYTES`` at most, or one block; or, when a repeated step wants more records, as many.
 - A store that does not answer is asked again from the same place, ``ATTEMPTS`` times in all; local files only once.
+- What a *file* is, only the source knows: the files of a directory, or parts of staged batches.
 - An error of a file is kept with it, behind the records before it, and raised when these have been read.
 """
 
@@ -13,21 +14,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from flinkplus.errors import InputError, described
-from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.position import OpenFile
-from flinkplus.sources.files.records import FileBlock, FileFormat
-from flinkplus.sources.files.seen import SeenFile
+from flinkplus.sources.files.records import FileBlock
 from flinkplus.sources.files.watch import Woken
 
 BUFFER_BYTES = 8 << 20
 ATTEMPTS = 5
 RETRY_S = 1.0
+Blocks: TypeAlias = Callable[[OpenFile[Any]], Iterator[FileBlock]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class ReadRecords:
     """Rows of records that were read, where reading continues, and how many records were broken and repaired."""
 
     rows: list[pa.RecordBatch]
-    at: OpenFile
+    at: OpenFile[Any]
     broken: int
     repaired: int
 
@@ -46,7 +47,7 @@ class Decoding:
     ``decode``, ``failed`` and ``close`` are of the thread that decodes; all else is called with the lock of the owner.
     """
 
-    def __init__(self, at: OpenFile) -> None:
+    def __init__(self, at: OpenFile[Any]) -> None:
         self._stream: Iterator[FileBlock] | None = None
         self._reached = at
         self._failures = 0
@@ -62,10 +63,10 @@ class Decoding:
         self._taken = 0
         self._bytes = 0
 
-    def decode(self, directory: InputDirectory, form: FileFormat) -> FileBlock | None:
-        """The next block; ``None`` at the end of the file. Raises what the format raises."""
+    def decode(self, blocks: Blocks) -> FileBlock | None:
+        """The next block; ``None`` at the end of the file. Raises what ``blocks`` raises."""
         if self._stream is None:
-            self._stream = form.blocks(directory, self._reached)
+            self._stream = blocks(self._reached)
         block = next(self._stream, None)
         self._failures = 0
         if block is not None:
@@ -117,11 +118,16 @@ class Decoding:
 
 
 class FileDecoder:
-    """Decodes wanted files until it is closed."""
+    """Decodes wanted files until it is closed.
 
-    def __init__(self, directory: InputDirectory, form: FileFormat) -> None:
-        self._directory = directory
-        self._form = form
+    ``blocks``: those of a file from a place in it on, a generator. ``attempts``: see above.
+    ``shown``: the name of a file, for errors.
+    """
+
+    def __init__(self, blocks: Blocks, attempts: int, shown: Callable[[Any], str]) -> None:
+        self._blocks = blocks
+        self._attempts = attempts
+        self._shown = shown
         self._changed = threading.Condition()
         self._wanted: list[Decoding] = []
         self._closed = False
@@ -130,7 +136,7 @@ class FileDecoder:
         """Start the thread. ``woken``: called when records came, or an error."""
         threading.Thread(target=self._run, args=(woken,), name="flinkplus-decoding", daemon=True).start()
 
-    def want(self, files: Sequence[OpenFile]) -> list[Decoding]:
+    def want(self, files: Sequence[OpenFile[Any]]) -> list[Decoding]:
         """These files are wanted, in this order; others are given up. Returns what there is of them."""
         with self._changed:
             known = {decoding.at.file: decoding for decoding in self._wanted}
@@ -151,7 +157,7 @@ class FileDecoder:
             if decoding.error is not None:
                 raise decoding.error
             if decoding.ended:
-                raise changed_meanwhile(self._directory, decoding.at.file)
+                raise self.changed(decoding)
             if decoding.wanted < records + 1:
                 decoding.wanted = records + 1
                 self._changed.notify()
@@ -216,13 +222,13 @@ class FileDecoder:
     def _advance(self, decoding: Decoding) -> bool:
         """Decode one more block. Returns ``False`` when that is to be tried again."""
         try:
-            block = decoding.decode(self._directory, self._form)
+            block = decoding.decode(self._blocks)
         except Exception as error:  # Arrow raises many kinds; each is kept, and raised when the rows before it are read
-            attempts = 1 if self._directory.is_local else ATTEMPTS
-            if decoding.failed() < attempts and isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            again = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+            if decoding.failed() < self._attempts and again:
                 return False
             with self._changed:
-                decoding.error = self._described(error, decoding.at.file)
+                decoding.error = self._described(error, decoding)
             return True
         with self._changed:
             if block is None:
@@ -231,13 +237,12 @@ class FileDecoder:
                 decoding.put(block)
         return True
 
-    def _described(self, error: Exception, file: SeenFile) -> Exception:
+    def _described(self, error: Exception, decoding: Decoding) -> Exception:
         if isinstance(error, FileNotFoundError | InputError):
             return error
-        return InputError(f"cannot read {self._directory.full_path(file.path)!r}: {described(error)}")
+        return InputError(f"cannot read {self._shown(decoding.at.file)!r}: {described(error)}")
 
-
-def changed_meanwhile(directory: InputDirectory, file: SeenFile) -> InputError:
-    return InputError(
-        f"{directory.full_path(file.path)!r} has other records than when they were read before: files must not change"
-    )
+    def changed(self, decoding: Decoding) -> InputError:
+        """The error for a file that has other records than a repeated step has read."""
+        shown = self._shown(decoding.at.file)
+        return InputError(f"{shown!r} has other records than when they were read before: files must not change")

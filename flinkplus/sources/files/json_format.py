@@ -30,6 +30,7 @@ from flinkplus.sources.files.records import (
     parse_each,
     records_of,
 )
+from flinkplus.sources.files.seen import SeenFile
 
 _ROW_NUMBER = re.compile(r" in row \d+$")
 
@@ -54,7 +55,7 @@ class JsonFormat(FileFormat):
                 )
 
     @override
-    def blocks(self, directory: InputDirectory, at: OpenFile) -> Iterator[FileBlock]:
+    def blocks(self, directory: InputDirectory, at: OpenFile[SeenFile]) -> Iterator[FileBlock]:
         options = pyarrow.json.ParseOptions(
             explicit_schema=pa.schema([pa.field(f.name, _parsed_type(f.type)) for f in self.schema]),
             unexpected_field_behavior="ignore",

@@ -20,6 +20,7 @@ from flinkplus.near import did_you_mean
 from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import FileBlock, FileFormat
+from flinkplus.sources.files.seen import SeenFile
 from flinkplus.sources.parquet import BATCH_ROWS, conformed_columns, parquet_file
 
 
@@ -31,7 +32,7 @@ class ParquetFormat(FileFormat):
     strict: bool = False
 
     @override
-    def blocks(self, directory: InputDirectory, at: OpenFile) -> Iterator[FileBlock]:
+    def blocks(self, directory: InputDirectory, at: OpenFile[SeenFile]) -> Iterator[FileBlock]:
         path = directory.full_path(at.file.path)
         try:
             opened = parquet_file(directory.open(at.file))

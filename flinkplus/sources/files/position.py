@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -25,15 +25,16 @@ from flinkplus.sources.files.seen import SeenFile
 
 POSITION_FORMAT = 1
 METRICS = ("rows", "invalid_rows", "invalid_lines")
+F = TypeVar("F")
 _REMEMBERED = np.dtype([("key", ">u8"), ("version", ">u4")])
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFile:
+@dataclass(frozen=True)
+class OpenFile(Generic[F]):
     """A file that is read. ``cursor``: the byte or row at which reading continues; ``record``: the number of the next
     record."""
 
-    file: SeenFile
+    file: F
     cursor: int = 0
     record: int = 0
 
@@ -45,7 +46,7 @@ class FilesPosition:
     before, the horizons of its readers."""
 
     read: Mapping[int, int] = field(default_factory=dict)
-    opened: tuple[OpenFile, ...] = ()
+    opened: tuple[OpenFile[SeenFile], ...] = ()
     half: int | None = None
     horizon_ns: int = 0
     past: tuple[tuple[int, ...], ...] = ()

@@ -33,7 +33,7 @@ from flinkplus.sources.files.choices import (
     lower_half,
     upper_half,
 )
-from flinkplus.sources.files.decoding import Decoding, FileDecoder, changed_meanwhile
+from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder
 from flinkplus.sources.files.directory import FileHasChanged
 from flinkplus.sources.files.position import FilesPosition, OpenFile
 from flinkplus.sources.files.seen import SeenFile
@@ -57,7 +57,11 @@ class FilesReader(LiveReader):
         self._watch = DirectoryWatch(
             self._directory, lambda key: key % parallelism == index, source.poll_s, source.files, source.disposal
         )
-        self._decoder = FileDecoder(self._directory, source.form)
+        self._decoder = FileDecoder(
+            lambda at: source.form.blocks(self._directory, at),
+            1 if self._directory.is_local else ATTEMPTS,
+            lambda file: self._directory.full_path(file.path),
+        )
         self._half: int | None = None
         self._missing_since: int | None = None
         self._take_over(FilesPosition())
@@ -209,7 +213,7 @@ class FilesReader(LiveReader):
         self._backlog.opened[0] = found.at
         if last:
             if self._decoder.known(decoding)[0]:
-                raise changed_meanwhile(self._directory, file)
+                raise self._decoder.changed(decoding)
             self._backlog.end()
         parts = [rows for rows in found.rows if rows.num_rows]
         if not parts:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from flinkplus.errors import InputError
 from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.position import OpenFile
+from flinkplus.sources.files.seen import SeenFile
 
 CHUNK_BYTES = 1 << 20
 MAX_RECORD_BYTES = 1 << 30
@@ -66,7 +67,7 @@ class FileFormat(ABC):
     schema: pa.Schema
 
     @abstractmethod
-    def blocks(self, directory: InputDirectory, at: OpenFile) -> Iterator[FileBlock]:
+    def blocks(self, directory: InputDirectory, at: OpenFile[SeenFile]) -> Iterator[FileBlock]:
         """The blocks of a file from a place in it on.
 
         Raises ``InputError`` for content that does not fit, ``FileNotFoundError``, ``OSError``, ``pa.ArrowException``.
@@ -109,7 +110,7 @@ class Records:
 
 
 def records_of(
-    directory: InputDirectory, at: OpenFile, chunk_bytes: int = CHUNK_BYTES, quote: int | None = None
+    directory: InputDirectory, at: OpenFile[SeenFile], chunk_bytes: int = CHUNK_BYTES, quote: int | None = None
 ) -> Iterator[Records]:
     """The records of a file from a place in it on, where a record is a line.
 

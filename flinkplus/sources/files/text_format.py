@@ -11,6 +11,7 @@ from typing_extensions import override
 from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import CHUNK_BYTES, FileBlock, FileFormat, records_of
+from flinkplus.sources.files.seen import SeenFile
 from flinkplus.sources.text import SCHEMA, checked_lines, split_lines
 
 
@@ -23,7 +24,7 @@ class TextFormat(FileFormat):
     chunk_bytes: int = CHUNK_BYTES
 
     @override
-    def blocks(self, directory: InputDirectory, at: OpenFile) -> Iterator[FileBlock]:
+    def blocks(self, directory: InputDirectory, at: OpenFile[SeenFile]) -> Iterator[FileBlock]:
         for records in records_of(directory, at, self.chunk_bytes):
             mark = int(records.starts[0])  # a byte order mark
             lines, text, starts, _ = split_lines(records.data[mark:])
