@@ -33,7 +33,7 @@ from flinkplus.sources.files.choices import (
     lower_half,
     upper_half,
 )
-from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder
+from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder, Reported
 from flinkplus.sources.files.directory import FileHasChanged
 from flinkplus.sources.files.position import FilesPosition, OpenFile
 from flinkplus.sources.files.seen import SeenFile
@@ -62,6 +62,7 @@ class FilesReader(LiveReader):
             1 if self._directory.is_local else ATTEMPTS,
             lambda file: self._directory.full_path(file.path),
         )
+        self._errors = Reported(lambda error: None)
         self._half: int | None = None
         self._missing_since: int | None = None
         self._take_over(FilesPosition())
@@ -82,6 +83,7 @@ class FilesReader(LiveReader):
 
     @override
     def begin(self, woken: Callable[[Exception | None], None]) -> None:
+        self._errors = Reported(woken)
         self._watch.begin(woken)
         self._decoder.begin(woken)
 
@@ -89,6 +91,9 @@ class FilesReader(LiveReader):
 
     @override
     def choose(self, max_rows: int) -> int | None:
+        return self._errors.of(lambda: self._choose(max_rows), None)
+
+    def _choose(self, max_rows: int) -> int | None:
         self._take_listings()
         if self._half is not None:
             return self._choose_which(self._half)
@@ -145,6 +150,9 @@ class FilesReader(LiveReader):
 
     @override
     def can_read(self, choice: int) -> bool:
+        return self._errors.of(lambda: self._can_read(choice), False)
+
+    def _can_read(self, choice: int) -> bool:
         self._take_listings()
         kind, value = decode(choice)
         if kind is FileChoice.BEGIN or choice == NOTHING:
