@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, overload
 
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import Unpack
@@ -32,7 +33,9 @@ from flinkplus.runtime.job.savepoints import has_checkpoints, resume_found, star
 from flinkplus.runtime.job.spark_types import arrow_schema
 from flinkplus.runtime.job.staging import check_dataframe
 from flinkplus.runtime.job.start import start_job
+from flinkplus.runtime.job.streams.query import query_arguments
 from flinkplus.sources.base import Source
+from flinkplus.sources.batches.source import StreamedBatches
 from flinkplus.sources.files.reading import FormatName, file_format, file_times
 from flinkplus.sources.files.source import DirectoryFiles
 from flinkplus.sources.generator import Generator
@@ -64,19 +67,51 @@ class StreamEnvironment:
         state = "executed" if self._executed else "not executed"
         return f"<StreamEnvironment: {names}; parallelism {self.options.parallelism}; {state}>"
 
-    def from_spark(self, df: DataFrame, *, name: str | None = None, repeat: int = 1) -> Stream:
-        """The rows of a batch DataFrame, staged by Spark as replayable splits when the job is executed.
+    def from_spark(
+        self,
+        df: DataFrame,
+        *,
+        name: str | None = None,
+        repeat: int = 1,
+        trigger: dict[str, Any] | None = None,
+        max_unread_batches: int = 32,
+        max_unread_bytes: int = 1 << 30,
+    ) -> Stream:
+        """The rows of a DataFrame, which Spark stages for the slots to read.
 
-        ``repeat``: how many times the rows are read.
+        A batch DataFrame is staged when the job is executed. Each subtask reads one contiguous range of the rows, in
+        the order of the DataFrame, with its partitions unchanged. ``repeat``: how many times the rows are read.
 
-        Each subtask reads one contiguous range of the rows, in the order of the DataFrame, with its partitions
-        unchanged. Raises ``ConfigurationError`` for a streaming DataFrame or a column type that cannot be staged.
+        The query of a streaming DataFrame runs beside the job, in the driver, and stages batch after batch
+        (``docs/sources.md``). Each subtask reads a part of every batch.
+        ``trigger``: as in ``DataStreamWriter.trigger``: ``{"processingTime": "1 second"}``, ``{"availableNow": True}``
+        or ``{"once": True}``; default: a batch as soon as the one before is staged.
+        ``max_unread_batches``, ``max_unread_bytes``: the query waits while so much is staged and was not read.
+
+        Raises ``ConfigurationError`` for a column type that cannot be staged.
         """
         check_dataframe(df)
         name = self.name_for("spark", name)
         schema, errors = arrow_schema(df.schema), self.options.encoding_errors
+        if df.isStreaming:
+            return self._from_query(df, name, schema, repeat, trigger, max_unread_batches, max_unread_bytes)
+        if trigger is not None:
+            raise ConfigurationError(f"source {name!r}: trigger is for a streaming DataFrame (spark.readStream)")
         self._frames[name] = df
         return self._source(StagedParquet(name=name, files=(), schema=schema, repeat=repeat, errors=errors))
+
+    def _from_query(
+        self, df: DataFrame, name: str, schema: pa.Schema, repeat: int, trigger: Any, batches: int, size: int
+    ) -> Stream:
+        if repeat != 1:
+            raise ConfigurationError(f"source {name!r}: a streaming DataFrame is read once, not {repeat!r} times")
+        try:
+            arguments = query_arguments(trigger)
+        except ValueError as error:
+            raise ConfigurationError(f"source {name!r}: {error}") from None
+        source = StreamedBatches(name, schema, self.options.encoding_errors, arguments, batches, size)
+        self._frames[name] = df
+        return self._source(source)
 
     def read_text(
         self, path: str | os.PathLike[str], *, name: str | None = None, repeat: int = 1, errors: str | None = None

@@ -117,15 +117,7 @@ class StagedParquet(Source):
             raise ConfigurationError(f"source {self.name!r} is not planned; the driver must call planned()")
         total = sum(map(sum, self.groups))
         begin, end = total * index // parallelism, total * (index + 1) // parallelism
-        ranges: list[RowRange] = []
-        first = 0
-        for path, groups in zip(self.files, self.groups, strict=True):
-            for number, rows in enumerate(groups):
-                low, high = max(begin - first, 0), min(end - first, rows)
-                if low < high:
-                    ranges.append(RowRange(path, number, rows, low, high))
-                first += rows
-        return ranges
+        return row_ranges(self.files, self.groups, begin, end)
 
     @override
     def reader(self, index: int, parallelism: int) -> SplitReader[RowRange]:
@@ -176,36 +168,48 @@ class _ParquetReader(SplitReader[RowRange]):
 
     @override
     def blocks(self, split: RowRange, cursor: int | None) -> Iterator[Block]:
-        first = split.start if cursor is None else cursor
-        if not split.start <= first <= split.end:
-            raise InputError(f"position {first} does not lie in rows {split.start} to {split.end} of {split.file!r}")
-        try:
-            with open_parquet(split.file) as file:
-                if split.row_group >= file.num_row_groups:
-                    raise InputError(f"{split.file!r} has changed: row group {split.row_group} is no longer there")
-                if file.metadata.row_group(split.row_group).num_rows != split.group_rows:
-                    raise InputError(
-                        f"{split.file!r} has changed: row group {split.row_group} has other rows than before"
-                    )
-                yield from self._rows(file, split, first)
-        except _READ_ERRORS as error:
-            raise InputError(f"cannot read {split.file!r}: {error}") from error
+        return blocks_of(split, split.start if cursor is None else cursor, self._schema, self._strict)
 
-    def _rows(self, file: pq.ParquetFile, split: RowRange, first: int) -> Iterator[Block]:
-        batches = file.iter_batches(
-            BATCH_ROWS, row_groups=[split.row_group], columns=self._schema.names, use_threads=False
-        )
-        at = 0
-        for batch in batches:
-            low, high = max(first - at, 0), min(split.end - at, batch.num_rows)
+
+def row_ranges(files: Sequence[str], groups: Sequence[Sequence[int]], begin: int, end: int) -> list[RowRange]:
+    """The rows ``begin`` to ``end`` - 1 of all, by row groups. ``groups``: for each file the rows of its row groups."""
+    ranges: list[RowRange] = []
+    first = 0
+    for path, sizes in zip(files, groups, strict=True):
+        for number, rows in enumerate(sizes):
+            low, high = max(begin - first, 0), min(end - first, rows)
             if low < high:
-                place = f"{split.file!r}"
-                rows, invalid = conformed_columns(batch, self._schema, self._strict, place, at, split.row_group)
-                invalid = None if invalid is None else invalid[low:high]
-                yield Block(rows.slice(low, high - low), np.arange(at + low + 1, at + high + 1), invalid)
-            at += batch.num_rows
-            if at >= split.end:
-                return
+                ranges.append(RowRange(path, number, rows, low, high))
+            first += rows
+    return ranges
+
+
+def blocks_of(split: RowRange, first: int, schema: pa.Schema, strict: bool) -> Iterator[Block]:
+    """The rows of a range from row ``first`` of its row group on. Raises ``InputError``."""
+    if not split.start <= first <= split.end:
+        raise InputError(f"position {first} does not lie in rows {split.start} to {split.end} of {split.file!r}")
+    try:
+        with open_parquet(split.file) as file:
+            if split.row_group >= file.num_row_groups:
+                raise InputError(f"{split.file!r} has changed: row group {split.row_group} is no longer there")
+            if file.metadata.row_group(split.row_group).num_rows != split.group_rows:
+                raise InputError(f"{split.file!r} has changed: row group {split.row_group} has other rows than before")
+            yield from _rows(file, split, first, schema, strict)
+    except _READ_ERRORS as error:
+        raise InputError(f"cannot read {split.file!r}: {error}") from error
+
+
+def _rows(file: pq.ParquetFile, split: RowRange, first: int, schema: pa.Schema, strict: bool) -> Iterator[Block]:
+    at = 0
+    for batch in file.iter_batches(BATCH_ROWS, row_groups=[split.row_group], columns=schema.names, use_threads=False):
+        low, high = max(first - at, 0), min(split.end - at, batch.num_rows)
+        if low < high:
+            rows, invalid = conformed_columns(batch, schema, strict, f"{split.file!r}", at, split.row_group)
+            invalid = None if invalid is None else invalid[low:high]
+            yield Block(rows.slice(low, high - low), np.arange(at + low + 1, at + high + 1), invalid)
+        at += batch.num_rows
+        if at >= split.end:
+            return
 
 
 def conformed_columns(

@@ -10,6 +10,7 @@ ascending order. A batch that was begun and not completed has a folder that noth
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from flinkplus.state.file_system import filesystem_of, open_directory
 
 BATCH_FORMAT = 1
 QUERY = "query"
+_READY_FILE = re.compile(r"ready/(\d{20})\.json")
 _BATCHES, _READY, _END = "batches", "ready", "ready/end.json"
 
 
@@ -42,7 +44,11 @@ class ReadyBatch:
     rows_so_far: int
 
     def to_json(self) -> bytes:
-        document = {"format": BATCH_FORMAT, **vars(self), "files": [[name, list(groups)] for name, groups in self.files]}
+        document = {
+            "format": BATCH_FORMAT,
+            **vars(self),
+            "files": [[name, list(groups)] for name, groups in self.files],
+        }
         return json.dumps(document, sort_keys=True).encode()
 
     @classmethod
@@ -77,9 +83,9 @@ class StagingArea:
 
     def ready(self) -> tuple[list[int], bool]:
         """The numbers of the complete batches, in ascending order, and whether there will be no more."""
-        names = [name.removeprefix(f"{_READY}/") for name in self._files.names(_READY)]
-        numbers = sorted(int(name.removesuffix(".json")) for name in names if name[:1].isdigit() and "json" in name)
-        return numbers, _END in (f"{_READY}/{name}" for name in names)
+        names = self._files.names(_READY)
+        found = filter(None, map(_READY_FILE.fullmatch, names))  # others are being written
+        return sorted(int(name[1]) for name in found), _END in names
 
     def read(self, number: int) -> ReadyBatch:
         """A complete batch. Raises ``InputError`` when it is damaged."""
@@ -105,7 +111,9 @@ class StagingArea:
         place = f"{self.location}/{_BATCHES}/{folder}"
         staged = StagedParquet("batch", (), schema).staged_at(place)
         assert staged.groups is not None
-        files = tuple((name.rpartition("/")[2], g) for name, g in zip(staged.files, staged.groups, strict=True) if sum(g))
+        files = tuple(
+            (name.rpartition("/")[2], g) for name, g in zip(staged.files, staged.groups, strict=True) if sum(g)
+        )
         rows = sum(sum(groups) for _, groups in files)
         if not rows:
             self._remove(folder)

@@ -130,7 +130,7 @@ class BatchPosition:
             for first, end, row, cuts in value["pieces"]:
                 made = tuple(Cut(*cut) for cut in cuts)
                 assert made and all(0 <= cut.index < cut.count and cut.offset >= 0 for cut in made)
-                assert 0 <= first and row >= 0 and (end is None or first < end)
+                assert first >= 0 and row >= 0 and (end is None or first < end)
                 pieces.append(Piece(first, end, made, row))
             assert all(type(number) is int and number >= 0 for number in metrics.values())
         except (AssertionError, KeyError, TypeError, ValueError) as error:

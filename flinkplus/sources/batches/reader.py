@@ -7,22 +7,22 @@ ascending order of the batches. Parts of batches that have no rows for the reade
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from flinkplus.errors import FlinkPlusError
 from flinkplus.operators.base.columns import merge
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.base import LAG_ROWS, MAX_CHOICE, LiveReader
 from flinkplus.sources.batches.area import ReadyBatch, StagingArea
 from flinkplus.sources.batches.pieces import BatchPosition, Piece
-from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder, RareWarning, Reported
+from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder, Reported
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import FileBlock
+from flinkplus.sources.files.watch import RareWarning, Woken
 from flinkplus.sources.parquet import blocks_of
 
 AHEAD = 4
@@ -33,7 +33,7 @@ END = 0
 
 @dataclass(frozen=True)
 class Share:
-    """The rows ``start`` to ``end`` - 1 of a batch. ``piece``: the place of the piece among those of the reader."""
+    """The rows ``start`` to ``end`` - 1 of a batch."""
 
     batch: ReadyBatch
     start: int
@@ -54,8 +54,10 @@ class BatchWatch:
         self.batches: tuple[ReadyBatch, ...] = ()
         """Replaced, never changed: any thread may read it."""
         self.ended = False
+        """Whether there will be no more batches."""
+        self._end_seen = False
 
-    def begin(self, woken: Callable[[Exception | None], None]) -> None:
+    def begin(self, woken: Woken) -> None:
         """Start the thread. ``woken``: called when there is more."""
         threading.Thread(target=self._run, args=(woken,), name="flinkplus-batches", daemon=True).start()
 
@@ -67,15 +69,15 @@ class BatchWatch:
         """Ask the thread to end; does not wait."""
         self._stop.set()
 
-    def _run(self, woken: Callable[[Exception | None], None]) -> None:
+    def _run(self, woken: Woken) -> None:
         pause_s = LOCAL_POLL_S if self._area.is_local else POLL_S
         try:
             while not self._stop.is_set():
                 try:
                     if self._look():
                         woken(None)
-                except FileNotFoundError:  # a batch was removed after it was listed: nobody needs it
-                    continue
+                except FileNotFoundError:  # a batch was removed after it was listed: no reader needs it
+                    pass
                 except OSError as error:
                     self._warn("cannot look for batches in %r, trying again: %s", self._area.location, error)
                 self._stop.wait(pause_s)
@@ -89,9 +91,9 @@ class BatchWatch:
         fresh = [number for number in needed if number not in known]
         kept = [batch for batch in self.batches if batch.number >= self._from]
         self.batches = (*kept, *(self._area.read(number) for number in fresh))
-        woke = bool(fresh) or ended is not self.ended
-        self.ended = ended
-        return woke
+        # A listing that shows the end may have missed a batch that was completed just before; the next one has not.
+        before, self.ended, self._end_seen = self.ended, ended and self._end_seen, ended
+        return bool(fresh) or self.ended is not before
 
 
 class BatchReader(LiveReader):
@@ -116,7 +118,7 @@ class BatchReader(LiveReader):
             self._take_over(BatchPosition.from_json(self._source, position))
 
     @override
-    def begin(self, woken: Callable[[Exception | None], None]) -> None:
+    def begin(self, woken: Woken) -> None:
         self._errors = Reported(woken)
         area = StagingArea(self._location)
         self._watch = BatchWatch(area, self._at.floor)
