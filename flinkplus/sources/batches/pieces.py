@@ -24,7 +24,7 @@ METRICS = ("rows", "invalid_lines")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RowCut:
     """Of a range of rows, part ``index`` of ``count`` equal ones, counted from the number of the batch on; without its
     first ``offset`` rows."""
 
@@ -46,7 +46,7 @@ class Piece:
 
     first: int
     end: int | None
-    cuts: tuple[Cut, ...]
+    cuts: tuple[RowCut, ...]
     row: int = 0
 
     def rows_of(self, batch: int, rows: int) -> tuple[int, int]:
@@ -78,7 +78,7 @@ class Piece:
 
     def divided(self, parts: int) -> list[Piece]:
         """A closed piece as ``parts`` pieces."""
-        return [replace(self, cuts=(*self.cuts, Cut(index, parts))) for index in range(parts)]
+        return [replace(self, cuts=(*self.cuts, RowCut(index, parts))) for index in range(parts)]
 
     def to_json(self) -> JsonValue:
         return [self.first, self.end, self.row, [[cut.index, cut.count, cut.offset] for cut in self.cuts]]
@@ -93,7 +93,7 @@ class BatchPosition:
 
     @classmethod
     def start(cls, index: int, parallelism: int) -> BatchPosition:
-        return cls((Piece(0, None, (Cut(index, parallelism),)),))
+        return cls((Piece(0, None, (RowCut(index, parallelism),)),))
 
     @property
     def floor(self) -> int:
@@ -128,7 +128,7 @@ class BatchPosition:
             metrics = {name: value[name] for name in METRICS}
             pieces = []
             for first, end, row, cuts in value["pieces"]:
-                made = tuple(Cut(*cut) for cut in cuts)
+                made = tuple(RowCut(*cut) for cut in cuts)
                 assert made and all(0 <= cut.index < cut.count and cut.offset >= 0 for cut in made)
                 assert first >= 0 and row >= 0 and (end is None or first < end)
                 pieces.append(Piece(first, end, made, row))
@@ -150,5 +150,5 @@ def redealt(positions: Sequence[BatchPosition], parallelism: int) -> list[BatchP
         mine = [piece.divided(parallelism)[index] for piece in closed]
         totals = [position.metrics for position in positions[index::parallelism]]
         metrics = {name: sum(total[name] for total in totals) for name in METRICS}
-        dealt.append(BatchPosition((*mine, Piece(frontier, None, (Cut(index, parallelism),))), metrics))
+        dealt.append(BatchPosition((*mine, Piece(frontier, None, (RowCut(index, parallelism),))), metrics))
     return dealt

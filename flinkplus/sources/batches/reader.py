@@ -32,7 +32,7 @@ END = 0
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """The rows ``start`` to ``end`` - 1 of a batch."""
 
     batch: ReadyBatch
@@ -126,10 +126,10 @@ class BatchReader(LiveReader):
         self._watch.begin(woken)
         self._decoder.begin(woken)
 
-    def _shown(self, share: Share) -> str:
+    def _shown(self, share: BatchShare) -> str:
         return f"batch {share.batch.number} of source {self._source}"
 
-    def _blocks(self, at: OpenFile[Share]) -> Iterator[FileBlock]:
+    def _blocks(self, at: OpenFile[BatchShare]) -> Iterator[FileBlock]:
         share = at.file
         read = 0
         for rows in share.batch.ranges(self._location, share.start + at.cursor, share.end):
@@ -140,7 +140,7 @@ class BatchReader(LiveReader):
 
     # --- what is to be read
 
-    def _shares(self, at: BatchPosition) -> Iterator[tuple[OpenFile[Share], BatchPosition, int]]:
+    def _shares(self, at: BatchPosition) -> Iterator[tuple[OpenFile[BatchShare], BatchPosition, int]]:
         """The parts of batches to read next, in order; for each, the position behind the ones before, and the piece."""
         assert self._watch is not None
         batches = {batch.number: batch for batch in self._watch.batches}
@@ -151,13 +151,13 @@ class BatchReader(LiveReader):
             row = piece.row if piece.first == number else 0
             start, end = piece.rows_of(number, batches[number].rows)
             if start + row < end:
-                yield OpenFile(Share(batches[number], start, end), row, row), at, index
+                yield OpenFile(BatchShare(batches[number], start, end), row, row), at, index
             at = at.advanced(index, piece.after(number))
 
     def _upcoming(self, rows: int) -> list[tuple[Decoding, int]]:
         """What is decoded of the next parts, with at least ``rows`` in all if they are there; and the rows of each."""
         assert self._decoder is not None
-        opened: list[OpenFile[Share]] = []
+        opened: list[OpenFile[BatchShare]] = []
         left = rows
         for share, _, _ in self._shares(self._at):
             if len(opened) >= AHEAD and left <= 0:
@@ -250,8 +250,8 @@ class BatchReader(LiveReader):
 
 
 def _limited(
-    shares: Iterator[tuple[OpenFile[Share], BatchPosition, int]], rows: int
-) -> Iterator[tuple[OpenFile[Share], BatchPosition, int]]:
+    shares: Iterator[tuple[OpenFile[BatchShare], BatchPosition, int]], rows: int
+) -> Iterator[tuple[OpenFile[BatchShare], BatchPosition, int]]:
     """As many parts as ``rows`` rows need."""
     for found in shares:
         yield found
@@ -260,7 +260,7 @@ def _limited(
             return
 
 
-def _behind(piece: Piece, share: Share, row: int) -> Piece | None:
+def _behind(piece: Piece, share: BatchShare, row: int) -> Piece | None:
     """What is left of a piece when ``row`` rows of a part of a batch were read."""
     if share.start + row < share.end:
         return replace(piece, first=share.batch.number, row=row)

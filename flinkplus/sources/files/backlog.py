@@ -25,7 +25,7 @@ FORGET_AFTER = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class DirectoryListing:
     """What a listing shows that the one before did not, of the files of one reader.
 
     ``number``: of the listing, from 1. ``gone``: keys of files that are no longer there. ``newest_ns``: the time of the
@@ -66,7 +66,7 @@ class Backlog:
 
     # --- listings
 
-    def apply(self, listing: Listing) -> list[SeenFile]:
+    def apply(self, listing: DirectoryListing) -> list[SeenFile]:
         """Take over a listing; returns files that are ignored because they came too late. Raises what ``changed``
         raises."""
         self.listings = listing.number

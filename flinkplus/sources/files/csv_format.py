@@ -25,7 +25,7 @@ from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import (
     CHUNK_BYTES,
-    Broken,
+    BrokenRecords,
     FileBlock,
     FileFormat,
     Records,
@@ -105,13 +105,13 @@ class CsvFormat(FileFormat):
     def _parsed(self, data: bytes, rows: int, names: list[str]) -> pa.RecordBatch:
         table = self._table(data, names)
         if table.num_rows != rows:
-            raise Broken("not one row in a line")
+            raise BrokenRecords("not one row in a line")
         columns = []
         for field, column in zip(self.schema, table.columns, strict=True):
             try:
                 columns.append(_instants(column, field.type) if _is_instant(field.type) else column)
             except pa.ArrowException as error:
-                raise Broken(f"column {field.name!r}: {error}") from error
+                raise BrokenRecords(f"column {field.name!r}: {error}") from error
         return conformed(pa.table(columns, names=self.schema.names), self.schema)
 
     def _table(self, data: bytes, names: list[str]) -> pa.Table:
@@ -134,7 +134,7 @@ class CsvFormat(FileFormat):
             )
         except pa.ArrowException as error:
             text = _COLUMN_NUMBER.sub(lambda found: f"column {names[int(found[1])]!r}: ", str(error))
-            raise Broken(_ROW_NUMBER.sub("", text)) from error
+            raise BrokenRecords(_ROW_NUMBER.sub("", text)) from error
 
 
 def _is_instant(dtype: pa.DataType) -> bool:

@@ -22,7 +22,7 @@ from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import (
     CHUNK_BYTES,
-    Broken,
+    BrokenRecords,
     FileBlock,
     FileFormat,
     Records,
@@ -79,7 +79,7 @@ class JsonFormat(FileFormat):
             try:
                 data.decode()
             except UnicodeDecodeError as error:
-                raise Broken(f"not UTF-8 at byte {error.start}") from error
+                raise BrokenRecords(f"not UTF-8 at byte {error.start}") from error
         try:
             table = pyarrow.json.read_json(
                 pa.BufferReader(data),
@@ -87,22 +87,22 @@ class JsonFormat(FileFormat):
                 parse_options=options,
             )
         except pa.ArrowException as error:
-            raise Broken(_ROW_NUMBER.sub("", str(error).removeprefix("JSON parse error: "))) from error
+            raise BrokenRecords(_ROW_NUMBER.sub("", str(error).removeprefix("JSON parse error: "))) from error
         if table.num_rows != objects:
-            raise Broken("more than one JSON object in a line")
+            raise BrokenRecords("more than one JSON object in a line")
         return conformed(table, self.schema)
 
 
 def _check_objects(records: Records, start: int, stop: int, blank: np.ndarray) -> None:
-    """Raises ``Broken`` unless each line that is not blank begins and ends as an object does. (Arrow's parser is only
-    given such lines: it may crash on others.)"""
+    """Raises ``BrokenRecords`` unless each line that is not blank begins and ends as an object does. (Arrow's parser is
+    given only such lines: it may crash on others.)"""
     array = np.frombuffer(records.data, np.uint8)
     starts, last = records.starts[start:stop], np.maximum(records.ends[start:stop] - 1, 0)
     plain = (array[starts % len(array)] == ord("{")) & (array[last] == ord("}"))
     for index in np.flatnonzero(~(plain | blank[start:stop])):
         line = records[start + int(index)].strip()
         if not (line.startswith(b"{") and line.endswith(b"}")):
-            raise Broken("not a JSON object")
+            raise BrokenRecords("not a JSON object")
 
 
 def _parsed_type(dtype: pa.DataType) -> pa.DataType:

@@ -177,7 +177,7 @@ def _records(data: bytes, breaks: npt.NDArray[np.int64], offset: int, first: int
     return Records(data, starts, ends, cursors, first, path)
 
 
-class Broken(Exception):
+class BrokenRecords(Exception):
     """Records that cannot be parsed; the message says why."""
 
 
@@ -191,7 +191,7 @@ def parse_each(
     """Parse records together; when that fails, halves of them, until each broken record is found.
 
     ``parse``: gives the rows of the records from the first number to the one before the second, one for each record
-    that is not blank; raises ``Broken``.
+    that is not blank; raises ``BrokenRecords``.
     ``skip``: pass over broken records; otherwise the first one is an ``InputError``.
     """
     broken = np.zeros(len(records), np.bool_)
@@ -203,7 +203,7 @@ def parse_each(
             continue
         try:
             parts.append(parse(start, stop))
-        except Broken as error:
+        except BrokenRecords as error:
             if stop - start > 1:
                 middle = (start + stop) // 2
                 left += [(middle, stop), (start, middle)]
@@ -228,15 +228,15 @@ def broken_record(records: Records, index: int, error: Exception) -> InputError:
 
 
 def conformed(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
-    """Parsed rows as one batch of ``schema``. Raises ``Broken``."""
+    """Parsed rows as one batch of ``schema``. Raises ``BrokenRecords``."""
     columns = []
     for field in schema:
         column = table.column(field.name)
         try:
             column = column if column.type == field.type else column.cast(field.type)
         except (pa.ArrowException, ValueError) as error:
-            raise Broken(f"column {field.name!r}: {error}") from error
+            raise BrokenRecords(f"column {field.name!r}: {error}") from error
         if column.null_count and not field.nullable:
-            raise Broken(f"null in the column {field.name!r}, which is NOT NULL")
+            raise BrokenRecords(f"null in the column {field.name!r}, which is NOT NULL")
         columns.append(column.combine_chunks())
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from flinkplus.errors import described
-from flinkplus.sources.files.backlog import Listing
+from flinkplus.sources.files.backlog import DirectoryListing
 from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.seen import SeenFile
 
@@ -66,7 +66,7 @@ class DirectoryWatch:
         self._poll_s = poll_s
         self._planned = planned
         self._dispose = dispose
-        self._listings: deque[Listing] = deque()
+        self._listings: deque[DirectoryListing] = deque()
         self._covered: deque[SeenFile] = deque()
         self._known: dict[int, SeenFile] = {}
         self._number = 0
@@ -77,7 +77,7 @@ class DirectoryWatch:
         """Start the thread. ``woken``: called after each listing."""
         threading.Thread(target=self._run, args=(woken,), name="flinkplus-listing", daemon=True).start()
 
-    def take(self) -> Iterator[Listing]:
+    def take(self) -> Iterator[DirectoryListing]:
         """The listings since the last call."""
         while self._listings:
             yield self._listings.popleft()
@@ -111,7 +111,7 @@ class DirectoryWatch:
         self._number += 1
         mine = {file.key: file for file in found if self._owns(file.key)}
         known = self._known
-        listing = Listing(
+        listing = DirectoryListing(
             self._number,
             added=tuple(file for key, file in mine.items() if key not in known),
             changed=tuple(file for key, file in mine.items() if key in known and known[key] != file),

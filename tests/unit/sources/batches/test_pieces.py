@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import InputError
-from flinkplus.sources.batches.pieces import METRICS, BatchPosition, Cut, Piece, redealt
+from flinkplus.sources.batches.pieces import METRICS, BatchPosition, Piece, RowCut, redealt
 from tests.examples import examples
 
 
@@ -58,7 +58,7 @@ def test_each_row_is_read_once_in_ascending_batches(sizes: dict[int, int], round
 
 @given(st.integers(0, 20), st.integers(0, 30), st.integers(1, 6))
 def test_a_batch_is_cut_evenly(batch: int, rows: int, count: int) -> None:
-    parts = [Cut(index, count).of(batch, 5, 5 + rows) for index in range(count)]
+    parts = [RowCut(index, count).of(batch, 5, 5 + rows) for index in range(count)]
     assert sorted(row for low, high in parts for row in range(low, high)) == list(range(5, 5 + rows))
     assert max(high - low for low, high in parts) - min(high - low for low, high in parts) <= 1
 
@@ -66,7 +66,7 @@ def test_a_batch_is_cut_evenly(batch: int, rows: int, count: int) -> None:
 def test_small_batches_go_to_all_readers_in_turn() -> None:
     """So no reader stays behind, and holds up the removal of batches."""
     for index in range(3):
-        had = [batch for batch in range(9) if range(*Cut(index, 3).of(batch, 0, 1))]
+        had = [batch for batch in range(9) if range(*RowCut(index, 3).of(batch, 0, 1))]
         assert len(had) == 3 and all(b - a == 3 for a, b in pairwise(had))
 
 

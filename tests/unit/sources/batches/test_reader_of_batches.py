@@ -18,7 +18,7 @@ import pytest
 
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources.batches.area import ReadyBatch, StagingArea
-from flinkplus.sources.batches.pieces import Cut
+from flinkplus.sources.batches.pieces import RowCut
 from flinkplus.sources.batches.reader import BatchReader
 from flinkplus.sources.batches.source import StreamedBatches
 
@@ -164,7 +164,7 @@ def test_a_replay_reads_the_same_though_more_is_there(
         total += rows
     runs = []
     for index in range(parallelism):
-        shares = [Cut(index, parallelism).of(number, 0, rows) for number, rows in enumerate(sizes)]
+        shares = [RowCut(index, parallelism).of(number, 0, rows) for number, rows in enumerate(sizes)]
         with reading(source, index, parallelism) as run:
             run.rows(sum(end - start for start, end in shares))
             runs.append(run)

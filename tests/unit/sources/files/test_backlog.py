@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from flinkplus.sources.base import MAX_CHOICE
-from flinkplus.sources.files.backlog import FORGET_AFTER, Backlog, Listing
+from flinkplus.sources.files.backlog import FORGET_AFTER, Backlog, DirectoryListing
 from flinkplus.sources.files.choices import (
     FINGERPRINT_BITS,
     MAX_RECORDS,
@@ -37,8 +37,8 @@ def backlog(at: FilesPosition | None = None, max_age_days: float | None = 1.0) -
     return Backlog(at or FilesPosition(), age_ns, lambda changed: None)
 
 
-def listing(number: int, *files: SeenFile, gone: tuple[int, ...] = ()) -> Listing:
-    return Listing(number, added=files, gone=gone, newest_ns=max((f.mtime_ns for f in files), default=0))
+def listing(number: int, *files: SeenFile, gone: tuple[int, ...] = ()) -> DirectoryListing:
+    return DirectoryListing(number, added=files, gone=gone, newest_ns=max((f.mtime_ns for f in files), default=0))
 
 
 def read_all(one: Backlog) -> list[str]:
@@ -168,18 +168,18 @@ def test_each_file_is_read_once_through_other_parallelisms(rounds: list[tuple[in
         newest = max(f.mtime_ns for f in files)
         for index, one in enumerate(readers):
             mine = tuple(f for f in files if f.key % parallelism == index)
-            one.apply(Listing(1, added=mine, newest_ns=newest))
+            one.apply(DirectoryListing(1, added=mine, newest_ns=newest))
             known |= {f.path for f in mine if one.find(f.fingerprint) is not None}
             for _ in range(some):
                 if (oldest := one.oldest()) is not None:
                     one.begin(oldest)
                     one.end()
                     seen.append(oldest.path)
-            one.apply(Listing(2, newest_ns=newest))
+            one.apply(DirectoryListing(2, newest_ns=newest))
         positions = [one.position(None, dict(FilesPosition().metrics)) for one in readers]
     for index, position in enumerate(redealt(positions, 2)):
         one = backlog(position, age_days)
-        one.apply(Listing(1, added=tuple(f for f in files if f.key % 2 == index), newest_ns=0))
+        one.apply(DirectoryListing(1, added=tuple(f for f in files if f.key % 2 == index), newest_ns=0))
         seen += read_all(one)
     assert len(seen) == len(set(seen))
     assert known <= set(seen)
