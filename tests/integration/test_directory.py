@@ -22,7 +22,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import JobFailed, JobHandle, StreamEnvironment
-from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
+from tests.integration.conftest import PATIENCE_S, running_job, wait_for_checkpoint, wait_until
 from tests.s3_server import s3_server
 
 pytestmark = pytest.mark.integration
@@ -161,6 +161,8 @@ class Job:
 def wait_for_recoveries(job: JobHandle, count: int) -> None:
     wait_until(lambda: job.done or len(job.recoveries()) >= count, f"{count} recoveries")
     wait_until(lambda: job.done or job.missing_standbys() == 0, "standbys")
+    parallelism = running_job(job).coordinator.parts.deployment.parallelism
+    wait_until(lambda: job.done or len(job.slot_pids()) >= parallelism, "slots")
 
 
 def test_slots_and_a_driver_die_while_files_appear(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -142,7 +143,7 @@ def test_a_query_waits_for_its_readers_and_what_was_read_is_removed(spark: Spark
         rows.throttle(20.0).key_by("word").process(counted, schema=SCHEMA, name="counted").to_parquet(tmp_path / "out")
         with env.execute("streaming") as job:
             most = 0
-            wait_until(lambda: job_of.path.joinpath("checkpoints/streams").is_dir(), "the first batch")
+            wait_until(lambda: any(tmp_path.glob("checkpoints/streams/*/ready")), "the first batch")
             until = time.monotonic() + 6
             while time.monotonic() < until:
                 read = job.metrics()["operators"]["frame"].get("rows", 0)
@@ -266,7 +267,7 @@ def test_a_driver_is_killed_while_a_python_source_is_read(tmp_path: Path) -> Non
         with program(command, tmp_path) as run:
             if killed:
                 run.wait_for(lambda run=run: "400 rows" in run.out, "rows")  # type: ignore[misc]
-                run.kill(signal.SIGKILL)
+                os.kill(run.process.pid, signal.SIGKILL)
                 run.wait()
             else:
                 assert run.wait() == 0, run.err

@@ -33,14 +33,14 @@ class ReadyBatch:
     """A complete batch.
 
     ``files``: its files, below its folder, with the rows of their row groups.
-    ``rows``, ``bytes``: of the batch; ``rows_so_far``: of all batches up to this one.
+    ``rows``, ``size`` in bytes: of the batch; ``rows_so_far``: of all batches up to this one.
     """
 
     number: int
     folder: str
     files: tuple[tuple[str, tuple[int, ...]], ...]
     rows: int
-    bytes: int
+    size: int
     rows_so_far: int
 
     def to_json(self) -> bytes:

@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -142,6 +142,19 @@ class Backlog:
             heappop(self._order)
         return self._order[0] if self._order else None
 
+    def upcoming(self, count: int) -> list[SeenFile]:
+        """The files to begin next, in order: the first ``count``, or fewer."""
+        found: list[SeenFile] = []
+        front = [(self._order[0], 0)] if self._order else []
+        while front and len(found) < count:  # walks the heap from its root
+            file, at = heappop(front)
+            if self._unread.get(file.fingerprint) == file:
+                found.append(file)
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(self._order):
+                    heappush(front, (self._order[child], child))
+        return found
+
     def find(self, fingerprint: int) -> SeenFile | None:
         """The file with this fingerprint that was not begun."""
         return self._unread.get(fingerprint)
@@ -179,7 +192,7 @@ class Backlog:
 
     # --- what was read
 
-    def covered(self, read: dict[int, int]) -> Iterator[SeenFile]:
+    def covered(self, read: Mapping[int, int]) -> Iterator[SeenFile]:
         """Of the files that a position says were read, those that are there, unchanged."""
         for key, version in read.items():
             file = self._present.get(key)

@@ -2,9 +2,10 @@
 
 Rules:
 
-- The reader says which files are wanted: the open one, and the one that it would begin next. The thread decodes the
-  first of them that has room, block by block.
-- A file's blocks take ``BUFFER_BYTES`` at most, or one block; or, when a repeated step wants more records, as many.
+- The reader says which files are wanted: the open one, and those that it would begin next. The thread decodes them in
+  this order, block by block.
+- The blocks of all files take ``BUFFER_BYTES`` at most, or one block; or, when a repeated step wants more records, as
+  many.
 - A store that does not answer is asked again from the same place, ``ATTEMPTS`` times in all; local files only once.
 - What a *file* is, only the source knows: the files of a directory, or parts of staged batches.
 - An error of a file is kept with it, behind the records before it, and raised when these have been read.
@@ -84,7 +85,8 @@ class Decoding:
         self.error: Exception | None = None
         self._blocks: deque[FileBlock] = deque()
         self._taken = 0
-        self._bytes = 0
+        self.held = 0
+        """Bytes of the blocks."""
 
     def decode(self, blocks: Blocks) -> FileBlock | None:
         """The next block; ``None`` at the end of the file. Raises what ``blocks`` raises."""
@@ -107,15 +109,15 @@ class Decoding:
         if stream is not None:
             stream.close()  # type: ignore[attr-defined]  # a generator: it closes its file
 
-    @property
-    def has_room(self) -> bool:
+    def has_room(self, held: int) -> bool:
+        """Whether one more block is wanted; ``held``: bytes of all files."""
         done = self.ended or self.error is not None
-        return not done and (self._bytes < BUFFER_BYTES or self.records < self.wanted)
+        return not done and (held < BUFFER_BYTES or not self.records or self.records < self.wanted)
 
     def put(self, block: FileBlock) -> None:
         self._blocks.append(block)
         self.records += block.records
-        self._bytes += block.rows.nbytes
+        self.held += block.rows.nbytes
 
     def take(self, records: int) -> ReadRecords:
         """The next ``records``, which must be here."""
@@ -134,7 +136,7 @@ class Decoding:
             if stop == block.records:
                 self._blocks.popleft()
                 self._taken = 0
-                self._bytes -= block.rows.nbytes
+                self.held -= block.rows.nbytes
         self.records -= records
         self.at = OpenFile(self.at.file, cursor, self.at.record + records)
         return ReadRecords(rows, self.at, broken, repaired)
@@ -193,11 +195,9 @@ class FileDecoder:
 
     def take(self, decoding: Decoding, records: int) -> ReadRecords:
         with self._changed:
-            had_room = decoding.has_room
             found = decoding.take(records)
             decoding.wanted = 0
-            if not had_room:
-                self._changed.notify()
+            self._changed.notify()
             return found
 
     def close(self) -> None:
@@ -232,10 +232,17 @@ class FileDecoder:
                 for decoding in [decoding for decoding in opened if decoding not in self._wanted]:
                     decoding.close()
                     opened.remove(decoding)
-                found = next((decoding for decoding in self._wanted if decoding.has_room), None)
+                found = self._first_with_room()
                 if found is not None:
                     return found
                 self._changed.wait()
+        return None
+
+    def _first_with_room(self) -> Decoding | None:
+        held = sum(decoding.held for decoding in self._wanted)
+        for at, decoding in enumerate(self._wanted):
+            if decoding.has_room(held) and (at == 0 or held < BUFFER_BYTES or decoding.wanted):
+                return decoding
         return None
 
     def _pause(self) -> None:

@@ -4,7 +4,7 @@ Rules:
 
 - A file is begun only when its first records are decoded, or its end is reached: a choice is made from what is there.
   So a file that is removed before it is begun is no error.
-- The file that will be begun next is decoded while the open one is read.
+- The files that will be begun next are decoded while the open one is read.
 - A repeated step waits until the listing shows its file, and until its records are decoded. A file that
   ``MISSING_AFTER`` listings do not show is gone: that is an ``InputError``.
 """
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from flinkplus.sources.files.source import DirectoryFiles
 
 MISSING_AFTER = 5
+AHEAD = 8
+"""Files that are decoded ahead; their blocks share the decoder's limit of bytes."""
 log = logging.getLogger("flinkplus")
 
 
@@ -99,7 +101,7 @@ class FilesReader(LiveReader):
             return self._choose_which(self._half)
         if not self._backlog.opened:
             return self._choose_file()
-        decoding = self._open_and_next()[0]
+        decoding = self._decode_ahead()[0]
         records, ended, error = self._decoder.known(decoding)
         if not records and error is not None:
             raise self._gone(decoding.at.file) if isinstance(error, FileNotFoundError) else error
@@ -111,8 +113,7 @@ class FilesReader(LiveReader):
     def _choose_file(self) -> int | None:
         """The oldest file, if something of it is decoded; the end, if there can be no more files."""
         while (file := self._backlog.oldest()) is not None:
-            (decoding,) = self._decoder.want([OpenFile(file)])
-            records, ended, error = self._decoder.known(decoding)
+            records, ended, error = self._decoder.known(self._decode_ahead()[0])
             if records or ended:
                 return encode(FileChoice.BEGIN, upper_half(file.fingerprint))
             if error is None:
@@ -131,12 +132,10 @@ class FilesReader(LiveReader):
             return encode(FileChoice.FILE, lower_half(file.fingerprint))
         return NOTHING if self._backlog.listings else None  # it was removed
 
-    def _open_and_next(self) -> list[Decoding]:
-        """What is decoded of the open file, and of the one that follows."""
-        wanted = self._backlog.opened[:2]
-        if len(wanted) == 1 and (following := self._backlog.oldest()) is not None:
-            wanted = [*wanted, OpenFile(following)]
-        return self._decoder.want(wanted)
+    def _decode_ahead(self) -> list[Decoding]:
+        """What is decoded of the open file, and of those that follow."""
+        following = [OpenFile(file) for file in self._backlog.upcoming(AHEAD)]
+        return self._decoder.want([*self._backlog.opened[:AHEAD], *following])
 
     def _take_listings(self) -> None:
         for listing in self._watch.take():
@@ -161,7 +160,7 @@ class FilesReader(LiveReader):
             return self._can_begin(value)
         if not self._backlog.opened:
             raise InputError(f"source {self._source.name!r}: a repeated step reads a file, and none is open")
-        decoding = self._open_and_next()[0]
+        decoding = self._decode_ahead()[0]
         try:
             return self._decoder.has(decoding, value, kind is FileChoice.LAST_RECORDS)
         except FileNotFoundError as error:
@@ -208,12 +207,12 @@ class FilesReader(LiveReader):
             assert file is not None, "read without can_read"
             self._half = None
             self._backlog.begin(file)
-            self._open_and_next()
+            self._decode_ahead()
             return self._nothing
         return self._records(value, kind is FileChoice.LAST_RECORDS)
 
     def _records(self, records: int, last: bool) -> pa.RecordBatch:
-        decoding = self._open_and_next()[0]
+        decoding = self._decode_ahead()[0]
         file = decoding.at.file
         found = self._decoder.take(decoding, records)
         self.metrics["invalid_rows"] += found.broken

@@ -104,7 +104,7 @@ class Records:
         blank = self.ends <= self.starts
         lengths = self.ends - self.starts
         first = np.frombuffer(self.data, np.uint8)[np.minimum(self.starts, len(self.data) - 1)]
-        for index in np.flatnonzero((lengths > 0) & ((first == 32) | (first == 9) | (first == 13))):
+        for index in np.flatnonzero((lengths > 0) & ((first == 32) | (first == 9) | (first == 13))).tolist():
             blank[index] = not self[index].strip(b" \t\r")
         return blank
 

@@ -68,6 +68,7 @@ class DirectoryWatch:
         self._dispose = dispose
         self._listings: deque[DirectoryListing] = deque()
         self._covered: deque[SeenFile] = deque()
+        self._disposed: dict[int, SeenFile] = {}
         self._known: dict[int, SeenFile] = {}
         self._number = 0
         self._stop = threading.Event()
@@ -103,6 +104,8 @@ class DirectoryWatch:
             woken(error)
 
     def _look(self) -> None:
+        if self._planned is not None and self._number:
+            return
         try:
             found = list(self._directory.files() if self._planned is None else self._planned)
         except OSError as error:
@@ -119,13 +122,17 @@ class DirectoryWatch:
             newest_ns=max((file.mtime_ns for file in found), default=0),
         )
         self._known = mine
+        self._disposed = {key: file for key, file in self._disposed.items() if key in mine}
         self._listings.append(listing)
 
     def _remove_covered(self) -> None:
         while self._dispose is not None and self._covered:
             file = self._covered.popleft()
+            if self._disposed.get(file.key) == file:
+                continue
             try:
                 self._dispose(file)
+                self._disposed[file.key] = file
             except OSError as error:
                 name = self._directory.full_path(file.path)
                 self._cannot_dispose("cannot remove %r, which was read: %s", name, described(error))

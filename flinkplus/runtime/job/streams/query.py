@@ -22,7 +22,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from flinkplus.errors import FlinkPlusError, InputError, described
 from flinkplus.runtime.job.staging import spark_reason
@@ -63,7 +63,7 @@ class StreamQuery:
         self._area = StagingArea(source.location)
         self._staged: deque[ReadyBatch] = deque()
         self._stopping = threading.Event()
-        self._query: StreamingQuery | None = None
+        self._cause: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"flinkplus-query-{source.name}", daemon=True)
 
     def begin(self) -> None:
@@ -91,7 +91,7 @@ class StreamQuery:
                 self._remove_passed()
         except Exception as error:  # of pyspark and py4j, too: whatever it is, no more rows come
             if not self._stopping.is_set():
-                reason = f"the streaming query of source {self._source.name!r} failed: {_reason(error)}"
+                reason = f"the streaming query of source {self._source.name!r} failed: {_reason(self._cause or error)}"
                 self._failed(reason, InputError(reason))
 
     def _start(self) -> StreamingQuery:
@@ -130,7 +130,14 @@ class StreamQuery:
     # --- called by Spark
 
     def _take(self, df: DataFrame, number: int) -> None:
-        """Stage a batch."""
+        """Stage a batch. Spark's error says little of what was raised here, so it is kept."""
+        try:
+            self._stage(df, number)
+        except Exception as error:
+            self._cause = error
+            raise
+
+    def _stage(self, df: DataFrame, number: int) -> None:
         self._wait_for_room()
         last = self._staged[-1] if self._staged else None
         if last is not None and number <= last.number:
@@ -152,7 +159,7 @@ class StreamQuery:
         while True:
             read = self._rows_read()
             unread = [batch for batch in list(self._staged) if batch.rows_so_far > read]
-            size = sum(batch.bytes for batch in unread)
+            size = sum(batch.size for batch in unread)
             if len(unread) < self._source.max_unread_batches and size < self._source.max_unread_bytes:
                 return
             if self._stopping.wait(LOOK_S):

@@ -159,12 +159,12 @@ def test_a_replay_reads_the_same_though_more_is_there(
     area: StagingArea, source: StreamedBatches, parallelism: int
 ) -> None:
     total, sizes = 0, (7, 1, 1, 2, 20, 1)
-    for number, rows in enumerate(sizes):
-        stage(area, number, range(total, total + rows), before=total)
-        total += rows
+    for number, size in enumerate(sizes):
+        stage(area, number, range(total, total + size), before=total)
+        total += size
     runs = []
     for index in range(parallelism):
-        shares = [RowCut(index, parallelism).of(number, 0, rows) for number, rows in enumerate(sizes)]
+        shares = [RowCut(index, parallelism).of(number, 0, size) for number, size in enumerate(sizes)]
         with reading(source, index, parallelism) as run:
             run.rows(sum(end - start for start, end in shares))
             runs.append(run)

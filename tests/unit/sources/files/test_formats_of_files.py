@@ -62,7 +62,7 @@ def test_lines_from_any_line_on(tmp_path: Path, lines: list[str], end: str, endi
     for old in tmp_path.iterdir():
         old.unlink()
     text = "\n".join(lines) + (end if lines else "")
-    compress = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[ending]
+    compress: Any = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[ending]
     put(tmp_path / f"a.txt{ending}", compress(text.encode()))
     found = check_places(source_of(tmp_path, chunk_bytes=chunk))
     expected = text.removeprefix("\ufeff").split("\n")
