@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, overload
 
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import Unpack
@@ -25,13 +26,18 @@ from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
+from flinkplus.operators.base.durations import Duration
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.runtime.job.plan import find_job
 from flinkplus.runtime.job.savepoints import has_checkpoints, resume_found, start_drawn
 from flinkplus.runtime.job.spark_types import arrow_schema
 from flinkplus.runtime.job.staging import check_dataframe
 from flinkplus.runtime.job.start import start_job
+from flinkplus.runtime.job.streams.query import query_arguments
 from flinkplus.sources.base import Source
+from flinkplus.sources.batches.source import StreamedBatches
+from flinkplus.sources.files.reading import FormatName, file_format, file_times
+from flinkplus.sources.files.source import DirectoryFiles
 from flinkplus.sources.generator import Generator
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.sources.text import TextFiles
@@ -61,19 +67,51 @@ class StreamEnvironment:
         state = "executed" if self._executed else "not executed"
         return f"<StreamEnvironment: {names}; parallelism {self.options.parallelism}; {state}>"
 
-    def from_spark(self, df: DataFrame, *, name: str | None = None, repeat: int = 1) -> Stream:
-        """The rows of a batch DataFrame, staged by Spark as replayable splits when the job is executed.
+    def from_spark(
+        self,
+        df: DataFrame,
+        *,
+        name: str | None = None,
+        repeat: int = 1,
+        trigger: dict[str, Any] | None = None,
+        max_unread_batches: int = 32,
+        max_unread_bytes: int = 1 << 30,
+    ) -> Stream:
+        """The rows of a DataFrame, which Spark stages for the slots to read.
 
-        ``repeat``: how many times the rows are read.
+        A batch DataFrame is staged when the job is executed. Each subtask reads one contiguous range of the rows, in
+        the order of the DataFrame, with its partitions unchanged. ``repeat``: how many times the rows are read.
 
-        Each subtask reads one contiguous range of the rows, in the order of the DataFrame, with its partitions
-        unchanged. Raises ``ConfigurationError`` for a streaming DataFrame or a column type that cannot be staged.
+        The query of a streaming DataFrame runs beside the job, in the driver, and stages batch after batch
+        (``docs/sources.md``). Each subtask reads a part of every batch.
+        ``trigger``: as in ``DataStreamWriter.trigger``: ``{"processingTime": "1 second"}``, ``{"availableNow": True}``
+        or ``{"once": True}``; default: a batch as soon as the one before is staged.
+        ``max_unread_batches``, ``max_unread_bytes``: the query waits while so much is staged and was not read.
+
+        Raises ``ConfigurationError`` for a column type that cannot be staged.
         """
         check_dataframe(df)
         name = self.name_for("spark", name)
         schema, errors = arrow_schema(df.schema), self.options.encoding_errors
+        if df.isStreaming:
+            return self._from_query(df, name, schema, repeat, trigger, max_unread_batches, max_unread_bytes)
+        if trigger is not None:
+            raise ConfigurationError(f"source {name!r}: trigger is for a streaming DataFrame (spark.readStream)")
         self._frames[name] = df
         return self._source(StagedParquet(name=name, files=(), schema=schema, repeat=repeat, errors=errors))
+
+    def _from_query(
+        self, df: DataFrame, name: str, schema: pa.Schema, repeat: int, trigger: Any, batches: int, size: int
+    ) -> Stream:
+        if repeat != 1:
+            raise ConfigurationError(f"source {name!r}: a streaming DataFrame is read once, not {repeat!r} times")
+        try:
+            arguments = query_arguments(trigger)
+        except ValueError as error:
+            raise ConfigurationError(f"source {name!r}: {error}") from None
+        source = StreamedBatches(name, schema, self.options.encoding_errors, arguments, batches, size)
+        self._frames[name] = df
+        return self._source(source)
 
     def read_text(
         self, path: str | os.PathLike[str], *, name: str | None = None, repeat: int = 1, errors: str | None = None
@@ -89,6 +127,56 @@ class StreamEnvironment:
         errors = errors or self.options.encoding_errors
         source = TextFiles(name=name, path=absolute(os.fspath(path)), repeat=repeat, errors=errors)
         return self._source(source.planned())
+
+    def read_files(
+        self,
+        path: str | os.PathLike[str],
+        format: FormatName = "text",
+        *,
+        schema: Schema | None = None,
+        watch: bool = True,
+        name: str | None = None,
+        recursive: bool = False,
+        poll: Duration = "1 second",
+        on_error: Literal["fail", "skip"] = "fail",
+        errors: str | None = None,
+        changed: Literal["fail", "ignore"] = "fail",
+        max_file_age: Duration | None = "7 days",
+        after: Literal["keep", "delete", "archive"] = "keep",
+        archive_dir: str | os.PathLike[str] | None = None,
+        file_column: str | None = None,
+        header: bool = True,
+        delimiter: str = ",",
+        quote: str = '"',
+        multiline: bool = False,
+    ) -> Stream:
+        """The rows of the files in a directory, each file once, also of those that appear while the job runs.
+
+        ``path``: a local directory, or a URI that ``pyarrow.fs`` understands, which all slots reach.
+        ``format``: ``text`` gives ``value string``; the others need a ``schema``.
+        ``watch``: wait for more files; otherwise the stream ends after those that are there at the start.
+        ``recursive``: also files in folders below. ``poll``: pause between two listings.
+        ``on_error``: ``skip`` passes over broken rows of JSON and CSV, and counts them (``invalid_rows``).
+        ``errors``: of text that is not UTF-8 in text and Parquet; as for ``read_text``.
+        ``changed``: what a file is that changes after it was found: an error, or not looked at.
+        ``max_file_age``: a file that appears and is older than the newest one by more is ignored; ``None``: none is.
+        ``after``: what becomes of a file when a complete checkpoint covers it; ``archive_dir``: where it is moved.
+        ``file_column``: adds a column with this name, which has the path of the file.
+        ``header``, ``delimiter``, ``quote``, ``multiline``: of CSV.
+
+        Files must be complete when they appear: write them elsewhere, or under a hidden name, and move them there.
+        ``docs/sources.md`` has the details. Raises ``ConfigurationError``, or ``InputError`` without a directory.
+        """
+        csv = {"header": header, "delimiter": delimiter, "quote": quote, "multiline": multiline}
+        archive = None if archive_dir is None else absolute(os.fspath(archive_dir))
+        name, where = self.name_for("files", name), absolute(os.fspath(path))
+        form = file_format(name, format, schema, errors or self.options.encoding_errors, on_error, csv)
+        times = file_times(poll, max_file_age)
+        source = DirectoryFiles(
+            *(name, where, form, watch, recursive, *times, changed, after, archive, file_column),
+        )
+        source.directory.check()
+        return self._source(source)
 
     def generate(
         self,

@@ -32,7 +32,7 @@ from flinkplus.sources.splits import Block, SplitReader, check_options, redealt
 from flinkplus.sources.utf8 import invalid_rows, repaired
 from flinkplus.state.file_system import filesystem_of
 
-_BATCH_ROWS = 8192
+BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _READ_ERRORS = (OSError, pa.ArrowException)
 
@@ -117,15 +117,7 @@ class StagedParquet(Source):
             raise ConfigurationError(f"source {self.name!r} is not planned; the driver must call planned()")
         total = sum(map(sum, self.groups))
         begin, end = total * index // parallelism, total * (index + 1) // parallelism
-        ranges: list[RowRange] = []
-        first = 0
-        for path, groups in zip(self.files, self.groups, strict=True):
-            for number, rows in enumerate(groups):
-                low, high = max(begin - first, 0), min(end - first, rows)
-                if low < high:
-                    ranges.append(RowRange(path, number, rows, low, high))
-                first += rows
-        return ranges
+        return row_ranges(self.files, self.groups, begin, end)
 
     @override
     def reader(self, index: int, parallelism: int) -> SplitReader[RowRange]:
@@ -139,8 +131,13 @@ class StagedParquet(Source):
 def open_parquet(path: str) -> pq.ParquetFile:
     """The file at a local path or URI, to be read page by page."""
     filesystem, inner = filesystem_of(path)
+    return parquet_file(filesystem.open_input_file(inner))
+
+
+def parquet_file(opened: Any) -> pq.ParquetFile:
+    """The Parquet file in an opened file, to be read page by page."""
     return pq.ParquetFile(
-        filesystem.open_input_file(inner),
+        opened,
         buffer_size=_BUFFER_BYTES,
         pre_buffer=False,
         coerce_int96_timestamp_unit="us",  # as Spark may write timestamps: nanoseconds end in the year 2262
@@ -171,48 +168,69 @@ class _ParquetReader(SplitReader[RowRange]):
 
     @override
     def blocks(self, split: RowRange, cursor: int | None) -> Iterator[Block]:
-        first = split.start if cursor is None else cursor
-        if not split.start <= first <= split.end:
-            raise InputError(f"position {first} does not lie in rows {split.start} to {split.end} of {split.file!r}")
-        try:
-            with open_parquet(split.file) as file:
-                if split.row_group >= file.num_row_groups:
-                    raise InputError(f"{split.file!r} has changed: row group {split.row_group} is no longer there")
-                if file.metadata.row_group(split.row_group).num_rows != split.group_rows:
-                    raise InputError(
-                        f"{split.file!r} has changed: row group {split.row_group} has other rows than before"
-                    )
-                yield from self._rows(file, split, first)
-        except _READ_ERRORS as error:
-            raise InputError(f"cannot read {split.file!r}: {error}") from error
+        return blocks_of(split, split.start if cursor is None else cursor, self._schema, self._strict)
 
-    def _rows(self, file: pq.ParquetFile, split: RowRange, first: int) -> Iterator[Block]:
-        batches = file.iter_batches(
-            _BATCH_ROWS, row_groups=[split.row_group], columns=self._schema.names, use_threads=False
-        )
-        at = 0
-        for batch in batches:
-            low, high = max(first - at, 0), min(split.end - at, batch.num_rows)
+
+def row_ranges(files: Sequence[str], groups: Sequence[Sequence[int]], begin: int, end: int) -> list[RowRange]:
+    """The rows ``begin`` to ``end`` - 1 of all, by row groups. ``groups``: for each file the rows of its row groups."""
+    ranges: list[RowRange] = []
+    first = 0
+    for path, sizes in zip(files, groups, strict=True):
+        for number, rows in enumerate(sizes):
+            low, high = max(begin - first, 0), min(end - first, rows)
             if low < high:
-                block = self._checked(batch, split, at)
-                invalid = None if block.invalid is None else block.invalid[low:high]
-                yield Block(block.rows.slice(low, high - low), block.cursors[low:high], invalid)
-            at += batch.num_rows
-            if at >= split.end:
-                return
+                ranges.append(RowRange(path, number, rows, low, high))
+            first += rows
+    return ranges
 
-    def _checked(self, batch: pa.RecordBatch, split: RowRange, row: int) -> Block:
-        invalid: np.ndarray | None = None
-        columns = []
-        for field in self._schema:
-            array = batch.column(field.name)
-            bad = invalid_rows(array)
-            if bad is not None:
-                if self._strict:
-                    where = f"row {row + int(bad.argmax())} of row group {split.row_group}, column {field.name!r}"
-                    raise InputError(f"{split.file!r} holds text that is not UTF-8: {where}")
-                array = repaired(array)
-                invalid = bad if invalid is None else invalid | bad
-            columns.append(array if array.type == field.type else array.cast(field.type))
-        cursors = np.arange(row + 1, row + 1 + batch.num_rows, dtype=np.int64)
-        return Block(pa.RecordBatch.from_arrays(columns, schema=self._schema), cursors, invalid)
+
+def blocks_of(split: RowRange, first: int, schema: pa.Schema, strict: bool) -> Iterator[Block]:
+    """The rows of a range from row ``first`` of its row group on. Raises ``InputError``."""
+    if not split.start <= first <= split.end:
+        raise InputError(f"position {first} does not lie in rows {split.start} to {split.end} of {split.file!r}")
+    try:
+        with open_parquet(split.file) as file:
+            if split.row_group >= file.num_row_groups:
+                raise InputError(f"{split.file!r} has changed: row group {split.row_group} is no longer there")
+            if file.metadata.row_group(split.row_group).num_rows != split.group_rows:
+                raise InputError(f"{split.file!r} has changed: row group {split.row_group} has other rows than before")
+            yield from _rows(file, split, first, schema, strict)
+    except _READ_ERRORS as error:
+        raise InputError(f"cannot read {split.file!r}: {error}") from error
+
+
+def _rows(file: pq.ParquetFile, split: RowRange, first: int, schema: pa.Schema, strict: bool) -> Iterator[Block]:
+    at = 0
+    for batch in file.iter_batches(BATCH_ROWS, row_groups=[split.row_group], columns=schema.names, use_threads=False):
+        low, high = max(first - at, 0), min(split.end - at, batch.num_rows)
+        if low < high:
+            rows, invalid = conformed_columns(batch, schema, strict, f"{split.file!r}", at, split.row_group)
+            invalid = None if invalid is None else invalid[low:high]
+            yield Block(rows.slice(low, high - low), np.arange(at + low + 1, at + high + 1), invalid)
+        at += batch.num_rows
+        if at >= split.end:
+            return
+
+
+def conformed_columns(
+    batch: pa.RecordBatch, schema: pa.Schema, strict: bool, place: str, first: int, group: int | None = None
+) -> tuple[pa.RecordBatch, np.ndarray | None]:
+    """The columns of ``schema`` of rows that were read, and which rows held text that was not UTF-8 (``None``: none).
+
+    ``strict``: such text is an ``InputError``; otherwise it is replaced. ``place``: the file, ``first``: the number of
+    the first row, and ``group``: of the row group that it is counted in, for errors.
+    """
+    invalid: np.ndarray | None = None
+    columns = []
+    for field in schema:
+        array = batch.column(field.name)
+        bad = invalid_rows(array)
+        if bad is not None:
+            if strict:
+                within = "" if group is None else f" of row group {group}"
+                where = f"row {first + int(bad.argmax())}{within}, column {field.name!r}"
+                raise InputError(f"{place} holds text that is not UTF-8: {where}")
+            array = repaired(array)
+            invalid = bad if invalid is None else invalid | bad
+        columns.append(array if array.type == field.type else array.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema), invalid

@@ -222,36 +222,46 @@ class _TextReader(SplitReader[TextSplit]):
 
     def _parsed(self, data: bytes, offset: int, path: str) -> Block:
         """The lines in ``data``, whole lines that begin at ``offset`` of the file."""
-        array = np.frombuffer(data, dtype=np.uint8)
-        breaks = np.flatnonzero(array == ord("\n"))
-        ends = breaks if data.endswith(b"\n") else np.append(breaks, len(data))
-        starts = np.concatenate([[0], ends[:-1] + 1])
-        lengths = ends - starts
-        text = data
-        if b"\r\n" in data:
-            lengths[: len(breaks)] -= (lengths[: len(breaks)] > 0) & (array[breaks - 1] == ord("\r"))
-            text = text.replace(b"\r\n", b"")
-        text = text.replace(b"\n", b"")
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        cursors = offset + ends + 1
-        cursors[-1] = offset + len(data)
-        lines = pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
-        lines, invalid = self._as_utf8(lines, text, offset + starts, path)
-        return Block(pa.RecordBatch.from_arrays([lines], schema=SCHEMA), cursors, invalid)
+        lines, text, starts, ends = split_lines(data)
+        lines, invalid = checked_lines(lines, text, offset + starts, path, self._strict)
+        return Block(pa.RecordBatch.from_arrays([lines], schema=SCHEMA), offset + ends, invalid)
 
-    def _as_utf8(
-        self, lines: pa.StringArray, text: bytes, starts: np.ndarray, path: str
-    ) -> tuple[pa.StringArray, np.ndarray | None]:
-        invalid = None if text.isascii() else invalid_rows(lines)
-        if invalid is None:
-            return lines, None
-        if self._strict:
-            row = int(invalid.argmax())
-            line: bytes = lines[row].as_buffer().to_pybytes()
-            at = first_invalid_byte(line)
-            assert at is not None
-            raise InputError(f"{path!r} is not UTF-8 at byte {int(starts[row]) + at} (0x{line[at]:02x})")
-        return repaired(lines), invalid
+
+def split_lines(data: bytes) -> tuple[pa.StringArray, bytes, np.ndarray, np.ndarray]:
+    """The lines in ``data``, not empty, which ends with the end of a line or of the file; the text of them all; where
+    each line begins in ``data``, and where the next one does."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    breaks = np.flatnonzero(array == ord("\n"))
+    ends = breaks if data.endswith(b"\n") else np.append(breaks, len(data))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts
+    text = data
+    if b"\r\n" in data:
+        lengths[: len(breaks)] -= (lengths[: len(breaks)] > 0) & (array[breaks - 1] == ord("\r"))
+        text = text.replace(b"\r\n", b"")
+    text = text.replace(b"\n", b"")
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    following = ends + 1
+    following[-1] = len(data)
+    lines = pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return lines, text, starts, following
+
+
+def checked_lines(
+    lines: pa.StringArray, text: bytes, starts: np.ndarray, path: str, strict: bool
+) -> tuple[pa.StringArray, np.ndarray | None]:
+    """Lines with what is not UTF-8 replaced, and which ones that were (``None``: none). ``starts``: where each begins
+    in the file. Raises ``InputError`` instead if ``strict``."""
+    invalid = None if text.isascii() else invalid_rows(lines)
+    if invalid is None:
+        return lines, None
+    if strict:
+        row = int(invalid.argmax())
+        line: bytes = lines[row].as_buffer().to_pybytes()
+        at = first_invalid_byte(line)
+        assert at is not None
+        raise InputError(f"{path!r} is not UTF-8 at byte {int(starts[row]) + at} (0x{line[at]:02x})")
+    return repaired(lines), invalid
 
 
 class _LineBlocks:

@@ -748,5 +748,12 @@ def test_kill_of_what_is_not_there(env: StreamEnvironment) -> None:
 
 def test_streaming_dataframe(spark: SparkSession, env: StreamEnvironment) -> None:
     frame = spark.readStream.format("rate").load()
-    with pytest.raises(ConfigurationError, match="from_spark takes batch DataFrames"):
-        env.from_spark(frame)
+    for options, message in [
+        ({"repeat": 2}, "read once, not 2 times"),
+        ({"trigger": {"continuous": "1 second"}}, "trigger must be a dict with one of processingTime"),
+        ({"max_unread_batches": 0}, "must be at least 1"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            env.from_spark(frame, **options)
+    with pytest.raises(ConfigurationError, match="trigger is for a streaming DataFrame"):
+        env.from_spark(spark.range(3), trigger={"once": True})

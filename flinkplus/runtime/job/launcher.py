@@ -48,12 +48,18 @@ LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0-
 log = logging.getLogger("flinkplus.launcher")
 
 
-def check_cluster(spark: SparkSession, slots: int) -> None:
+def check_cluster(spark: SparkSession, slots: int, queries: bool = False) -> None:
     """Check that Spark can run ``slots`` tasks at once, and none of them twice. Raises ``InsufficientSlots`` or
-    ``ConfigurationError``, which name the setting to change."""
+    ``ConfigurationError``, which name the setting to change. ``queries``: streaming queries run beside the slots."""
     context = spark.sparkContext
     conf = context.getConf()
-    check_slots(context.master or "", slots, int(conf.get("spark.task.cpus", "1") or 1))
+    master, cpus = context.master or "", int(conf.get("spark.task.cpus", "1") or 1)
+    check_slots(master, slots, cpus)
+    if queries and room_of(master, cpus) == slots:
+        raise InsufficientSlots(
+            f"master {master!r} runs {slots} tasks at once, and all of them are slots: the query of a streaming "
+            f"DataFrame needs one more; use more cores, or parallelism={max(1, slots - 1)}"
+        )
     # For a job with one task Spark starts a second copy only if this threshold is set.
     if conf.get("spark.speculation", "false") == "true" and conf.get(SPECULATION_FROM):
         raise ConfigurationError(f"spark.speculation would run slots twice; unset {SPECULATION_FROM}")

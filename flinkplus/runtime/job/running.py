@@ -14,13 +14,14 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import psutil
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from flinkplus.config import Options
 from flinkplus.errors import FlinkPlusError, JobFailed
@@ -42,6 +43,7 @@ from flinkplus.runtime.job.launcher import SlotJobs, coordinator_hosts
 from flinkplus.runtime.job.plan import Plan
 from flinkplus.runtime.job.restoring import CheckpointDivider
 from flinkplus.runtime.job.signing import find_key
+from flinkplus.runtime.job.streams.queries import StreamQueries
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, Access, publish, withdraw, write_access
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import Credentials
@@ -70,6 +72,7 @@ class RunningJob:
         credentials: Credentials,
         calls: Calls,
         registry: JobRegistry | None,
+        frames: Mapping[str, DataFrame],
     ) -> None:
         self.name = plan.name
         self.job_id = plan.output_id  # the same in all runs
@@ -95,6 +98,9 @@ class RunningJob:
             *(registry, self._slots, divider, partial(_savepoint_writer, storage, plan.options)),
         )
         self.coordinator = Coordinator(parts, self.job_id)
+        self._queries = StreamQueries(
+            *(plan.graph, frames, commits, restore, storage.runs.check, self._rows_read, calls.give_up)
+        )
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
         self.coordinator.start()
@@ -105,6 +111,7 @@ class RunningJob:
         self._config = self._make_config(plan, restore, credentials, addresses, driver)
         for slot in range(plan.options.parallelism):
             self._slots.start(slot)
+        self._queries.begin()
         self._closer = threading.Thread(target=self._close_when_done, name="flinkplus-closer", daemon=True)
         self._closer.start()
         _at_exit(self)
@@ -167,6 +174,7 @@ class RunningJob:
         self._elapsed_s = time.monotonic() - self._started_s
         mark_over(self._directory.path)
         try:
+            self._queries.stop()
             self.coordinator.join(GRACEFUL_STOP_S)
             self._slots.stop(GRACEFUL_STOP_S)
             self._end_output()
@@ -190,6 +198,9 @@ class RunningJob:
             self._commits.end(finished, resumable=not self._directory.ephemeral)
         else:
             log.warning("job %s ends while a write hangs; keeping its staged output for a resume", self.name)
+
+    def _rows_read(self, source: str) -> int:
+        return self.coordinator.figures.operators().get(source, {}).get("rows", 0)
 
     @property
     def running_s(self) -> float | None:

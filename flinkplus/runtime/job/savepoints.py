@@ -27,6 +27,7 @@ from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.job.start import check_settings, compare_with, launch, plan_sources, resume_job
+from flinkplus.runtime.job.streams.queries import streamed
 from flinkplus.runtime.job.upgrading.programs import (
     NO_CHANGE,
     adopt_splits,
@@ -100,7 +101,9 @@ class NewJob:
             run = manifest.generation // GENERATIONS_PER_RUN + 1
             self.savepoint.begin(storage, manifest, plan_bytes(plan), run)
             claimed = None  # from here on the job is resumed, whatever happens
-            return launch(spark, plan, storage, directory, resume=True, auto=False, requests=self.requests)
+            return launch(
+                spark, plan, storage, directory, resume=True, auto=False, requests=self.requests, frames=self.frames
+            )
         except BaseException:
             if claimed is not None:
                 claimed.ownership.release()
@@ -113,6 +116,13 @@ class NewJob:
         Returns the program of the savepoint with its staged input there.
         """
         graph = self.plan.graph
+        for name in streamed(graph):
+            if self.change.origins.get(name) is not None:
+                raise ConfigurationError(
+                    f"source {name!r} is a streaming DataFrame: its query, and what it has staged, belong to the job "
+                    "that took the savepoint, so no other job can continue it. Give the source another name, and "
+                    f"drop_state=[{self.change.origins[name]!r}], to begin it anew"
+                )
         program, splits = with_moved_input(self.change.old, self.splits, directory)
         going_on = adopt_splits(graph, replace(self.change, old=program), splits)
         plan_sources(graph, self.frames, directory, going_on, begun=True)

@@ -18,13 +18,9 @@ STAGED = "staged"
 
 
 def check_dataframe(df: DataFrame) -> None:
-    """Raises ``ConfigurationError`` unless ``df`` is a batch DataFrame."""
+    """Raises ``ConfigurationError`` unless ``df`` is a DataFrame."""
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"from_spark takes a DataFrame, such as spark.read.parquet(...), not {df!r:.100}")
-    if df.isStreaming:
-        raise ConfigurationError(
-            "from_spark takes batch DataFrames; a streaming one (spark.readStream) is not supported yet"
-        )
 
 
 def stage(df: DataFrame, source: StagedParquet, directory: str, folder: str | None = None) -> StagedParquet:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +42,7 @@ from flinkplus.runtime.job.plan import FoundJob, Plan, identity_of
 from flinkplus.runtime.job.restoring import begin_run, lasting_secret
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.runtime.job.signing import find_key
+from flinkplus.runtime.job.streams.queries import STREAMS, check_frames, streamed
 from flinkplus.runtime.job.upgrading.programs import (
     NO_CHANGE,
     adopt_splits,
@@ -53,6 +55,7 @@ from flinkplus.runtime.job.upgrading.programs import (
 )
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sources.base import Source
+from flinkplus.sources.batches.source import StreamedBatches
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.state.durable.ownership import Resume
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -101,7 +104,7 @@ def start_job(
         plan_sources(graph, frames, directory.checkpoints, going_on, begun)
         storage.signed.job_id = output_id
         plan = Plan(name, output_id, graph, options)
-        return launch(spark, plan, storage, directory, begun, auto=resume == "auto", requests=requests)
+        return launch(spark, plan, storage, directory, begun, resume == "auto", requests, frames)
     except BaseException:
         if claimed is not None:
             claimed.ownership.release()
@@ -148,7 +151,9 @@ def plan_sources(
     for node in graph.nodes:
         if not isinstance(node.body, Source) or node.name in going_on:
             continue
-        if node.name in frames:
+        if isinstance(node.body, StreamedBatches):
+            node.body = node.body.staged_in(f"{directory.rstrip('/')}/{STREAMS}/{node.name}-{secrets.token_hex(4)}")
+        elif node.name in frames:
             assert isinstance(node.body, StagedParquet)
             folder = f"{node.name}-{secrets.token_hex(4)}" if begun else None  # the program before may need its own
             node.body = staging.stage(frames[node.name], node.body, directory, folder)
@@ -163,7 +168,7 @@ def check_settings(spark: SparkSession, graph: JobGraph, options: Options) -> No
     check_recipes(graph, options)
     check_faults(graph, options)
     wanted(options.log)
-    check_cluster(spark, options.parallelism)
+    check_cluster(spark, options.parallelism, bool(streamed(graph)))
     warn_of_open_ports(spark)
     find_strategy(options.placement)
 
@@ -173,6 +178,7 @@ def resume_job(spark: SparkSession, found: FoundJob, overrides: dict[str, Any]) 
     checkpoint_dir, storage, plan = found.checkpoint_dir, found.storage, found.plan
     given = options_from({}, {**vars(plan.options), **overrides, "checkpoint_dir": checkpoint_dir})
     check_settings(spark, plan.graph, given)
+    check_frames(plan.graph, {})
     directory = JobDirectory(spark, given)
     try:
         job = identity_of(plan.name, plan.graph, given)
@@ -191,8 +197,9 @@ def launch(
     resume: bool,
     auto: bool,
     requests: Requests | None = None,
+    frames: Mapping[str, DataFrame] = MappingProxyType({}),
 ) -> RunningJob | FinishedJob:
-    """``requests``: see ``begin_run``."""
+    """``requests``: see ``begin_run``. ``frames``: the DataFrames among the sources."""
     plan = replace(plan, options=recovery_of(plan.graph, plan.options))
     credentials = Credentials.made(plan.options, plan.output_id, lasting_secret(plan.options, storage))
     secrets_of = {name: sink.secrets() for name, sink in plan.graph.sinks().items()}
@@ -205,7 +212,7 @@ def launch(
         stage_in(plan.graph, directory.checkpoints)
         commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path, requests)
         if not restore.finished:
-            return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry)
+            return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry, frames)
         if not auto:
             raise CheckpointDirectoryError("the job has finished: its last checkpoint is final, and cannot be resumed")
         finished = FinishedJob(plan, directory.checkpoints, commits, restore)

@@ -123,7 +123,7 @@ class Ownership:
 
     def release(self) -> None:
         """Give up a claim made with ``resume=False`` by a job that never started: the directory is free again."""
-        for folder in ("blobs", "staged", "state"):
+        for folder in ("blobs", "staged", "state", "streams"):
             self._clear(folder)
         self._files.delete(JOB_FILE)
 

@@ -31,6 +31,10 @@ from flinkplus.state.durable.storage import CheckpointStorage
 log = logging.getLogger("flinkplus")
 
 
+def _ignored(*_: object) -> None:
+    return None
+
+
 class Commits:
     """The job's manifests in memory and in storage, and its sinks' committers. ``rows``: sink -> committed rows.
     ``sinks``: by name. ``taken_over``: called in the worker's thread when another driver has taken the job over.
@@ -54,6 +58,10 @@ class Commits:
         self._uncommitted: dict[str, Sequence[StagedFile]] = dict.fromkeys(self.sinks, ())
         self.rows: dict[str, int] = dict.fromkeys(self.sinks, 0)
         self._origin: SavepointOrigin | None = None
+        self.stored: Callable[[CheckpointId, Sequence[tuple[SubtaskId, SnapshotHandle]]], None] = _ignored
+        """Called with each checkpoint that is complete, and its snapshots."""
+        self.dropped: Callable[[CheckpointId], None] = _ignored
+        """Called with each checkpoint that is no longer kept."""
         for committer in self.committers.values():
             committer.allow_only_if(self._check)
 
@@ -152,6 +160,7 @@ class Commits:
         self._unsure = False
         self._manifests[checkpoint] = manifest
         self._newest = checkpoint
+        self.stored(checkpoint, handles)
         self.rows = {name: part.rows for name, part in commits.items()}
         self._uncommitted = {name: part.files for name, part in commits.items()}
 
@@ -232,6 +241,7 @@ class Commits:
             self._void_unsure_manifest()
         else:
             self._storage.retention.drop(checkpoint)
+            self.dropped(checkpoint)
 
     def fence_output(
         self, sink: str, generation: Generation, subtasks: Sequence[int], parallelism: int, patience_s: float

@@ -1,0 +1,251 @@
+"""The reader of one subtask of a directory.
+
+Rules:
+
+- A file is begun only when its first records are decoded, or its end is reached: a choice is made from what is there.
+  So a file that is removed before it is begun is no error.
+- The files that will be begun next are decoded while the open one is read.
+- A repeated step waits until the listing shows its file, and until its records are decoded. A file that
+  ``MISSING_AFTER`` listings do not show is gone: that is an ``InputError``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from typing_extensions import override
+
+from flinkplus.errors import InputError
+from flinkplus.operators.base.columns import merge
+from flinkplus.operators.base.operator import JsonValue
+from flinkplus.sources.base import LiveReader
+from flinkplus.sources.files.backlog import Backlog
+from flinkplus.sources.files.choices import (
+    MAX_RECORDS,
+    NOTHING,
+    FileChoice,
+    decode,
+    encode,
+    fingerprint_of,
+    lower_half,
+    upper_half,
+)
+from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder, Reported
+from flinkplus.sources.files.directory import FileHasChanged
+from flinkplus.sources.files.position import FilesPosition, OpenFile
+from flinkplus.sources.files.seen import SeenFile
+from flinkplus.sources.files.watch import DirectoryWatch
+
+if TYPE_CHECKING:
+    from flinkplus.sources.files.source import DirectoryFiles
+
+MISSING_AFTER = 5
+AHEAD = 8
+"""Files that are decoded ahead; their blocks share the decoder's limit of bytes."""
+log = logging.getLogger("flinkplus")
+
+
+class FilesReader(LiveReader):
+    """Reads the files of ``source`` that subtask ``index`` of ``parallelism`` owns."""
+
+    def __init__(self, source: DirectoryFiles, index: int, parallelism: int) -> None:
+        super().__init__()
+        self._source = source
+        self._directory = source.directory
+        self._nothing = pa.RecordBatch.from_pylist([], schema=source.schema)
+        self._watch = DirectoryWatch(
+            self._directory, lambda key: key % parallelism == index, source.poll_s, source.files, source.disposal
+        )
+        self._decoder = FileDecoder(
+            lambda at: source.form.blocks(self._directory, at),
+            1 if self._directory.is_local else ATTEMPTS,
+            lambda file: self._directory.full_path(file.path),
+        )
+        self._errors = Reported(lambda error: None)
+        self._half: int | None = None
+        self._missing_since: int | None = None
+        self._take_over(FilesPosition())
+
+    def _take_over(self, at: FilesPosition) -> None:
+        self._backlog = Backlog(at, self._source.max_age_ns, self._changed)
+        self._half = at.half
+        self.metrics = dict(at.metrics)
+
+    def _changed(self, file: SeenFile) -> None:
+        if self._source.changed == "fail":
+            raise self._directory.changed(file)
+
+    @override
+    def open(self, position: JsonValue) -> None:
+        if position is not None:
+            self._take_over(self._source.position_of(position))
+
+    @override
+    def begin(self, woken: Callable[[Exception | None], None]) -> None:
+        self._errors = Reported(woken)
+        self._watch.begin(woken)
+        self._decoder.begin(woken)
+
+    # --- choosing
+
+    @override
+    def choose(self, max_rows: int) -> int | None:
+        return self._errors.of(lambda: self._choose(max_rows), None)
+
+    def _choose(self, max_rows: int) -> int | None:
+        self._take_listings()
+        if self._half is not None:
+            return self._choose_which(self._half)
+        if not self._backlog.opened:
+            return self._choose_file()
+        decoding = self._decode_ahead()[0]
+        records, ended, error = self._decoder.known(decoding)
+        if not records and error is not None:
+            raise self._gone(decoding.at.file) if isinstance(error, FileNotFoundError) else error
+        chosen = min(records, max_rows, MAX_RECORDS)
+        if ended and chosen == records:
+            return encode(FileChoice.LAST_RECORDS, chosen)
+        return encode(FileChoice.RECORDS, chosen) if chosen else None
+
+    def _choose_file(self) -> int | None:
+        """The oldest file, if something of it is decoded; the end, if there can be no more files."""
+        while (file := self._backlog.oldest()) is not None:
+            records, ended, error = self._decoder.known(self._decode_ahead()[0])
+            if records or ended:
+                return encode(FileChoice.BEGIN, upper_half(file.fingerprint))
+            if error is None:
+                return None
+            if isinstance(error, FileHasChanged):
+                self._changed(file)
+            elif not isinstance(error, FileNotFoundError):
+                raise error
+            self._backlog.remove(file)  # the next listing shows it as it is
+        self._decoder.want([])
+        return NOTHING if self._source.files is not None and self._backlog.listings else None
+
+    def _choose_which(self, half: int) -> int | None:
+        file = self._backlog.with_upper_half(half)
+        if file is not None:
+            return encode(FileChoice.FILE, lower_half(file.fingerprint))
+        return NOTHING if self._backlog.listings else None  # it was removed
+
+    def _decode_ahead(self) -> list[Decoding]:
+        """What is decoded of the open file, and of those that follow."""
+        following = [OpenFile(file) for file in self._backlog.upcoming(AHEAD)]
+        return self._decoder.want([*self._backlog.opened[:AHEAD], *following])
+
+    def _take_listings(self) -> None:
+        for listing in self._watch.take():
+            for file in self._backlog.apply(listing):
+                log.warning(
+                    "%r is ignored: it is older than the newest file by more than max_file_age",
+                    self._directory.full_path(file.path),
+                )
+
+    # --- reading
+
+    @override
+    def can_read(self, choice: int) -> bool:
+        return self._errors.of(lambda: self._can_read(choice), False)
+
+    def _can_read(self, choice: int) -> bool:
+        self._take_listings()
+        kind, value = decode(choice)
+        if kind is FileChoice.BEGIN or choice == NOTHING:
+            return True
+        if kind is FileChoice.FILE:
+            return self._can_begin(value)
+        if not self._backlog.opened:
+            raise InputError(f"source {self._source.name!r}: a repeated step reads a file, and none is open")
+        decoding = self._decode_ahead()[0]
+        try:
+            return self._decoder.has(decoding, value, kind is FileChoice.LAST_RECORDS)
+        except FileNotFoundError as error:
+            raise self._gone(decoding.at.file) from error
+
+    def _can_begin(self, lower: int) -> bool:
+        if self._half is not None and self._backlog.find(fingerprint_of(self._half, lower)) is not None:
+            self._missing_since = None
+            return True
+        if self._missing_since is None:
+            self._missing_since = self._backlog.listings
+        if self._backlog.listings - self._missing_since >= MISSING_AFTER:
+            raise InputError(
+                f"a file in {self._directory.shown!r} that was read before the failure, after the last complete "
+                "checkpoint, was removed or has changed: keep files until a complete checkpoint covers them"
+            )
+        return False
+
+    def _gone(self, file: SeenFile) -> InputError:
+        return InputError(
+            f"{self._directory.full_path(file.path)!r} was removed before it was read to its end: keep files until a "
+            "complete checkpoint covers them"
+        )
+
+    @override
+    def rows_of(self, choice: int) -> int:
+        kind, value = decode(choice)
+        return value if kind in (FileChoice.RECORDS, FileChoice.LAST_RECORDS) else 0
+
+    @override
+    def read(self, choice: int) -> pa.RecordBatch | None:
+        kind, value = decode(choice)
+        if kind is FileChoice.BEGIN:
+            self._half = value
+            return self._nothing
+        if choice == NOTHING:
+            if self._half is None:
+                return None
+            self._half = None
+            return self._nothing
+        if kind is FileChoice.FILE:
+            assert self._half is not None
+            file = self._backlog.find(fingerprint_of(self._half, value))
+            assert file is not None, "read without can_read"
+            self._half = None
+            self._backlog.begin(file)
+            self._decode_ahead()
+            return self._nothing
+        return self._records(value, kind is FileChoice.LAST_RECORDS)
+
+    def _records(self, records: int, last: bool) -> pa.RecordBatch:
+        decoding = self._decode_ahead()[0]
+        file = decoding.at.file
+        found = self._decoder.take(decoding, records)
+        self.metrics["invalid_rows"] += found.broken
+        self.metrics["invalid_lines"] += found.repaired
+        self._backlog.opened[0] = found.at
+        if last:
+            if self._decoder.known(decoding)[0]:
+                raise self._decoder.changed(decoding)
+            self._backlog.end()
+        parts = [rows for rows in found.rows if rows.num_rows]
+        if not parts:
+            return self._nothing
+        rows = parts[0] if len(parts) == 1 else merge(parts)
+        self.metrics["rows"] += rows.num_rows
+        return self._source.with_file_column(rows, file)
+
+    # --- positions
+
+    @override
+    def position(self) -> JsonValue:
+        return self._backlog.position(self._half, self.metrics).to_json(self._backlog.packed())
+
+    @override
+    def committed(self, position: JsonValue) -> None:
+        if self._source.disposal is not None and position is not None:
+            self._watch.cover(self._backlog.covered(self._source.position_of(position).read))
+
+    @override
+    def gauges(self) -> Mapping[str, int]:
+        files, size = self._backlog.unread
+        return {"lag_files": files, "lag_bytes": size, "ignored_files": self._backlog.ignored}
+
+    @override
+    def close(self) -> None:
+        self._watch.close()
+        self._decoder.close()
