@@ -6,8 +6,8 @@ Rules: used by one thread. A call that a broker must answer raises ``BrokersAway
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal
 
 from flinkplus.errors import ConfigurationError, InputError
@@ -15,8 +15,8 @@ from flinkplus.printable import printable
 from flinkplus.sources.kafka.connecting import Connection
 from flinkplus.sources.kafka.partitions import Offsets, Partition
 
-ANSWER_S = 10.0
-"""How long the driver waits for an answer."""
+FIRST_ANSWER_S, ANSWER_S = 0.5, 10.0
+"""How long the driver waits for an answer, at first and at most."""
 EARLIEST, LATEST = -2, -1
 """What Kafka's protocol calls the first and the next offset of a partition, in place of a timestamp."""
 Trouble = Literal["end", "gone", "unknown", "refused", "away"]
@@ -132,10 +132,10 @@ class KafkaClient:
 
     # --- questions to the brokers
 
-    def partitions(self, topic: str, timeout_s: float = ANSWER_S) -> list[Partition] | None:
+    def partitions(self, topic: str, timeout_s: float | None = None) -> list[Partition] | None:
         """The partitions of ``topic``; ``None``: it is not there. Raises ``BrokersAway``, ``Refused``."""
-        with self._answered(timeout_s):
-            found = self._consumer.list_topics(topic, timeout=timeout_s).topics.get(topic)
+        found = self._asked(lambda limit_s: self._consumer.list_topics(topic, timeout=limit_s), timeout_s)
+        found = found.topics.get(topic)
         if found is None or (found.error is not None and self.trouble(found.error) == "unknown"):
             return None
         if found.error is not None:
@@ -143,27 +143,26 @@ class KafkaClient:
         return [Partition(topic, number) for number in sorted(found.partitions)] or None
 
     def offsets_at(
-        self, times: Iterable[tuple[Partition, int]], timeout_s: float = ANSWER_S
+        self, times: Iterable[tuple[Partition, int]], timeout_s: float | None = None
     ) -> dict[Partition, int | None]:
         """For each partition the offset of its first record from a time on, in milliseconds, or ``EARLIEST`` or
         ``LATEST``; ``None``: there is no such record. Raises ``BrokersAway``, ``Refused``."""
         asked = [self._at(*item) for item in times]
-        with self._answered(timeout_s):
-            answers = self._consumer.offsets_for_times(asked, timeout=timeout_s) if asked else []
+        answers = self._asked(lambda limit_s: self._consumer.offsets_for_times(asked, timeout=limit_s), timeout_s)
         return self._offsets(answers)
 
-    def bounds(self, partition: Partition, timeout_s: float = ANSWER_S) -> tuple[int, int]:
+    def bounds(self, partition: Partition, timeout_s: float | None = None) -> tuple[int, int]:
         """The offsets of the partition's first record, and after its last. Raises ``BrokersAway``, ``Refused``."""
-        with self._answered(timeout_s):
-            found = self._consumer.get_watermark_offsets(self._at(partition), timeout=timeout_s)
+        at = self._at(partition)
+        found = self._asked(lambda limit_s: self._consumer.get_watermark_offsets(at, timeout=limit_s), timeout_s)
         if found is None:
-            raise BrokersAway(f"no answer about {partition} within {timeout_s} s")
+            raise BrokersAway(f"no answer about {partition}")
         return int(found[0]), int(found[1])
 
-    def committed(self, partitions: Sequence[Partition], timeout_s: float = ANSWER_S) -> dict[Partition, int | None]:
+    def committed(self, partitions: Sequence[Partition], timeout_s: float | None = None) -> dict[Partition, int | None]:
         """The group's offsets. Raises ``BrokersAway``, ``Refused``."""
-        with self._answered(timeout_s):
-            answers = self._consumer.committed([self._at(partition) for partition in partitions], timeout=timeout_s)
+        asked = [self._at(partition) for partition in partitions]
+        answers = self._asked(lambda limit_s: self._consumer.committed(asked, timeout=limit_s), timeout_s)
         return self._offsets(answers)
 
     def _offsets(self, answers: Iterable[Any]) -> dict[Partition, int | None]:
@@ -174,15 +173,21 @@ class KafkaClient:
             found[Partition(answer.topic, answer.partition)] = answer.offset if answer.offset >= 0 else None
         return found
 
-    @contextmanager
-    def _answered(self, timeout_s: float) -> Iterator[None]:
-        self._denied = False
-        try:
-            yield
-        except self._kafka.KafkaException as error:
-            if not self._is_assigned:
-                self._consumer.poll(0)  # calls ``_on_error``
-            self._raise(error.args[0])
+    def _asked(self, ask: Callable[[float], Any], timeout_s: float | None) -> Any:
+        """The answer to ``ask``, which is given a time limit. A driver asks with growing limits, so that it learns of a
+        refusal soon: a refused client gets no answer."""
+        until_s = time.monotonic() + (ANSWER_S if timeout_s is None else timeout_s)
+        limit_s = FIRST_ANSWER_S if timeout_s is None else timeout_s
+        while True:
+            try:
+                return ask(limit_s)
+            except self._kafka.KafkaException as error:
+                if not self._is_assigned:
+                    self._consumer.poll(0)  # calls ``_on_error``
+                left_s = until_s - time.monotonic()
+                if self._denied or left_s < FIRST_ANSWER_S or self.trouble(error.args[0]) != "away":
+                    self._raise(error.args[0])
+            limit_s = min(2 * limit_s, left_s)
 
     def _raise(self, error: Any) -> None:
         if self._denied or self.trouble(error) == "refused" or error.code() in self._unauthenticated:
@@ -218,6 +223,7 @@ class KafkaClient:
     def heard(self) -> None:
         """A broker has answered."""
         self._failure = self._reported = ""
+        self._denied = False
 
     @staticmethod
     def _at(partition: Partition, offset: int | None = None) -> Any:

@@ -59,7 +59,7 @@ def chosen_columns(source: str, metadata: bool | Iterable[str]) -> tuple[str, ..
         if name not in RECORD_COLUMNS.names:
             near = did_you_mean(str(name), RECORD_COLUMNS.names)
             raise ConfigurationError(
-                f"source {source!r}: metadata has no column {name!r}{near}; there are {', '.join(RECORD_COLUMNS.names)}"
+                f"source {source!r}: metadata has no column {name!r} among {RECORD_COLUMNS.names}{near}"
             )
     return tuple(name for name in RECORD_COLUMNS.names if name in names)
 

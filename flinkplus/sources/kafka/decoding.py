@@ -77,7 +77,6 @@ class _JsonDecoder:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         parsed = pa.schema([pa.field(f.name, _parsed_type(f.type), f.nullable) for f in schema])
-        self._is_cast = parsed != schema
         self._options = pyarrow.json.ParseOptions(
             explicit_schema=parsed, newlines_in_values=True, unexpected_field_behavior="ignore"
         )
@@ -125,7 +124,7 @@ class _JsonDecoder:
         )
         if table.num_rows != len(objects):
             raise ValueError(f"{table.num_rows} JSON objects in a record")
-        if self._is_cast:
+        if table.schema != self._schema:
             table = table.cast(self._schema)
         (batch,) = table.combine_chunks().to_batches()
         return batch

@@ -34,7 +34,7 @@ AGAIN_S = 2.0
 UNKNOWN_S, AHEAD_S = 30.0, 30.0
 """How long a topic may be unknown, or its end before the position, before that is an error."""
 WARN_EVERY_S = 60.0
-HIGHS_EVERY_S = 1.0
+HIGHS_EVERY_S = 0.5
 
 log = logging.getLogger("flinkplus.slot")
 
