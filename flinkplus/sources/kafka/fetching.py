@@ -113,6 +113,7 @@ class Fetcher:
             return
         try:
             self._add({p: self._reading.begin(p) for p in self._reading.planned})
+            self._woken(None)  # there may be nothing to read up to the end
             while not self._closed:
                 self._serve(time.monotonic())
         except Exception as error:
