@@ -6,6 +6,7 @@ Rules: the session belongs to the user, and its settings are not changed. An opt
 
 from __future__ import annotations
 
+import copy
 import os
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -203,6 +204,18 @@ class StreamEnvironment:
         rows = source.rows_schema
         good = stream.map_batches(GoodRows(rows), schema=rows, name=f"{source.name} rows")
         return good, stream.map_batches(broken_rows, schema=BROKEN_SCHEMA, name=f"{source.name} broken records")
+
+    def from_source(self, source: Source, *, name: str | None = None) -> Stream:
+        """The rows of a source of your own (``flinkplus.connectors``, ``docs/connectors.md``).
+
+        ``name``: of the stream, in place of the name that the source has, if it has one.
+        """
+        if not isinstance(source, Source):
+            raise ConfigurationError(f"from_source takes a Source, not a {type(source).__name__}")
+        drawn = copy.copy(source)
+        object.__setattr__(drawn, "name", self.name_for("source", name or getattr(source, "name", None)))
+        object.__setattr__(drawn, "schema", parse_schema(source.schema))
+        return self._source(drawn)
 
     def _source(self, source: Source) -> Stream:
         node = self.graph.add(Node(source.name, "source", source, source.schema))

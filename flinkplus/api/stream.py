@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -238,6 +239,15 @@ class Stream:
         A missing table is created. Raises ``ConfigurationError``, also without the extra ``flinkplus[postgres]``.
         """
         return self._sink(postgres_sink(self._env.name_for("postgres", name), dsn, table, mode, key, visibility))
+
+    def to_sink(self, sink: Sink, *, name: str | None = None) -> str:
+        """Write the rows by a sink of your own (``flinkplus.connectors``, ``docs/connectors.md``); returns its name.
+
+        ``name``: in place of the name that the sink has.
+        """
+        if not isinstance(sink, Sink):
+            raise ConfigurationError(f"to_sink takes a Sink, not a {type(sink).__name__}")
+        return self._sink(sink if name is None else replace(sink, name=name))
 
     def collect(self, *, name: str | None = None) -> str:
         """Keep the committed rows in the driver (``job.collected(name)``); for tests and small results."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -66,6 +67,9 @@ class SourceReader(ABC):
         return None
 
 
+LAG_ROWS = "lag_rows"
+"""The gauge that ``flinkplus status`` shows as rows behind."""
+
 MAX_CHOICE = (1 << 29) - 1
 """The highest number of a choice: what a determinant can hold."""
 
@@ -86,7 +90,7 @@ class LiveReader(SourceReader):
     @abstractmethod
     def choose(self, max_rows: int) -> int | None:
         """What to read next, 0 to ``MAX_CHOICE``: up to ``max_rows`` rows, or the end of the source. ``None``: nothing
-        is there just now."""
+        is there just now. Changes nothing: it may be called several times before a read, or without one."""
 
     @abstractmethod
     def can_read(self, choice: int) -> bool:
@@ -94,7 +98,7 @@ class LiveReader(SourceReader):
 
     @abstractmethod
     def rows_of(self, choice: int) -> int:
-        """The highest number of rows that ``read(choice)`` gives."""
+        """The highest number of rows that ``read(choice)`` gives. Depends on the choice alone, not on the position."""
 
     @abstractmethod
     def read(self, choice: int) -> pa.RecordBatch | None:
@@ -102,7 +106,12 @@ class LiveReader(SourceReader):
 
 
 class Source(ABC):
-    """A source in the logical graph: ``name`` (unique in the job) and ``schema`` (logical, plain types)."""
+    """A source in the logical graph: ``name`` (unique in the job) and ``schema`` (logical, plain types).
+
+    ``is_live``: its readers are ``LiveReader``.
+    """
+
+    is_live: ClassVar[bool] = False
 
     name: str
     schema: pa.Schema

@@ -217,6 +217,8 @@ class OneUnalignedCheckpoint(OneCheckpoint):
 
 
 class _PausingPorts(Ports):
+    is_idle = True
+
     def discard(self, checkpoint: CheckpointId) -> None:
         return None
 
@@ -250,12 +252,6 @@ class _Pausing(Folding):
 
     def key(self) -> Hashable:
         return content(self.checkpoints._machine), self.paused_by, self.checkpoints._complete
-
-    def _read_next(self) -> None:  # type: ignore[override]
-        """There is nothing to read yet."""
-
-    def _has_work(self) -> bool:
-        return super()._has_work() and not (self._is_source and not self._triggers)
 
     def take_snapshot(self, checkpoint: CheckpointId) -> None:
         return None

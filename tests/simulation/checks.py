@@ -46,8 +46,9 @@ from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.coordinator.setup.configs import topology_of
 from tests.simulation.causes import Causes
 from tests.simulation.graph import Row
+from tests.simulation.live import blocks_of
 from tests.simulation.network import GARBLED
-from tests.simulation.subtask import blocks_of, event_time_ms, fold, packed_bytes, unpacked, work_of
+from tests.simulation.subtask import event_time_ms, fold, packed_bytes, unpacked, work_of
 
 if TYPE_CHECKING:
     from flinkplus.protocol.channels.inputs import InputChannel
@@ -158,6 +159,8 @@ class Checks:
                 "refused_transactions",
                 "asked",
                 "not_written_again",
+                "live_reads",
+                "awaited_rows",
                 "fenced_output",
             ),
             0,

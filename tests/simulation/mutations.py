@@ -52,6 +52,7 @@ from flinkplus.protocol.subtask.channel_state import ChannelState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.joined import JoinedSteps
+from flinkplus.protocol.subtask.reading import SourceSide
 from flinkplus.protocol.subtask.replay import Replay, StepTime
 from flinkplus.protocol.subtask.subtask import SubtaskSteps
 from flinkplus.protocol.vocabulary import effects, events, key_groups
@@ -97,7 +98,7 @@ class Mutation:
     ``scenario``: the number of the one that finds it out, where seeds seldom do. ``finds``: what finds it out where the
     simulator does not reach; gives what is wrong. ``joined``: only where steps are repeated together does it matter.
     ``rescaled``: only where the parallelism changes. ``saved``: only where savepoints are taken.
-    ``at_once``: only where rows are visible at once."""
+    ``at_once``: only where rows are visible at once. ``live``: only where records arrive while the job runs."""
 
     where: Any
     name: str
@@ -109,10 +110,12 @@ class Mutation:
     rescaled: bool = False
     saved: bool = False
     at_once: bool = False
+    live: bool = False
 
     def parameters(self, seed: int) -> Parameters:
         """The job of a seed in which the fault is looked for."""
-        return draw(seed, joined=self.joined, rescaled=self.rescaled, saved=self.saved, at_once=self.at_once)
+        only = {name: getattr(self, name) for name in ("joined", "rescaled", "saved", "at_once", "live")}
+        return draw(seed, **only)
 
 
 MUTATIONS: dict[str, Mutation] = {}
@@ -127,12 +130,14 @@ def mutation(
     rescaled: bool = False,
     saved: bool = False,
     at_once: bool = False,
+    live: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         tells = (make.__doc__ or "").strip()
-        MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, joined, rescaled, saved, at_once)
+        only = joined, rescaled, saved, at_once, live
+        MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, *only)
         return make
 
     return enlist
@@ -847,9 +852,62 @@ def ranges_chosen_anew(original: Any) -> Any:
     """A promoted source reads as many rows as it likes."""
 
     def repeat(self: Any, choice: Choice, value: int) -> Any:
-        return original(self, choice, self._work.rows_to_read() if choice is Choice.READ else value)
+        anew = self._work.next_read() if choice is Choice.READ else None
+        return original(self, choice, value if anew is None else anew)
 
     return repeat
+
+
+# --- live sources
+
+
+@mutation(SourceSide, "read", live=True)
+def places_are_chosen_anew(original: Any) -> Any:
+    """A promoted source reads what is there, from any of its places, in the place of what its predecessor chose."""
+
+    def read(self: Any, choice: Choice, value: int) -> Any:
+        anew = self._work.next_read() if choice is Choice.READ and self._replay.unchecked else None
+        return original(self, choice, value if anew is None else anew)
+
+    return read
+
+
+@mutation(SourceSide, "can_repeat", live=True)
+def repeated_reads_do_not_wait(original: Any) -> Any:
+    """A promoted source reads what its predecessor chose before all of it is there."""
+    return property(lambda self: True)
+
+
+@mutation(SourceSide, "read", live=True)
+def rows_are_logged_and_not_the_choice(original: Any) -> Any:
+    """The determinant of a read says how many rows were read, and not which."""
+
+    def read(self: Any, choice: Choice, value: int) -> Any:
+        if choice is Choice.END or value == 0:
+            yield from original(self, choice, value)
+            return
+        self._history.begin(choice, self._work.rows_of(value))
+        yield from self._work.read_rows(value)
+
+    return read
+
+
+@mutation(SubtaskSteps, "_may_read", live=True)
+def idle_sources_take_no_checkpoints(original: Any) -> Any:
+    """A source that has nothing to read does not look whether a checkpoint was triggered."""
+
+    def may_read(self: Any) -> bool:
+        if self._work.is_idle and self._triggers and not self.draining:
+            self._triggers.clear()
+        return bool(original.fget(self))
+
+    return property(may_read)
+
+
+@mutation(Replay, "reads_ahead", live=True, joined=True)
+def joined_reads_are_repeated_in_another_order(original: Any) -> Any:
+    """A source that repeats several steps together reads of its places in another order."""
+    return lambda self: iter(sorted(original(self)))
 
 
 @mutation(OutputChannels, "add_channels")

@@ -83,6 +83,10 @@ SAVINGS = (
     *("crash", "crash", "crash_driver", "no_manifest", "no_upload", "no_commit", "hang_storage", "throw"),
 )
 """What a user asks for in such a job, and what happens to it meanwhile."""
+LIVE = 0.06
+"""Share of the jobs whose records arrive while they run."""
+FAULTS_LIVE = (*("crash",) * 5, "crash_host", "crash_driver", "throw", "throw_together", "pause", "migrate", "expire")
+"""What happens to such a job."""
 AT_ONCE = 0.05
 """Share of the jobs whose rows are visible at once."""
 FAULTS_AT_ONCE = (
@@ -182,7 +186,8 @@ class Parameters:
     (``None``: as many as in the product). ``without``: parts of the protocol that the job lacks
     (``flinkplus.runtime.slot.subtasks.ablation``). ``max_restarts``: the option. ``groups``: of keys, where the
     parallelism may change (0: it does not). ``little_bytes``: of state files, that a slot may lack when the parallelism
-    changes (``None``: as in the product). ``at_once``: rows are visible at once."""
+    changes (``None``: as in the product). ``at_once``: rows are visible at once. ``live``: records of sources arrive
+    while the job runs, in so many places of each reader (0: they are all there)."""
 
     seed: int = 0
     stages: int = 2
@@ -229,6 +234,7 @@ class Parameters:
     groups: int = 0
     little_bytes: int | None = None
     at_once: bool = False
+    live: int = 0
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -280,12 +286,13 @@ def draw(
     rescaled: bool = False,
     saved: bool = False,
     at_once: bool = False,
+    live: bool = False,
 ) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
     steps may be repeated together, and are small, so that there are often several to repeat. ``rescaled``: the
     parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them.
-    ``at_once``: rows are visible at once."""
+    ``at_once``: rows are visible at once. ``live``: records arrive while the job runs."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -362,7 +369,24 @@ def draw(
     parameters = with_joins(parameters, child(seed, "joins")) if joined else parameters
     parameters = with_rescales(parameters, child(seed, "rescales"), 1 if rescaled else RESCALED)
     parameters = with_savepoints(parameters, child(seed, "savepoints"), 1 if saved else SAVED)
-    return with_rows_at_once(parameters, child(seed, "at once"), 1 if at_once else AT_ONCE)
+    parameters = with_rows_at_once(parameters, child(seed, "at once"), 1 if at_once else AT_ONCE)
+    return with_live_sources(parameters, child(seed, "live"), 1 if live else LIVE)
+
+
+def with_live_sources(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job whose records arrive while it runs, a ``share`` of all that can have such sources; with more faults."""
+    if rng.random() >= share or parameters.guarantee == "at-most-once" or not parameters.records:
+        return parameters
+    faults, at_ms = list(parameters.faults), 0
+    for _ in range(rng.choice((0, 1, 2, 3))):
+        at_ms += rng.choice((5, 15, 30, 60, 120))
+        faults.append(Fault(at_ms, rng.choice(FAULTS_LIVE), rng.randrange(64), rng.choice(DURATIONS_MS)))
+    return replace(
+        parameters,
+        live=rng.choice((1, 2, 2, 3)),
+        records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
+    )
 
 
 def with_rows_at_once(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

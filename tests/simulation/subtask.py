@@ -32,7 +32,9 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import BUNDLES, CURSOR
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from flinkplus.sources.dealing import BlockRun
+from tests.simulation import live
 from tests.simulation.graph import Row
+from tests.simulation.live import LivePlaces, blocks_of
 from tests.simulation.table import SimRecipeSink, stored_through
 from upstream_cache.log import OutputLog
 
@@ -262,7 +264,12 @@ class SimSubtask:
         self._awaiting: set[CheckpointId] = set()  # never iterated in an order that shows
         own = work_of(saved)
         self._parallelism = plan.parallelism
-        self._left: tuple[BlockRun, ...] = own.get("left", (BlockRun(self.id.index, plan.parallelism),))
+        self._live: LivePlaces | None = None
+        first: tuple[BlockRun, ...] = (BlockRun(self.id.index, plan.parallelism),)
+        if vertex.is_source and world.parameters.live:
+            self._live = LivePlaces(slot, self._at)
+            first = live.places(self.id.index, plan.parallelism, world.parameters.live)
+        self._left: tuple[BlockRun, ...] = own.get("left", first)
         self.depends: dict[SubtaskId, int] = dict(own.get("depends", {}))
         self._staged: list[tuple[str, int, tuple[Row, ...]]] = []
         if plan.promotion is not None:
@@ -296,6 +303,8 @@ class SimSubtask:
         if again:
             world.note("%s takes up %s rows that were in flight", self.id, again)
             world.reach("taken_up", slot, self.id)
+        if self._live is not None:
+            self._live.begin(self._left)
         world.cyclic.append(self)
         world.checks.began(self)
 
@@ -369,12 +378,25 @@ class SimSubtask:
 
     def read_together(self, steps: list[int], max_bytes: int) -> tuple[list[Iterator[None]], bool]:
         self._world.checks.counts["joined_reads"] += len(steps)
+        if self._live is not None:
+            return self._read_live_together(self._live, steps)
         left = self._rows_left
         before = [0, *accumulate(steps)]
         found: list[Iterator[None]] = [
             self.read_rows(rows) for rows, first in zip(steps, before, strict=False) if first < left
         ]
         return found, len(found) < len(steps)
+
+    def _read_live_together(self, reader: LivePlaces, steps: list[int]) -> tuple[list[Iterator[None]], bool]:
+        left, found = self._left, list[Iterator[None]]()
+        for choice in steps:
+            if choice == live.END:
+                return found, True
+            if found and not reader.can_read(left, choice):
+                break
+            found.append(self.read_rows(choice))
+            _, left = reader.read(left, choice)
+        return found, False
 
     def _on_time(self, message: Message) -> tuple[Row, ...]:
         known = self.steps._watermarks._known
@@ -439,8 +461,19 @@ class SimSubtask:
     def bundle_at(self, since: float) -> float:
         return since + self._world.parameters.patience_ms / 1000
 
-    def rows_to_read(self) -> int:
-        return self._rng.randint(1, self._world.parameters.rows)
+    @property
+    def is_idle(self) -> bool:
+        return self._live is not None and self._live.is_idle(self._left)
+
+    def next_read(self) -> int | None:
+        rows = self._rng.randint(1, self._world.parameters.rows)
+        return rows if self._live is None else self._live.choose(self._left, rows)
+
+    def can_read(self, choice: int) -> bool:
+        return self._live is None or self._live.can_read(self._left, choice)
+
+    def rows_of(self, choice: int) -> int:
+        return choice if self._live is None else live.rows_of(choice)
 
     def _digest(self, message: Message, payload: Any) -> int:
         return crc32(marshal.dumps((message.records, message.size), WITHOUT_REFERENCES))
@@ -451,13 +484,13 @@ class SimSubtask:
             return now + HELD_S
         return max(now, self._next_read_s)
 
-    def read_rows(self, rows: int) -> Generator[None, None, bool]:
+    def read_rows(self, choice: int) -> Generator[None, None, bool]:
         self._world.checks.works(self)
-        if not self._rows_left:
+        if choice == live.END if self._live is not None else not self._rows_left:
             return False
         self._throw_if_poisoned()
         graph, before_ms = self.slot.graph, self._promise_ms
-        blocks = self._read(rows)
+        blocks = self._read(choice) if self._live is None else self._read_live(self._live, choice)
         self.steps.history.has_read(len(blocks))
         yield from self._emit([(graph.record(self._at, block), ()) for block in blocks])
         if self._world.parameters.watermarks and self._promise_ms > before_ms:
@@ -488,6 +521,11 @@ class SimSubtask:
             rest = run.after(1, 1)
             others = [other for other in self._left if other is not run]
             self._left = tuple(others if rest is None else [*others, rest])
+        return found
+
+    def _read_live(self, reader: LivePlaces, choice: int) -> list[int]:
+        self._world.checks.counts["live_reads"] += 1
+        found, self._left = reader.read(self._left, choice)
         return found
 
     def flush(self) -> Iterator[None]:
@@ -643,11 +681,6 @@ class SimSubtask:
 def work_of(saved: OperatorState) -> dict[str, Any]:
     """What the work itself has saved."""
     return saved.operators[WORK].state if saved.operators else {}
-
-
-def blocks_of(run: BlockRun, end: int) -> range:
-    """The blocks of a run that there are: those before ``end``."""
-    return range(run.first, end if run.end is None else min(end, run.end), run.step)
 
 
 def pack(message: Message, payload: Any) -> Any:

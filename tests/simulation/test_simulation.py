@@ -33,6 +33,7 @@ JOINED = 40
 RESCALED = 40
 SAVED = 40
 AT_ONCE = 40
+LIVE = 40
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -135,6 +136,10 @@ QUICK = (
     "snapshots_do_not_wait_for_their_rows",
     "failovers_forget_the_recipe_of_the_deployment",
     "promotions_do_not_wait_for_recipes",
+    "places_are_chosen_anew",
+    "repeated_reads_do_not_wait",
+    "rows_are_logged_and_not_the_choice",
+    "joined_reads_are_repeated_in_another_order",
 )
 """What is found out within the small budget."""
 
@@ -184,6 +189,13 @@ def test_seeds_whose_rows_are_visible_at_once_are_clean() -> None:
     summary = run_many(range(AT_ONCE), drawn=partial(draw, at_once=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("transactions", "refused_transactions", "asked", "not_written_again", "fallbacks", "no_table"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_with_live_sources_are_clean() -> None:
+    summary = run_many(range(LIVE), drawn=partial(draw, live=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("live_reads", "awaited_rows", "failovers", "fallbacks", "driver_crashes"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

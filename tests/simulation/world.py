@@ -51,6 +51,7 @@ from tests.simulation.driver import (
 from tests.simulation.endings import Endings
 from tests.simulation.faults import Faults
 from tests.simulation.graph import RecordId, SimGraph
+from tests.simulation.live import Arrivals
 from tests.simulation.parameters import HANGS_MS, MOST_SUBTASKS, Fault, Parameters, child
 from tests.simulation.phases import names_of, phase_and_kind, rescale_phase
 from tests.simulation.rescaling import NotAligned, SimDivider, divide
@@ -116,6 +117,7 @@ class World:
         self.rng_copies, self.rng_late = child(seed, "copies"), child(seed, "late")
         self.rng_left = child(seed, "left files")
         self.rng_table = child(seed, "table")
+        self.rng_live = child(seed, "live work")
         self.rng_divided, self.rng_saved = child(seed, "divided"), child(seed, "saved")
         self.clock = SimClock(self)
         self.graph = SimGraph(
@@ -128,6 +130,7 @@ class World:
             parameters.groups,
             parameters.at_once,
         )
+        self.arrivals = Arrivals(self)
         self.options = options_of(parameters)
         if record is not None:
             self.options = replace(self.options, record_machines=str(record))

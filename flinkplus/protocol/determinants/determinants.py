@@ -69,7 +69,7 @@ class Choice(IntEnum):
     """What began a step, or a clock reading within it; in brackets: its value."""
 
     READ = 0
-    """A source read from its split (number of rows requested)."""
+    """A source read (what it chose: the number of rows requested; of a live source, see ``LiveReader.choose``)."""
     TRIGGER = 1
     """A source began a triggered checkpoint (its number)."""
     END = 2

@@ -73,11 +73,12 @@ class JoinedSteps:
     def _begin_reads(self) -> tuple[Bundle, Iterator[None]] | None:
         steps: list[int] = []
         most_rows, most_bytes = self._inputs.limits
-        for rows in self._replay.reads_ahead():
+        for choice in self._replay.reads_ahead():
+            rows = self._work.rows_of(choice)
             most_rows -= rows
             if rows > JOINED_ROWS or most_rows < 0:
                 break
-            steps.append(rows)
+            steps.append(choice)
         if len(steps) < 2:
             return None
         sendings, at_end = self._work.read_together(steps, most_bytes)
@@ -88,8 +89,8 @@ class JoinedSteps:
         return [], self._read(steps, sendings)
 
     def _read(self, steps: list[int], sendings: Sequence[Iterator[None]]) -> Iterator[None]:
-        for rows, sending in zip(steps, sendings, strict=False):
-            self._history.begin(Choice.READ, rows)
+        for choice, sending in zip(steps, sendings, strict=False):
+            self._history.begin(Choice.READ, choice)
             yield from sending
         if len(steps) > len(sendings):
             self._history.begin(Choice.READ, steps[-1])

@@ -53,17 +53,29 @@ class SubtaskWork(Protocol):
         would have."""
 
     def read_together(self, steps: list[int], max_bytes: int) -> tuple[Sequence[Iterator[None]], bool]:
-        """The same for a source: ``steps`` has the number of rows that each step requests. It does at least one, and
-        stops when it has ``max_bytes``. Returns also whether the step after these found the end of the source."""
+        """The same for a source: ``steps`` has what each step reads. It does at least one, and stops when it has
+        ``max_bytes``, or cannot read what a step reads. Returns also whether the step after these found the end of the
+        source."""
 
     def bundle_at(self, since: float) -> float:
         """When a small bundle may be taken whose first message has waited since ``since``; both in seconds."""
 
-    def rows_to_read(self) -> int:
-        """How many rows a source may read now; the step logs the number, so that a replay reads as many."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether a source has nothing to read just now, not even its end. When that has changed, or what ``can_read``
+        answers, the work has the slot's loop look again."""
 
-    def read_rows(self, rows: int) -> Generator[None, None, bool]:
-        """Read and process up to ``rows`` rows, and call ``StepHistory.has_read``. Returns false at the end."""
+    def next_read(self) -> int | None:
+        """What a source reads now; the step logs the number, so that a replay reads the same. ``None``: nothing."""
+
+    def can_read(self, choice: int) -> bool:
+        """Whether all is there that ``read_rows(choice)`` reads."""
+
+    def rows_of(self, choice: int) -> int:
+        """The highest number of rows that ``read_rows(choice)`` reads; it depends on the choice alone."""
+
+    def read_rows(self, choice: int) -> Generator[None, None, bool]:
+        """Read and process the rows of a choice, and call ``StepHistory.has_read``. Returns false at the end."""
 
     def ready_at(self, now: float) -> float:
         """When a source may read next, in seconds; ``now`` if it need not wait."""

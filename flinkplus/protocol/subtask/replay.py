@@ -55,6 +55,13 @@ class Replay:
         """Whether anything is left to repeat."""
         return bool(self.determinants) or self.rows_to_skip > 0
 
+    @property
+    def next_read(self) -> int | None:
+        """What the next step reads of its source; ``None``: it does something else."""
+        if not self.determinants or self.determinants[0] & CHOICE_MASK != Choice.READ:
+            return None
+        return unpack(self.determinants[0])[1]
+
     def next_bundle(self, channels: int) -> Sequence[InputPart]:
         """The bundle of the next step; empty when that step takes no messages.
 
@@ -92,18 +99,18 @@ class Replay:
             yield whole
 
     def reads_ahead(self) -> Iterator[int]:
-        """How many rows each of the next steps requests of the source, up to the first step of another kind, or that
-        read the clock."""
-        requested: int | None = None
+        """What each of the next steps reads of the source, up to the first step of another kind, or that read the
+        clock."""
+        read: int | None = None
         for determinant in self.determinants:
             choice, value = unpack(determinant)
-            if requested is not None and choice not in CLOCK_CHOICES:
-                yield requested
+            if read is not None and choice not in CLOCK_CHOICES:
+                yield read
             if choice is not Choice.READ:
                 return
-            requested = value
-        if requested is not None:
-            yield requested
+            read = value
+        if read is not None:
+            yield read
 
     def take_steps(self, determinants: int) -> None:
         """The steps of the next ``determinants`` begin, together: remove them."""

@@ -38,13 +38,11 @@ from flinkplus.protocol.subtask.joined import JoinedSteps
 from flinkplus.protocol.subtask.loops import LoopSide
 from flinkplus.protocol.subtask.parts import SubtaskParts
 from flinkplus.protocol.subtask.ports import SnapshotPort
+from flinkplus.protocol.subtask.reading import SourceSide
 from flinkplus.protocol.vocabulary import events
-from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId, invariant
 from flinkplus.protocol.vocabulary.in_flight import MAX_OVERTAKEN_BYTES
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
-
-PASSED_OVER_ROWS = 16_384
-"""Maximum number of rows that one step skips."""
 
 
 class SubtaskSteps:
@@ -93,6 +91,7 @@ class SubtaskSteps:
         if identity.cycles.head_of(self.id.vertex) is not None:
             self._loop = LoopSide(identity, saved, parts, lambda: self.ended, self._end)
         is_head = self._loop is not None
+        self._source = SourceSide(parts, self._end) if parts.is_source else None
         if identity.lineage.recipes and self.replay.determinants:
             self.outputs.lift_limits()
         self._joined = JoinedSteps(parts, self._by_position, self._begin_bundle, self._pass_on, self._end, is_head)
@@ -232,16 +231,22 @@ class SubtaskSteps:
             return True
         replay = self.replay
         if replay.determinants:
+            if self._source is not None:
+                return self._source.can_repeat
             channels = self._by_position
             return all(len(channels[at].queue) >= count for at, count, _ in replay.next_bundle(len(channels)))
         if replay.deferred or replay.rows_to_skip:
             return True
-        if self._is_source:
-            return bool(self._triggers) or not (self.ended or self.outputs.blocked)
+        if self._source is not None:
+            return bool(self._triggers) or (self._may_read and (self.draining or not self._work.is_idle))
         for end in self.inputs.channels.values():  # noqa: SIM110  # asked before each step: quicker than ``any``
             if end.queue and not end.blocked:
                 return True
         return False
+
+    @property
+    def _may_read(self) -> bool:
+        return not (self.ended or self.outputs.blocked)
 
     def deadline(self, now: float) -> float:
         """When the next step may begin; ``now`` when it need not wait.
@@ -251,7 +256,7 @@ class SubtaskSteps:
         """
         if self._step is not None or self.replay.active or self.replay.deferred:
             return now
-        if self._is_source:
+        if self._source is not None:
             waits = not (self.draining or self.ended or self._triggers)
             return self._work.ready_at(now) if waits else now
         if not self.inputs.may_wait:
@@ -303,17 +308,17 @@ class SubtaskSteps:
             if replay.next_bundle(len(self._by_position)):
                 return self._take([(self._by_position[part.position], part.messages) for part in replay.take_bundle()])
             return self._repeat(*unpack(replay.determinants.popleft()))
-        if replay.rows_to_skip:
-            return self._pass_over()
+        if self._source is not None and replay.rows_to_skip:
+            return self._source.pass_over()
         if replay.deferred:
             replay.carry_out_deferred()
         if self.checkpoints.paused_by is not None:
             return None
-        if self._is_source:
+        if self._source is not None:
             if self._triggers:
                 self._begin_checkpoint(self._triggers.popleft())
                 return None
-            return None if self.ended or self.outputs.blocked else self._read_next()
+            return self._source.begin(self.draining) if self._may_read else None
         bundle = self.inputs.next()
         return self._take(bundle) if bundle else None
 
@@ -321,7 +326,9 @@ class SubtaskSteps:
         """Repeat a step of the predecessor."""
         match choice:
             case Choice.READ | Choice.END:
-                return self._read(choice, value)
+                invariant(self._source is not None, "a step that is no source's reads", subtask=self.id)
+                assert self._source is not None
+                return self._source.read(choice, value)
             case Choice.TRIGGER:
                 self._begin_checkpoint(CheckpointId(value))
             case Choice.ABORT:
@@ -430,28 +437,7 @@ class SubtaskSteps:
         self.inputs.consumed(end)
         self.checkpoints.barrier_taken(end, message.epoch)
 
-    # --- reading, and the end
-
-    def _read_next(self) -> Iterator[None]:
-        if self.draining:
-            return self._read(Choice.END, 0)
-        return self._read(Choice.READ, self._work.rows_to_read())
-
-    def _read(self, choice: Choice, rows: int) -> Iterator[None]:
-        self.history.begin(choice, rows)
-        if choice is not Choice.END and (yield from self._work.read_rows(rows)):
-            return
-        yield from self._end()
-
-    def _pass_over(self) -> Iterator[None]:
-        """Read rows whose effects were seen, without sending them."""
-        before = self.history.rows_read
-        self.outputs.silent = True
-        try:
-            more = yield from self._work.read_rows(min(self.replay.rows_to_skip, PASSED_OVER_ROWS))
-        finally:
-            self.outputs.silent = False
-        self.replay.skipped(self.history.rows_read - before, more)
+    # --- the end
 
     def _end(self) -> Iterator[None]:
         yield from self._work.flush()

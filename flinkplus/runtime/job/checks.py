@@ -15,6 +15,7 @@ from flinkplus.protocol.vocabulary.guarantee import Guarantee
 from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.control.names import find_subtask
 from flinkplus.runtime.faults.points import named
+from flinkplus.sources.base import Source
 
 log = logging.getLogger("flinkplus")
 
@@ -46,6 +47,17 @@ def check_loops(graph: JobGraph, options: Options) -> None:
         why = "checkpoints already hold the rows in the loop, and the barrier must return behind them; use 'aligned'"
     if names and why:
         raise ConfigurationError(f"{setting} cannot be used with a loop ({names}): {why}")
+
+
+def check_sources(graph: JobGraph, options: Options) -> None:
+    """Raises ``ConfigurationError`` for a live source in a job that runs at most once: such a job counts the rows whose
+    effects were seen and passes over as many, and how many a live source has read does not say which."""
+    live = [repr(node.name) for node in graph.nodes if isinstance(node.body, Source) and node.body.is_live]
+    if live and options.promises is Guarantee.AT_MOST_ONCE:
+        raise ConfigurationError(
+            f"guarantee={options.guarantee!r} cannot be used with a live source ({', '.join(live)}), because its rows "
+            "have no order of their own; use 'at-least-once' or 'exactly-once'"
+        )
 
 
 def check_outputs(graph: JobGraph) -> None:

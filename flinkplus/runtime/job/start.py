@@ -25,7 +25,14 @@ from flinkplus.runtime.coordinator.dispatch.registry import JobRegistry
 from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
 from flinkplus.runtime.job import staging
-from flinkplus.runtime.job.checks import check_faults, check_loops, check_outputs, check_recipes, recovery_of
+from flinkplus.runtime.job.checks import (
+    check_faults,
+    check_loops,
+    check_outputs,
+    check_recipes,
+    check_sources,
+    recovery_of,
+)
 from flinkplus.runtime.job.directory import JobDirectory
 from flinkplus.runtime.job.finished import FinishedJob
 from flinkplus.runtime.job.launcher import check_cluster, coordinator_hosts
@@ -152,6 +159,7 @@ def plan_sources(
 def check_settings(spark: SparkSession, graph: JobGraph, options: Options) -> None:
     """Checks of the options and of the cluster that need no files."""
     check_loops(graph, options)
+    check_sources(graph, options)
     check_outputs(graph)
     check_recipes(graph, options)
     check_faults(graph, options)

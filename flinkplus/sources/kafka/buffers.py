@@ -136,15 +136,13 @@ class Buffers:
         return {partition for partition, queue in self._queues.items() if queue.at_end and not queue.records}
 
     def next(self, max_records: int, now_s: float) -> tuple[Partition, int] | None:
-        """What to read next: a partition, and how many of its records. ``None``: nothing just now."""
+        """What to read next: a partition, and how many of its records. ``None``: nothing just now. Changes nothing."""
         ready = [item for item in self._queues.items() if item[1].records]
         if not ready:
             return None
         partition, queue = min(ready, key=lambda item: (item[1].timestamp, item[1].turn))
         if queue.timestamp != NO_TIMESTAMP and self._is_another_due(now_s):
             return None
-        self._turn += 1
-        queue.turn = self._turn
         return partition, self._readable(queue, min(max_records, MAX_RECORDS))
 
     def _is_another_due(self, now_s: float) -> bool:
@@ -196,6 +194,8 @@ class Buffers:
         for chunk in finished:
             queue.chunks.popleft()
             queue.size_bytes -= chunk.size_bytes
+        self._turn += 1
+        queue.turn = self._turn
         queue.begin = begin
         queue.records -= count
         queue.wanted = 0

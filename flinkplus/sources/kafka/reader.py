@@ -12,7 +12,7 @@ from typing_extensions import override
 from flinkplus.errors import InvariantViolation
 from flinkplus.operators.base.columns import merge
 from flinkplus.operators.base.operator import JsonValue
-from flinkplus.sources.base import LiveReader
+from flinkplus.sources.base import LAG_ROWS, LiveReader
 from flinkplus.sources.kafka.buffers import Buffers
 from flinkplus.sources.kafka.chunks import ChunkMaker
 from flinkplus.sources.kafka.client import KafkaClient
@@ -165,7 +165,7 @@ class KafkaReader(LiveReader):
             if partition not in read:
                 end = high if stop is None else min(high, stop[partition])
                 lag += max(0, end - self._begin_of(partition))
-        return {"lag_rows": lag}
+        return {LAG_ROWS: lag}
 
     @override
     def close(self) -> None:

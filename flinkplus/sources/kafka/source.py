@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import pyarrow as pa
 from typing_extensions import Self, override
@@ -36,6 +36,8 @@ class KafkaSource(Source):
     reader holds of what was fetched and not read. ``discover_s``: how often it looks for new partitions. ``plan``: set
     by ``planned``.
     """
+
+    is_live: ClassVar[bool] = True
 
     name: str
     connection: Connection

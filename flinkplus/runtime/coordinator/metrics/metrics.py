@@ -220,10 +220,12 @@ class Figures:
         self._adopt_cut(final)
 
     def operators(self) -> dict[str, dict[str, int]]:
-        """Operator -> rows in and out, and its own counters, summed over its subtasks (``MAXIMA``: the largest)."""
+        """Operator -> rows in and out, its own counters, and the gauges of a source while it reads (``lag_rows``),
+        summed over its subtasks (``MAXIMA``: the largest)."""
         totals: dict[str, dict[str, int]] = {name: {"rows_in": 0, "rows_out": 0} for name in self._order}
         for counters in self._subtasks.values():
-            for name, values in counters["operators"].items():
+            gauges = {} if self._final else counters.get("gauges", {})
+            for name, values in (*counters["operators"].items(), *gauges.items()):
                 for key, value in values.items():
                     known = totals[name].get(key, 0)
                     totals[name][key] = max(known, value) if key in MAXIMA else known + value

@@ -99,15 +99,15 @@ class CoordinatorLost(FlinkPlusError):
 
 
 @dataclass(frozen=True, slots=True)
-class OutputReady:
-    """A sink has room for further rows; ``error``: it has failed."""
+class SubtaskWoken:
+    """A sink has room for further rows, or a live source has something to read; ``error``: it has failed."""
 
     subtask: SubtaskId
     generation: Generation
     error: Exception | None
 
 
-SlotEvent = OutputReady | LinkEvent | TransportEvent | SnapshotWritten | FilesFetched | StandbyReady | SessionEvent
+SlotEvent = SubtaskWoken | LinkEvent | TransportEvent | SnapshotWritten | FilesFetched | StandbyReady | SessionEvent
 
 
 class Slot(SlotOrders[Subtask]):
@@ -312,7 +312,7 @@ class Slot(SlotOrders[Subtask]):
                 subtask = self.active.get(name)
                 if subtask is not None and subtask.generation == generation:
                     self.guard(subtask, subtask.persisted, checkpoint, handle, reason)
-            case OutputReady(name, generation, error):
+            case SubtaskWoken(name, generation, error):
                 subtask = self.active.get(name)
                 if error is not None and subtask is not None and subtask.generation == generation:
                     self._fail(subtask, error)
@@ -421,7 +421,7 @@ class Slot(SlotOrders[Subtask]):
             self._make_filter,
             self._load,
             self._note,
-            lambda subtask, generation, error: self._inbox.put(OutputReady(subtask, generation, error)),
+            lambda subtask, generation, error: self._inbox.put(SubtaskWoken(subtask, generation, error)),
         )
         return Subtask(plan, ports)
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from flinkplus.errors import CorruptState
+from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.graph import JobGraph, Node, Vertex
 from flinkplus.operators.base.operator import (
+    JsonValue,
     Operator,
     OperatorContext,
     OperatorInstance,
@@ -32,7 +33,7 @@ from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
 from flinkplus.sinks.base import RecipeWriter, Sink, SinkWriter
-from flinkplus.sources.base import Source, SourceReader
+from flinkplus.sources.base import LiveReader, Source, SourceReader
 
 NOTHING = OperatorPart(rows_in=0, rows_out=0)
 """Of an operator at the start of the job."""
@@ -53,7 +54,8 @@ class Exchanges(Protocol):
 
 @dataclass
 class FusedNode:
-    """One node of the vertex, as it runs in this subtask."""
+    """One node of the vertex, as it runs in this subtask. ``positions``: of a source, by the checkpoint whose snapshot
+    has it."""
 
     node: Node
     context: OperatorContext
@@ -63,11 +65,25 @@ class FusedNode:
     rows_in: int = 0
     rows_out: int = 0
     watermark_ms: int | None = None
+    positions: dict[int, JsonValue] = field(default_factory=dict)
 
     @property
     def own(self) -> dict[str, int]:
         """The counters that the source or operator keeps itself."""
         return self.reader.metrics if self.reader is not None else self.context.metrics
+
+    def position_at(self, checkpoint: int) -> JsonValue:
+        """Where a source reads next, for the snapshot of ``checkpoint``."""
+        if self.reader is None:
+            return None
+        self.positions[checkpoint] = self.reader.position()
+        return self.positions[checkpoint]
+
+    def commit_position(self, checkpoint: int) -> None:
+        """``checkpoint`` is complete."""
+        if self.reader is not None and checkpoint in self.positions:
+            self.reader.committed(self.positions[checkpoint])
+            self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
 
     @property
     def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
@@ -107,7 +123,7 @@ class FusedOperators:
             if isinstance(node.body, Operator):
                 fused.instance = node.body.create(context)
             elif isinstance(node.body, Source):
-                fused.reader = node.body.reader(index, parallelism)
+                fused.reader = _reader_of(node.body, index, parallelism)
             elif isinstance(node.body, Sink):
                 fused.writer = node.body.writer(context, generation)
             self.nodes[node_index] = fused
@@ -137,6 +153,11 @@ class FusedOperators:
     @property
     def reader(self) -> SourceReader | None:
         return self.nodes[self.root].reader
+
+    @property
+    def live_reader(self) -> LiveReader | None:
+        """The reader of a live source."""
+        return self.reader if isinstance(self.reader, LiveReader) else None
 
     def push(self, batch: pa.RecordBatch, edge: int | None = None) -> Iterator[None]:
         """Take a batch at the root: from the source, or from an input channel of exchange ``edge``."""
@@ -213,13 +234,16 @@ class FusedOperators:
         assert fused.instance is not None
         yield from self._emit_all(index, fused.instance.process(batch))
 
-    def read(self, rows: int, ahead: int = 0) -> pa.RecordBatch | None:
-        """The next ``rows`` of the source, or fewer; ``None`` at its end. ``ahead``: rows that were read and not pushed
-        yet."""
+    def read(self, choice: int, rows: int, ahead: int = 0) -> pa.RecordBatch | None:
+        """The rows of a choice of the source; ``None`` at its end.
+
+        ``rows``: the highest number of them.
+        ``ahead``: rows that were read and not pushed yet.
+        """
         fused = self.nodes[self.root]
         assert fused.reader is not None
         self._begin(self.root, rows, fused.rows_out + ahead)
-        batch = fused.reader.read(rows)
+        batch = fused.reader.read(choice)
         self._note[OPERATOR] = 0
         return batch
 
@@ -285,7 +309,7 @@ class FusedOperators:
                 rows_out=fused.rows_out,
                 own=dict(fused.own),
                 watermark_ms=fused.watermark_ms,
-                position=None if fused.reader is None else fused.reader.position(),
+                position=fused.position_at(checkpoint),
                 state=_state_of(fused, checkpoint),
                 staged=() if fused.writer is None else tuple(fused.writer.stage(checkpoint)),
             )
@@ -326,6 +350,7 @@ class FusedOperators:
 
     def checkpoint_complete(self, checkpoint: int) -> None:
         for fused in self.nodes.values():
+            fused.commit_position(checkpoint)
             if fused.instance is not None:
                 fused.instance.checkpoint_complete(checkpoint)
             if fused.writer is not None:
@@ -338,6 +363,10 @@ class FusedOperators:
             counters[fused.node.name] = {**fused.own, "rows_in": fused.rows_in, "rows_out": fused.rows_out}
         return counters
 
+    def gauges(self) -> dict[str, dict[str, int]]:
+        """What the source says of this moment, by its name."""
+        return {} if self.reader is None else {self.nodes[self.root].node.name: dict(self.reader.gauges())}
+
     @property
     def rows_out(self) -> int:
         """Rows that left the last operator: what the subtask has achieved."""
@@ -348,6 +377,16 @@ class FusedOperators:
             for fused in reversed(self.nodes.values()):
                 if fused.closable is not None:
                     closing.callback(fused.closable.close)
+
+
+def _reader_of(source: Source, index: int, parallelism: int) -> SourceReader:
+    reader = source.reader(index, parallelism)
+    if isinstance(reader, LiveReader) is not source.is_live:
+        raise ConfigurationError(
+            f"source {source.name!r}: is_live is {source.is_live}, and its reader is a {type(reader).__name__}: a "
+            "source is live if, and only if, its readers are LiveReaders"
+        )
+    return reader
 
 
 def _state_of(fused: FusedNode, checkpoint: int) -> Any:

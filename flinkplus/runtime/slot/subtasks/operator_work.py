@@ -122,6 +122,7 @@ class OperatorWork:
     ) -> None:
         self._id = subtask
         self._operators = operators
+        self._live = operators.live_reader
         self._state = state
         self._history = history
         self._catch_up = catch_up
@@ -160,8 +161,10 @@ class OperatorWork:
         operators, batches = self._operators, []
         self._note[EDGE] = 0
         begun, read_rows, at_end = time.monotonic(), 0, False
-        for rows in steps:
-            batch = operators.read(rows, read_rows)
+        for choice in steps:
+            if batches and not self.can_read(choice):
+                break
+            batch = operators.read(choice, self.rows_of(choice), read_rows)
             if batch is None:
                 at_end = True
                 break
@@ -181,16 +184,30 @@ class OperatorWork:
     def bundle_at(self, since: float) -> float:
         return self._ticks.at(since)
 
-    def rows_to_read(self) -> int:
-        return self.pacer.rows(time.monotonic(), self.rows_counted)
+    @property
+    def is_idle(self) -> bool:
+        if self._live is None or self._live.choose(1) is not None:
+            return False
+        self.pacer.rest(time.monotonic(), self.rows_counted)
+        return True
 
-    def read_rows(self, rows: int) -> Generator[None, None, bool]:
+    def next_read(self) -> int | None:
+        rows = self.pacer.rows(time.monotonic(), self.rows_counted)
+        return rows if self._live is None else self._live.choose(rows)
+
+    def can_read(self, choice: int) -> bool:
+        return self._live is None or self._live.can_read(choice)
+
+    def rows_of(self, choice: int) -> int:
+        return choice if self._live is None else self._live.rows_of(choice)
+
+    def read_rows(self, choice: int) -> Generator[None, None, bool]:
         operators = self._operators
         assert operators.reader is not None
         before = [member.rows_out for member in operators.nodes.values()]
         counted_before = self.rows_counted
         self._note[EDGE] = 0
-        batch = operators.read(rows)
+        batch = operators.read(choice, self.rows_of(choice))
         if batch is None:
             return False
         self._history.has_read(batch.num_rows)

@@ -147,6 +147,11 @@ class Pacer:
             rows = min(rows, arrived / max(self._rate_expansion, 1e-9))
         return max(1, min(round(rows), self._batch_rows))
 
+    def rest(self, now: float, counted: int) -> None:
+        """There is nothing to read: what is there later has not waited meanwhile."""
+        if self._rate is not None:
+            self._anchor = max(self._anchor, now - counted / self._rate)
+
     def behind(self, now: float, counted: int) -> int | None:
         """Rows that have arrived by now and have not left the operator that the rate counts at; ``None``: no rate."""
         if self._rate is None or not self._anchor:

@@ -57,7 +57,10 @@ class SubtaskPlan(SubtaskIdentity):
 
 @dataclass
 class SubtaskPorts:
-    """What a subtask may ask of its slot. ``woken``: its sink has room again, or has failed; in any thread."""
+    """What a subtask may ask of its slot.
+
+    ``woken``: its sink has room again, its live source has something to read, or one of them has failed; in any thread.
+    """
 
     report: Callable[[control.ControlMessage], None]
     send: Callable[[int, list[Any]], None]

@@ -38,6 +38,7 @@ from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, stage_of
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.transport.wire.message_format import digest_of
+from flinkplus.sources.base import LAG_ROWS
 from flinkplus.state.backend import SubtaskState
 
 MIN_READ_SCALE = 0.125
@@ -96,6 +97,8 @@ class Subtask:
         self._closing.callback(self.operators.close)
         self.operators.restore(saved.operators, plan.promotion is not None)
         self._begin_recipe(history)
+        if self.operators.live_reader is not None:
+            self.operators.live_reader.begin(self._woken)
         self._run, self._rows_before_run = saved.run
         self.work = self._make_work(history, replay)
         self._snapshots = SubtaskSnapshots(plan, ports, self.operators, self.state, replay, self._saved_of_run)
@@ -121,7 +124,10 @@ class Subtask:
         if writer is None or history.steps is None:
             return
         self.outputs.recipe = RecipeLog(history.steps, history.ancestors, plan.recorded, writer)
-        writer.begin(plan.recorded, lambda error: self._ports.woken(self.id, self.generation, error))
+        writer.begin(plan.recorded, self._woken)
+
+    def _woken(self, error: Exception | None) -> None:
+        self._ports.woken(self.id, self.generation, error)
 
     def _make_inputs(self, omitted: frozenset[str]) -> InputGate:
         plan, ports, options = self.plan, self._ports, self.plan.options
@@ -269,6 +275,7 @@ class Subtask:
         return {
             "rows_out": self.operators.rows_out,
             "operators": self.operators.counters(),
+            "gauges": self._gauges,
             "keys": self.state.state_keys() if self.state is not None else 0,
             "bytes": self.state.state_bytes() if self.state is not None else 0,
             "reads": self.state.state_reads() if self.state is not None else 0,
@@ -290,9 +297,18 @@ class Subtask:
         return self.plan.vertex.is_source and not self.steps.ended
 
     @property
+    def _gauges(self) -> dict[str, dict[str, int]]:
+        """Of a source that still reads."""
+        return self.operators.gauges() if self._reads else {}
+
+    @property
     def _behind(self) -> int | None:
-        """Rows that have arrived at a paced source that still reads."""
-        return self.work.pacer.behind(time.monotonic(), self.work.rows_counted) if self._reads else None
+        """Rows that a source that still reads could have read: those of a live one, or that a paced one should have."""
+        if not self._reads:
+            return None
+        if self.operators.live_reader is not None:
+            return self.operators.live_reader.gauges().get(LAG_ROWS)
+        return self.work.pacer.behind(time.monotonic(), self.work.rows_counted)
 
     @property
     def _blocked(self) -> str:

@@ -58,6 +58,7 @@ class Ports:
             yield from self._owner.push(message)
 
     joins_steps = True
+    is_idle = False
 
     def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
         self._owner.joined += len(steps)
@@ -93,14 +94,16 @@ class Ports:
     def reached(self, point: str) -> None:
         return None
 
-    def read_rows(self, rows: int) -> Generator[None, None, bool]:
+    def read_rows(self, choice: int) -> Generator[None, None, bool]:
         return self._never()
 
     def _never(self, *_: Any) -> Any:
         raise AssertionError("not in this test")
 
     read_together: Any = _never
-    rows_to_read: Any = _never
+    next_read: Any = _never
+    can_read: Any = _never
+    rows_of: Any = _never
     advance: Any = _never
     flush: Any = _never
     discard: Any = _never
