@@ -104,6 +104,14 @@ def own_kafka(kafka: kafka_server.Cluster) -> kafka_server.KafkaServer:
     return kafka
 
 
+@pytest.fixture
+def new_kafka(kafka: kafka_server.Cluster) -> kafka_server.Cluster:
+    """A cluster with transactions and timestamps."""
+    if isinstance(kafka, kafka_server.KafkaServer):
+        pytest.skip(f"Kafka {kafka_server.VERSION} has neither transactions nor timestamps: make kafka-check")
+    return kafka
+
+
 GRACE_S = 30.0
 """How long what a test has told to stop may take to be gone."""
 

@@ -160,3 +160,46 @@ def test_what_is_produced_meanwhile(kafka: Cluster) -> None:
     thread.join()
     for partition in range(4):
         assert [row["n"] for row in rows if row["partition"] == partition] == list(range(count))
+
+
+def test_transactions(new_kafka: Cluster) -> None:
+    """Those that are aborted are not read; their records, and the marks at their ends, are gaps between offsets."""
+    from confluent_kafka import Producer
+
+    topic = made(new_kafka)
+    settings = {"bootstrap.servers": new_kafka.servers, "transactional.id": topic, "batch.num.messages": 100}
+    producer = Producer({**settings, **new_kafka.config})
+    producer.init_transactions(PATIENCE_S)
+    for begin in range(0, 2_000, 200):
+        producer.begin_transaction()
+        for value in numbered(begin, begin + 200):
+            producer.produce(topic, value, partition=0)
+        if begin % 400:
+            producer.abort_transaction(PATIENCE_S)
+        else:
+            producer.commit_transaction(PATIENCE_S)
+    committed = [n for begin in range(0, 2_000, 400) for n in range(begin, begin + 200)]
+    given = source(new_kafka, topic, stop="latest")
+    with Running(given) as first:
+        before, _ = first.rows(70, max_rows=30)
+        position = first.reader.position()
+        rows, choices = first.rows(len(committed) - len(before), max_rows=70)
+        assert [row["n"] for row in before + rows] == committed
+        assert first.to_the_end() == [] and first.reader.gauges()["lag_rows"] == 0
+    with Running(given, position=position) as again:
+        assert again.repeat(choices) == rows
+    with Running(source(new_kafka, topic, stop="latest", config={"isolation.level": "read_uncommitted"})) as every:
+        assert [row["n"] for row in every.to_the_end()] == list(range(2_000))
+
+
+def test_times(new_kafka: Cluster) -> None:
+    topic = made(new_kafka)
+    producing = Producing(new_kafka.servers, new_kafka.config)
+    base = int(time.time() * 1_000) - 100_000
+    for n in range(100):
+        producing.send(topic, 0, numbered(n, n + 1), timestamp=base + n * 1_000)
+        producing.flush()
+    with Running(source(new_kafka, topic, start=base + 30_500, stop=base + 60_000)) as one:
+        assert [row["n"] for row in one.to_the_end()] == list(range(31, 60))
+    with Running(source(new_kafka, topic, start=base + 200_000, stop="latest")) as none:
+        assert none.to_the_end() == []

@@ -178,6 +178,8 @@ class Fetcher:
         wanted = {p: kept for p, group in groups.items() if (kept := self._wanted(p, group))}
         if wanted:
             self._added(wanted)
+        for partition, group in groups.items():
+            self._pass_stop(partition, group[-1].offset() or 0)
         for message in errors:
             self._on_error(message, now_s)
         return bool(wanted or errors)
@@ -226,6 +228,13 @@ class Fetcher:
             self._next[partition] = offset
             with self._shared.lock:
                 self._shared.buffers.reached_end(partition)
+            self._finish_if_read(partition)
+
+    def _pass_stop(self, partition: Partition, offset: int) -> None:
+        """A record at ``offset`` has come: if the source stops before it, nothing is missing up to there."""
+        stop = self._reading.stop
+        if stop is not None and partition in self._next and offset >= stop[partition]:
+            self._next[partition] = stop[partition]
             self._finish_if_read(partition)
 
     def _finish_if_read(self, partition: Partition) -> None:
@@ -299,7 +308,7 @@ class Fetcher:
             new = [p for p in found if self._reading.assignment.has(p) and p not in self._next]
             if new:
                 log.info("source %r: new partitions: %s", self._reading.source, ", ".join(map(str, new)))
-            self._add({partition: self._reading.begin(partition) for partition in new})
+                self._add({partition: self._reading.begin(partition) for partition in new})
 
     def _add(self, offsets: Offsets) -> None:
         for partition in offsets:
