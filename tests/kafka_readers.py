@@ -10,14 +10,14 @@ from typing import Any
 
 from flinkplus.sources.base import MAX_CHOICE, LiveReader
 from flinkplus.sources.kafka.source import KafkaOptions, KafkaSource, kafka_source
-from tests.kafka_server import Cluster, Producing
+from tests.kafka_server import Producing, Reachable
 
 PATIENCE_S = 60.0
 QUICK = {"fetch.wait.max.ms": 20}
 """An imitated broker keeps a request so long though records come meanwhile."""
 
 
-def produced(cluster: Cluster, topic: str, values: dict[int, Sequence[bytes | None]], **more: Any) -> None:
+def produced(cluster: Reachable, topic: str, values: dict[int, Sequence[bytes | None]], **more: Any) -> None:
     producing = Producing(cluster.servers, cluster.config)
     producing.touch(topic)
     for partition, ones in values.items():
@@ -25,7 +25,7 @@ def produced(cluster: Cluster, topic: str, values: dict[int, Sequence[bytes | No
     producing.flush()
 
 
-def source(cluster: Cluster, topics: Any, **given: Any) -> KafkaSource:
+def source(cluster: Reachable, topics: Any, **given: Any) -> KafkaSource:
     defaults = {"value": "json", "schema": "n long", "metadata": ["partition", "offset"], "start": "earliest"}
     more = {"stop": None, "group": None, "on_error": "fail", "discover": 30, "config": {**QUICK, **cluster.config}}
     options = KafkaOptions(**{**defaults, **more, **given})

@@ -81,13 +81,20 @@ def _free_port() -> int:
         return port
 
 
-class Cluster(Protocol):
-    """What tests do with a cluster. ``config``: of clients."""
+class Reachable(Protocol):
+    """Brokers. ``config``: of their clients."""
 
-    servers: str
-    config: Mapping[str, Any]
+    @property
+    def servers(self) -> str: ...
 
-    def create(self, topic: str, partitions: int = 1) -> None: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+
+class Cluster(Reachable, Protocol):
+    """What tests do with a cluster."""
+
+    def create(self, topic: str, partitions: int = 1, **config: str) -> None: ...
 
     def add_partitions(self, topic: str, partitions: int) -> None: ...
 
@@ -309,14 +316,14 @@ class GivenCluster:
         self._admin = AdminClient({"bootstrap.servers": self.servers})
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
-        from confluent_kafka.admin import NewTopic
+        from confluent_kafka.cimpl import NewTopic
 
         settings = {name.replace("_", "."): value for name, value in config.items()}
         self._done(self._admin.create_topics([NewTopic(topic, partitions, config=settings)]))
         _until(lambda: len(self._admin.list_topics(topic).topics[topic].partitions) == partitions, topic)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        from confluent_kafka.admin import NewPartitions
+        from confluent_kafka.cimpl import NewPartitions
 
         self._done(self._admin.create_partitions([NewPartitions(topic, partitions)]))
 

@@ -172,7 +172,7 @@ class Fetcher:
                 continue
             at = (message.topic(), message.partition())
             if at in groups:
-                groups[at].append(message)  # type: ignore[index]  # as a tuple, it is equal to a Partition
+                groups[at].append(message)  # a Partition equals its tuple
             else:
                 groups[Partition(*at)] = [message]
         wanted = {p: kept for p, group in groups.items() if (kept := self._wanted(p, group))}

@@ -66,7 +66,7 @@ class KafkaSource(Source):
         return whole_schema(self.name, self.values, self.metadata)
 
     @property
-    def schema(self) -> pa.Schema:  # type: ignore[override]
+    def schema(self) -> pa.Schema:
         """``rows_schema``, and with dead letters what was broken."""
         return with_dead_letters(self.rows_schema) if self.on_error == "dead-letter" else self.rows_schema
 

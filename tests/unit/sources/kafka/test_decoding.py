@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from decimal import Decimal
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ SCHEMA = parse_schema("a long, b string")
 GOOD = b'{"a": 1, "b": "x"}'
 
 
-def decoded(values: list[bytes | None], schema: pa.Schema = SCHEMA) -> tuple[list[Any], dict[int, str]]:
+def decoded(values: Sequence[bytes | None], schema: pa.Schema = SCHEMA) -> tuple[list[Any], dict[int, str]]:
     found = decoder("json", schema)(values)
     found.rows.validate(full=True)
     assert found.rows.schema == schema

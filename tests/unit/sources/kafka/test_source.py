@@ -86,7 +86,7 @@ def test_what_a_changed_program_is_compared_by() -> None:
 
 
 def test_positions_are_dealt_to_another_number_of_readers() -> None:
-    document = {"format": 1, "rows": 7, "invalid_records": 1, "offsets": {"t": {"0": 5}, "u": {"0": 6}}}
+    document: Any = {"format": 1, "rows": 7, "invalid_records": 1, "offsets": {"t": {"0": 5}, "u": {"0": 6}}}
     dealt = source().redealt([document], 2)
     assert dealt == [
         {"format": 1, "rows": 7, "invalid_records": 1, "offsets": {"t": {"0": 5}}},
