@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from decimal import Decimal
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
