@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.printable import printable
-from flinkplus.sources.kafka.connecting import Connection
+from flinkplus.sources.kafka.connecting import KafkaConnection
 from flinkplus.sources.kafka.partitions import Offsets, Partition
 
 FIRST_ANSWER_S, ANSWER_S = 0.5, 10.0
@@ -55,7 +55,7 @@ def confluent_module() -> Any:
 class KafkaClient:
     """One consumer, which is assigned its partitions by hand. ``group``: that positions are committed to."""
 
-    def __init__(self, source: str, connection: Connection, group: str | None, client_id: str) -> None:
+    def __init__(self, source: str, connection: KafkaConnection, group: str | None, client_id: str) -> None:
         self._kafka = confluent_module()
         self._source, self._connection = source, connection
         self._failure = self._reported = ""

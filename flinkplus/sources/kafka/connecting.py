@@ -40,7 +40,7 @@ def environment_name(setting: str) -> str:
 
 
 @dataclass(frozen=True)
-class Connection:
+class KafkaConnection:
     """How to reach the brokers. ``settings``: of librdkafka, without secrets. ``secret_names``: of those that are
     needed. ``secrets``: only in the process that was given them."""
 
@@ -53,7 +53,7 @@ class Connection:
         return {**vars(self), "settings": dict(self.settings), "secrets": {}}
 
     @classmethod
-    def parse(cls, source: str, servers: str | Sequence[str], config: Mapping[str, Any]) -> Connection:
+    def parse(cls, source: str, servers: str | Sequence[str], config: Mapping[str, Any]) -> KafkaConnection:
         """Raises ``ConfigurationError``, which quotes no value: it may be a secret."""
         text = servers if isinstance(servers, str) else ",".join(servers)
         if not text.strip():

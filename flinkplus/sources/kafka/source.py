@@ -18,7 +18,7 @@ from flinkplus.sources.base import LiveReader, Source
 from flinkplus.sources.kafka.chunks import ChunkMaker, OnError, with_dead_letters
 from flinkplus.sources.kafka.client import BrokersAway, KafkaClient, Refused, confluent_module, planning_error
 from flinkplus.sources.kafka.columns import chosen_columns, whole_schema
-from flinkplus.sources.kafka.connecting import Connection
+from flinkplus.sources.kafka.connecting import KafkaConnection
 from flinkplus.sources.kafka.decoding import decoder, value_schema
 from flinkplus.sources.kafka.partitions import Offsets, position_from, redealt
 from flinkplus.sources.kafka.planning import Moment, SplitPlan, explicit_offsets, moment_of, plan_from, planned
@@ -40,7 +40,7 @@ class KafkaSource(Source):
     is_live: ClassVar[bool] = True
 
     name: str
-    connection: Connection
+    connection: KafkaConnection
     topics: tuple[str, ...]
     value: str
     values: pa.Schema
@@ -155,7 +155,7 @@ def kafka_source(
     )
     return KafkaSource(
         name,
-        Connection.parse(name, servers, options.config or {}),
+        KafkaConnection.parse(name, servers, options.config or {}),
         names,
         options.value,
         value_schema(name, options.value, None if options.schema is None else parse_schema(options.schema)),
