@@ -20,11 +20,13 @@ import pyarrow.json
 
 from flinkplus.errors import ConfigurationError, first_line
 from flinkplus.operators.base.values import is_list
+from flinkplus.printable import printable
 
 ValueFormat = Literal["json", "bytes", "text"]
 Values = Sequence[bytes | None]
 BYTES_SCHEMA = pa.schema([("value", pa.binary())])
 TEXT_SCHEMA = pa.schema([("value", pa.string())])
+LONGEST_REASON = 300
 _NOT_AN_OBJECT = "not a JSON object"
 
 
@@ -143,7 +145,8 @@ def _why_not(stripped: bytes, value: bytes | None) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 at byte {error.start}"
-    return first_line(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    text = first_line(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    return printable(text, LONGEST_REASON)
 
 
 def _parsed_type(dtype: pa.DataType) -> pa.DataType:

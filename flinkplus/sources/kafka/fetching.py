@@ -99,26 +99,31 @@ class Fetcher:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, wait_s: float) -> None:
-        """End the thread, and wait for it ``wait_s`` at most."""
+    def close(self) -> None:
+        """Have the thread end soon, without a wait: the slot's loop has more to do. It wakes nothing from now on."""
         self._closed = True
-        if self._thread.ident is not None:
-            self._thread.join(wait_s)
+
+    def join(self, wait_s: float) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join(wait_s)
+
+    def _wake(self, error: Exception | None = None) -> None:
+        if not self._closed:
+            self._woken(error)
 
     def _run(self) -> None:
         try:
             self._client = self._connect()
         except Exception as error:
-            self._woken(error)
+            self._wake(error)
             return
         try:
             self._add({p: self._reading.begin(p) for p in self._reading.planned})
-            self._woken(None)  # there may be nothing to read up to the end
+            self._wake()  # there may be nothing to read up to the end
             while not self._closed:
                 self._serve(time.monotonic())
         except Exception as error:
-            if not self._closed:
-                self._woken(error)
+            self._wake(error)
         finally:
             self._client.close()
 
@@ -134,7 +139,7 @@ class Fetcher:
         with self._shared.lock:
             due_s = self._shared.buffers.due_s()
         if changed or (self._due_s is not None and self._due_s <= now_s):
-            self._woken(None)
+            self._wake()
             self._due_s = None
         if due_s is not None and due_s > now_s:
             self._due_s = due_s

@@ -28,8 +28,6 @@ from flinkplus.sources.kafka.partitions import (
 )
 from flinkplus.sources.kafka.planning import SplitPlan
 
-CLOSE_S = 1.0
-
 
 class ReadSource(Protocol):
     """What a reader asks of its source's descriptor."""
@@ -170,4 +168,4 @@ class KafkaReader(LiveReader):
     @override
     def close(self) -> None:
         if self._fetcher is not None:
-            self._fetcher.close(CLOSE_S)
+            self._fetcher.close()

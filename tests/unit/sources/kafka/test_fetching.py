@@ -137,7 +137,8 @@ class Fetching:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._fetcher.close(PATIENCE_S)
+        self._fetcher.close()
+        self._fetcher.join(PATIENCE_S)
         assert self.client.calls[-1] == ("close", None)
 
     def numbers(self) -> list[int]:
