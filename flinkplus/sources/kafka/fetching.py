@@ -56,16 +56,16 @@ class Reading:
 class Shared:
     """What thread and reader share; ``lock`` must be held.
 
-    ``to_finish``: partitions of a source that ends, that are not fetched to their end. ``asked``: the reader needs a
-    partition that is not known. ``to_commit``: for the group. ``highs``: for each partition the offset after its last
-    record.
+    ``to_finish``: partitions of a source that ends, that are not fetched to their end. ``asked``: partitions that a
+    replay needs, and that are not known. ``to_commit``: for the group. ``highs``: for each partition the offset after
+    its last record.
     """
 
     buffers: Buffers
     to_finish: set[Partition] = field(default_factory=set)
     highs: dict[Partition, int] = field(default_factory=dict)
     to_commit: Offsets | None = None
-    asked: bool = False
+    asked: set[Partition] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -86,7 +86,7 @@ class Fetcher:
         self._next: dict[Partition, int] = {}
         self._paused: set[Partition] = set()
         self._most = MAX_FETCHED
-        self._look_s = self._highs_s = 0.0
+        self._look_s = self._look_again_s = self._highs_s = 0.0
         self._unknown_since: dict[str, float] = {}
         self._ahead_since: dict[Partition, float] = {}
         self._away_since: float | None = None
@@ -130,7 +130,7 @@ class Fetcher:
     def _serve(self, now_s: float) -> None:
         self._pause()
         self._commit()
-        if now_s >= self._look_s or self._shared.asked:
+        if now_s >= self._look_s or (self._shared.asked and now_s >= self._look_again_s):
             self._look(now_s)
         messages = self._client.fetch(self._most, BUSY_POLL_S if self._paused else POLL_S)
         changed = self._received(messages, now_s)
@@ -281,9 +281,7 @@ class Fetcher:
 
     def _look(self, now_s: float) -> None:
         """Look for new partitions, for topics that are gone, and whether the brokers answer."""
-        self._look_s = now_s + self._reading.discover_s
-        with self._shared.lock:
-            self._shared.asked = False
+        self._look_s, self._look_again_s = now_s + self._reading.discover_s, now_s + AGAIN_S
         for topic in self._reading.assignment.topics:
             try:
                 found = self._client.partitions(topic, CALL_S)
@@ -323,6 +321,7 @@ class Fetcher:
         with self._shared.lock:
             for partition in offsets:
                 self._shared.buffers.open(partition, now_s)
+            self._shared.asked -= offsets.keys()
         self._next |= offsets
         self._client.assign(offsets)
         for partition in offsets:

@@ -125,7 +125,7 @@ class KafkaReader(LiveReader):
         partition = self._assignment.partition(local)
         with self._shared.lock:
             here = self._shared.buffers.records(partition, records)
-            self._shared.asked = self._shared.asked or here is None
+            self._shared.asked |= {partition} if here is None else set()
         return here is not None and here >= records
 
     @override

@@ -206,6 +206,20 @@ def test_a_topic_that_a_restarted_broker_does_not_know_yet() -> None:
         assert one.errors == [] and ("assign", {A: 6}) in client.calls
 
 
+def test_a_partition_that_a_replay_needs_is_looked_for_at_once() -> None:
+    other = Partition("t", 1)
+    client = Imitation([], known=[[A], [A], [A, other]])
+    with Fetching(client) as one:
+        assert one.numbers() == []
+        with one.shared.lock:
+            one.shared.asked.add(other)
+        for _ in range(10_000):
+            if ("assign", {other: 5}) in client.calls:
+                break
+            threading.Event().wait(0.002)
+        assert ("assign", {other: 5}) in client.calls and one.shared.asked == set()
+
+
 def test_a_partition_that_stays_unknown_is_an_error() -> None:
     with Fetching(Imitation([[Failed("unknown")]], known=[[A], [Partition("t", 1)]])) as one:
         assert "topic 't': some of its partitions are gone" in one.error()
