@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check security-check fuzz demo diagrams figures options bench format clean
+.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check kafka-check security-check fuzz demo diagrams figures options bench format clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -54,6 +54,11 @@ kill-check: setup ## SIGKILL at every point of every kind of checkpoint, with ev
 
 cluster-check: setup ## Drills on a cluster in namespaces: hosts, networks and drivers that fail in every way (root; about 20 minutes)
 	@$(JAVA) set -x; $(BIN)/python -m pytest -q -s tests/cluster/check_*.py
+
+kafka-check: setup ## The Kafka tests, all of them, against KAFKA_SERVERS, else apache/kafka in Docker, else the broker of `make long-check`
+	@$(JAVA) set -ex; if [ -z "$$KAFKA_SERVERS" ] && docker info >/dev/null 2>&1; then \
+	    docker compose --profile kafka up --detach --wait kafka; export KAFKA_SERVERS=127.0.0.1:9092; fi; \
+	$(BIN)/python -m pytest tests/unit/sources/kafka tests/integration/test_kafka_broker.py tests/integration/test_kafka_jobs.py
 
 security-check: setup ## Attacks on a job, each of which must fail; a part of them is in `make test`
 	@$(JAVA) set -x; $(BIN)/python -m pytest -q tests/security $(addprefix tests/integration/test_,signatures.py open_ports.py security.py)

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from chain_backup.zookeeper import embedded
-from tests import java_classes
+from tests import java_classes, kafka_server
 from tests.examples import examples
 from tests.postgres_server import PostgresServer, binaries
 
@@ -79,6 +79,37 @@ def empty_postgres(postgres: PostgresServer) -> Iterator[None]:
     yield
     postgres.execute("DROP SCHEMA public CASCADE")
     postgres.execute("CREATE SCHEMA public")
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[kafka_server.Cluster]:
+    """A broker of this test process, or the cluster that ``KAFKA_SERVERS`` names."""
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed: pip install 'flinkplus[kafka]'")
+    if kafka_server.SERVERS in os.environ:
+        yield kafka_server.GivenCluster()
+        return
+    try:
+        server = kafka_server.KafkaServer(Path(os.environ["PYTEST_DEBUG_TEMPROOT"]))
+    except kafka_server.KafkaMissing as error:
+        pytest.skip(str(error))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own_kafka(kafka: kafka_server.Cluster) -> kafka_server.KafkaServer:
+    """A broker that a test may kill."""
+    if not isinstance(kafka, kafka_server.KafkaServer):
+        pytest.skip("the cluster is not one of the tests' own, which may be killed")
+    return kafka
+
+
+@pytest.fixture
+def new_kafka(kafka: kafka_server.Cluster) -> kafka_server.Cluster:
+    """A cluster with transactions and timestamps."""
+    if isinstance(kafka, kafka_server.KafkaServer):
+        pytest.skip(f"Kafka {kafka_server.VERSION} has neither transactions nor timestamps: make kafka-check")
+    return kafka
 
 
 GRACE_S = 30.0

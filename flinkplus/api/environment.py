@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import pyarrow as pa
@@ -39,6 +39,9 @@ from flinkplus.sources.batches.source import StreamedBatches
 from flinkplus.sources.files.reading import FormatName, file_format, file_times
 from flinkplus.sources.files.source import DirectoryFiles
 from flinkplus.sources.generator import Generator
+from flinkplus.sources.kafka.chunks import GoodRows, broken_rows
+from flinkplus.sources.kafka.columns import BROKEN_SCHEMA
+from flinkplus.sources.kafka.source import KafkaOptions, Start, Stop, kafka_source
 from flinkplus.sources.parquet import StagedParquet
 from flinkplus.sources.text import TextFiles
 from flinkplus.state.durable.ownership import Resume
@@ -200,6 +203,94 @@ class StreamEnvironment:
         generator = Generator(name=name, fn=function, schema=parse_schema(schema), count=count, batches=batches)
         stream = self._source(generator)
         return stream if rate is None else stream.throttle(rate)
+
+    @overload
+    def from_kafka(
+        self,
+        servers: str | Sequence[str],
+        topics: str | Sequence[str],
+        *,
+        value: Literal["json", "bytes", "text"] = ...,
+        schema: Schema | None = ...,
+        metadata: bool | Sequence[str] = ...,
+        start: Start = ...,
+        stop: Stop | None = ...,
+        group: str | None = ...,
+        on_error: Literal["fail", "skip"] = ...,
+        discover: Duration = ...,
+        config: Mapping[str, Any] | None = ...,
+        name: str | None = ...,
+    ) -> Stream: ...
+
+    @overload
+    def from_kafka(
+        self,
+        servers: str | Sequence[str],
+        topics: str | Sequence[str],
+        *,
+        on_error: Literal["dead-letter"],
+        value: Literal["json", "bytes", "text"] = ...,
+        schema: Schema | None = ...,
+        metadata: bool | Sequence[str] = ...,
+        start: Start = ...,
+        stop: Stop | None = ...,
+        group: str | None = ...,
+        discover: Duration = ...,
+        config: Mapping[str, Any] | None = ...,
+        name: str | None = ...,
+    ) -> tuple[Stream, Stream]: ...
+
+    def from_kafka(
+        self,
+        servers: str | Sequence[str],
+        topics: str | Sequence[str],
+        *,
+        value: Literal["json", "bytes", "text"] = "json",
+        schema: Schema | None = None,
+        metadata: bool | Sequence[str] = False,
+        start: Start = "earliest",
+        stop: Stop | None = None,
+        group: str | None = None,
+        on_error: Literal["fail", "skip", "dead-letter"] = "fail",
+        discover: Duration = "30 seconds",
+        config: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Stream | tuple[Stream, Stream]:
+        """The records of Kafka's topics, each exactly once, as they arrive.
+
+        ``servers``: ``'host:port'``, or several of them; any of the cluster's brokers.
+        ``value``: ``json``: objects with the fields of ``schema``; ``bytes`` or ``text``: one column, ``value``.
+        ``metadata``: ``True`` or a list: further columns ``topic``, ``partition``, ``offset``, ``timestamp``, ``key``
+        and ``headers``.
+        ``start``: ``earliest``, ``latest``, ``committed`` (by ``group``), a time (``datetime`` or milliseconds), or
+        ``{topic: {partition: offset}}``; of a new job. A job that is resumed continues where it was.
+        ``stop``: ``latest`` or a time: read up to there and end; default: never.
+        ``group``: the consumer group that positions are committed to, for monitoring.
+        ``on_error``: what a record that cannot be decoded does: ``fail`` the job; ``skip`` it, counted in the metric
+        ``invalid_records``; ``dead-letter``: return a second stream, of such records with the reason.
+        ``discover``: how often to look for new partitions.
+        ``config``: settings of librdkafka, such as ``security.protocol``. Passwords are not stored with the job.
+
+        Raises ``ConfigurationError``, also without the extra ``flinkplus[kafka]``. See ``docs/kafka.md``.
+        """
+        options = KafkaOptions(
+            value=value,
+            schema=schema,
+            metadata=metadata,
+            start=start,
+            stop=stop,
+            group=group,
+            on_error=on_error,
+            discover=discover,
+            config=config,
+        )
+        source = kafka_source(self.name_for("kafka", name), servers, topics, options)
+        stream = self._source(source)
+        if on_error != "dead-letter":
+            return stream
+        rows = source.rows_schema
+        good = stream.map_batches(GoodRows(rows), schema=rows, name=f"{source.name} rows")
+        return good, stream.map_batches(broken_rows, schema=BROKEN_SCHEMA, name=f"{source.name} broken records")
 
     def from_source(self, source: Source, *, name: str | None = None) -> Stream:
         """The rows of a source of your own (``flinkplus.connectors``, ``docs/connectors.md``).

@@ -143,6 +143,15 @@ class Source(ABC):
         """The source, planned as the one with these ``settings`` was. Raises ``ValueError`` or ``TypeError``."""
         return self
 
+    def secrets(self) -> Mapping[str, str]:
+        """What slots need to read, and no pickle of the source has; shipped with their credentials. Called in the
+        driver. Raises ``ConfigurationError`` if something is not known there."""
+        return {}
+
+    def with_secrets(self, secrets: Mapping[str, str]) -> Source:
+        """A copy with what ``secrets`` gave, in a slot."""
+        return self
+
     @abstractmethod
     def reader(self, index: int, parallelism: int) -> SourceReader:
         """The reader for subtask ``index`` of ``parallelism``; ``open`` must be called before the first ``read``."""

@@ -33,10 +33,12 @@ from flinkplus.errors import (
     ConfigurationError,
     CorruptCheckpoint,
     CorruptState,
+    InputError,
     PeerProtocolError,
     PeerRefused,
     UntrustedCheckpoint,
 )
+from flinkplus.operators.base.schema import parse_schema
 from flinkplus.protocol.determinants.determinants import (
     Choice,
     decode_spans,
@@ -63,6 +65,7 @@ from flinkplus.runtime.transport.wire import message_format
 from flinkplus.runtime.transport.wire.frames import framed
 from flinkplus.runtime.transport.wire.message_format import Message, MessageKind
 from flinkplus.sinks.spark_log import parse_logged
+from flinkplus.sources.kafka.decoding import decoder
 from flinkplus.state.durable.manifests import MANIFEST_MAGIC
 from flinkplus.state.durable.ownership import JOB_FILE, JOB_FORMAT, JOB_MAGIC
 from flinkplus.state.durable.seals import SigningKey, checked, signed
@@ -620,6 +623,27 @@ def _record(data: bytes) -> object:
     return found
 
 
+_KAFKA = decoder(
+    "json", parse_schema("a long, b string, l array<array<double>>, s struct<x: int, d: date>, m decimal(9,2)")
+)
+_KAFKA_SEEDS = (
+    b'{"a": 1, "b": "x\\u00e9", "l": [[1.5, 2], null, []], "s": {"x": 1, "d": "2024-01-02"}, "m": 1.25}',
+    b'{"b": "\xc3\xa9", "other": [{"b": [1, "x"]}], "s": null, "m": "3"}',
+)
+
+
+def _decode_kafka(data: bytes) -> None:
+    """The value of a record, between others. Its reason is part of an error."""
+    found = _KAFKA([b'{"a": 1}', data, b'{"a": 2}'])
+    found.rows.validate(full=True)
+    if found.rows.num_rows + len(found.broken) != 3 or found.rows.column("a").to_pylist()[
+        :: found.rows.num_rows - 1
+    ] != [1, 2]:
+        raise AssertionError("the value has changed others")
+    for reason in found.broken.values():
+        raise InputError(reason)
+
+
 def targets() -> list[Target]:
     """All of them."""
     folder = _Folder()
@@ -655,6 +679,7 @@ def targets() -> list[Target]:
         Target("replication", _frame_seeds(), _decode_replication, (PeerProtocolError,), reseal=_reseal_frame),
         Target("segment", (_segment_seed(),), _decode_segment, (CorruptSegment, PeerProtocolError)),
         Target("codec", _wire_seeds(), lambda data: MessageCodec().decode(memoryview(data)), (PeerProtocolError,)),
+        Target("kafka", _KAFKA_SEEDS, _decode_kafka, (InputError,)),
         Target("handle", (handle,), _decode_handle, (CorruptState, ValueError, RecursionError), mutated_document),
         Target(
             "manifest",

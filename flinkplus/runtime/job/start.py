@@ -54,6 +54,7 @@ from flinkplus.runtime.job.upgrading.programs import (
     stage_in,
 )
 from flinkplus.runtime.transport.auth.credentials import Credentials
+from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
 from flinkplus.sources.batches.source import StreamedBatches
 from flinkplus.sources.parquet import StagedParquet
@@ -202,8 +203,8 @@ def launch(
     """``requests``: see ``begin_run``. ``frames``: the DataFrames among the sources."""
     plan = replace(plan, options=recovery_of(plan.graph, plan.options))
     credentials = Credentials.made(plan.options, plan.output_id, lasting_secret(plan.options, storage))
-    secrets_of = {name: sink.secrets() for name, sink in plan.graph.sinks().items()}
-    credentials = replace(credentials, outputs={name: found for name, found in secrets_of.items() if found})
+    secrets_of = {node.name: node.body.secrets() for node in plan.graph.nodes if isinstance(node.body, Source | Sink)}
+    credentials = replace(credentials, connectors={name: found for name, found in secrets_of.items() if found})
     calls = Calls(Inbox(), JobResult())
     registry = _registry_of(spark, plan, directory, credentials, calls)
     try:

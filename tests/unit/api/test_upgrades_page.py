@@ -123,6 +123,10 @@ def both(*draws: Draw) -> Draw:
     return draw
 
 
+def kafka(topics: str = "orders", servers: str = "a:9092", **given: Any) -> Draw:
+    return lambda env: env.from_kafka(servers, topics, name="orders", **{"value": "text", **given}).discard(name="out")
+
+
 def text(path: Path, name: str = "lines", where: str = "/lines", **others: Any) -> Draw:
     return lambda env: env.read_text(path, name=name, **others).to_parquet(where, name="lines out")
 
@@ -306,6 +310,20 @@ CASES: dict[str, list[Case]] = {
         ),
         Case(text(HERE), text(HERE, repeat=2), {"lines": "refused"}, "its repeat was 1 and is 2"),
         Case(PLAIN, drawn(counted, count=10), {"rows": "refused"}, "its count was 9 and is 10"),
+    ],
+    "topics or value format of a Kafka source": [
+        Case(
+            kafka(),
+            kafka("payments"),
+            {"orders": "refused"},
+            "its topics was ['orders'] and is ['payments']",
+            Requests(drop_state=["orders"]),
+            {"orders": "dropped"},
+        ),
+        Case(kafka(), kafka(value="bytes"), {"orders": "refused"}, "its value was 'text' and is 'bytes'"),
+    ],
+    "servers, `config`, `group`, `start`, `stop` of a Kafka source": [
+        Case(kafka(), kafka(servers="b:9092", config={"client.rack": "x"}, group="g", start="latest", stop=5)),
     ],
     "function of a generator": [
         Case(

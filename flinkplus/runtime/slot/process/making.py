@@ -17,6 +17,7 @@ from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.tls import context
 from flinkplus.sinks.base import Sink
+from flinkplus.sources.base import Source
 from flinkplus.state.durable.state_files import StateFiles
 from flinkplus.state.durable.storage import CheckpointStorage
 
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def with_secrets(graph: JobGraph, credentials: Credentials) -> JobGraph:
-    """Give the sinks of ``graph``, which was unpickled, what they need to write; returns it."""
+    """Give the sources and sinks of ``graph``, which was unpickled, what they need to connect; returns it."""
     for node in graph.nodes:
-        if isinstance(node.body, Sink):
-            node.body = node.body.with_secrets(credentials.outputs.get(node.name, {}))
+        if isinstance(node.body, Source | Sink):
+            node.body = node.body.with_secrets(credentials.connectors.get(node.name, {}))
     return graph
 
 

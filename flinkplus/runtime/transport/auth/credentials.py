@@ -27,7 +27,7 @@ class Credentials:
     ``secret``: the handshake proves that both ends know it.
     ``zookeeper``: ``user:password`` required to read and change the job's nodes in ZooKeeper; ``None``: no restriction.
     ``tls``: certificates, or a directory of certificates on each host; ``None``: connections are not encrypted.
-    ``outputs``: sink -> what its slots need to write, such as a password.
+    ``connectors``: source or sink -> what its slots need to read or write, such as a password.
     ``registry``: the same for the job's own ZooKeeper server, always encrypted; ``None``: the job has no such server.
     """
 
@@ -35,7 +35,7 @@ class Credentials:
     zookeeper: str | None = field(default=None, repr=False)
     tls: Certificates | str | None = field(default=None, repr=False)
     registry: Certificates | str | None = field(default=None, repr=False)
-    outputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    connectors: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def made(cls, options: Options, job_id: str, lasting: bytes | None = None) -> Credentials:
