@@ -37,7 +37,10 @@ class PartName:
     def parse(name: str) -> PartName | None:
         """``None`` when ``name`` is not of that form."""
         match = _PART.fullmatch(name)
-        return PartName(*map(int, match.groups()[:-1]), match[5]) if match else None
+        if match is None:
+            return None
+        checkpoint, subtask, generation, number = map(int, match.groups()[:-1])
+        return PartName(checkpoint, subtask, generation, number, match[5])
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,8 @@ class FileSinkWriter(SinkWriter):
         if batch.num_rows == 0:
             return
         for folder, rows in self._divided(plain(batch, self._sink.bound_schema)):
-            file = self._open[folder] = self._open.pop(folder, None) or self._opened(folder)
+            file = self._open.pop(folder) if folder in self._open else self._opened(folder)
+            self._open[folder] = file
             file.write(rows)
             limit = self._sink.max_file_bytes
             if limit is not None and file.stream.tell() >= limit:

@@ -5,7 +5,7 @@ Slots write rows to files in the checkpoint directory, in Arrow's stream format,
 Rules and invariants:
 
 - The ID of a batch is the number of its checkpoint. Calls come in ascending order, one at a time.
-- What is about to be called is stored before (``Calls.begun``, with the files), and that it has returned is stored
+- What is about to be called is stored before (``BatchCalls.begun``, with the files), and that it has returned is stored
   after. So a call that was under way when the driver died is repeated, with the same ID and the same rows, by the next
   driver, before any other. No earlier call is repeated.
 - What was called, or may have been, is not taken back: ``retract_after`` refuses to go back behind it.
@@ -132,7 +132,7 @@ class _ArrowEncoder(Encoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calls(Document):
+class BatchCalls(Document):
     """What a function was called with, as the checkpoint directory records it.
 
     ``checkpoint``: calls with all rows up to it have returned. ``begun``: the batch whose call was begun after that;
@@ -167,20 +167,20 @@ class BatchCommitter(SinkCommitter):
     def allow_only_if(self, check: Callable[[], None]) -> None:
         self._files.check = check
 
-    def _store(self, calls: Calls) -> None:
+    def _store(self, calls: BatchCalls) -> None:
         self._record.write(calls, self._files.check)
 
     # --- before the first deployment ----------------------------------------------------------------------------------
 
     @override
     def prepare(self, resume: bool) -> None:
-        self._ready(self._known() if resume else Calls(checkpoint=0))
+        self._ready(self._known() if resume else BatchCalls(checkpoint=0))
 
-    def _ready(self, calls: Calls) -> None:
+    def _ready(self, calls: BatchCalls) -> None:
         self._store(calls)
         self._staging.make()
 
-    def _known(self) -> Calls:
+    def _known(self) -> BatchCalls:
         found = self._record.read()
         if found is None:
             raise OutputFunctionError(
@@ -192,7 +192,7 @@ class BatchCommitter(SinkCommitter):
     @override
     def succeed(self, job_id: str | None, checkpoint: int) -> None:
         """The numbers of checkpoints continue, and so do the IDs of batches."""
-        self._ready(self._record.read() or Calls(checkpoint=checkpoint))
+        self._ready(self._record.read() or BatchCalls(checkpoint=checkpoint))
 
     # --- while the job runs -------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class BatchCommitter(SinkCommitter):
             self._staging.sweep(checkpoint)
         self._files.uploads.abort_old(self._staging.name)
 
-    def _call(self, calls: Calls, batch: int, files: Sequence[StagedFile]) -> None:
+    def _call(self, calls: BatchCalls, batch: int, files: Sequence[StagedFile]) -> None:
         """Call the function with the rows of ``files``, and store that it was called."""
         ordered = sorted(files, key=_order)
         table = pa.concat_tables([self._rows(file) for file in ordered])
@@ -225,7 +225,7 @@ class BatchCommitter(SinkCommitter):
                 f"sink {self._sink!r}: the function raised for batch {batch} of {table.num_rows} rows: "
                 f"{described_cause(error)}"
             ) from error
-        self._store(Calls(checkpoint=batch))
+        self._store(BatchCalls(checkpoint=batch))
 
     def _rows(self, file: StagedFile) -> pa.Table:
         """The rows of a staged file. Raises ``OutputFunctionError`` if it is missing or has another size."""
@@ -268,9 +268,9 @@ class CallRecord:
     def __init__(self, directory: Files, name: str) -> None:
         self._directory = directory
         self.name = name
-        self._known: Calls | None = None
+        self._known: BatchCalls | None = None
 
-    def read(self) -> Calls | None:
+    def read(self) -> BatchCalls | None:
         """``None``: nothing was recorded. Raises ``OutputFunctionError`` for a damaged file."""
         if self._known is None:
             try:
@@ -278,12 +278,12 @@ class CallRecord:
             except FileNotFoundError:
                 return None
             try:
-                self._known = Calls.from_json(parse_document(data))
+                self._known = BatchCalls.from_json(parse_document(data))
             except ValueError as error:
                 raise OutputFunctionError(f"{self._directory.describe(self.name)} is damaged: {error}") from error
         return self._known
 
-    def write(self, calls: Calls, check: Callable[[], None]) -> None:
+    def write(self, calls: BatchCalls, check: Callable[[], None]) -> None:
         self._known = None  # if this fails, nobody knows which of the two is there
         self._directory.write(self.name, json.dumps(calls.to_json()).encode(), check)
         self._known = calls

@@ -19,8 +19,9 @@ from flinkplus.sinks.delta import sink as describing
 from flinkplus.sinks.delta.committer import DeltaCommitter, application
 from flinkplus.sinks.delta.location import StorageOptions, TableLocation
 from flinkplus.sinks.delta.sink import DeltaSink, delta_sink
-from flinkplus.sinks.delta.table import DeltaOutput
+from flinkplus.sinks.delta.table import Conflict, DeltaOutput
 from flinkplus.sinks.former import former_sink
+from tests.s3_server import s3_server
 from tests.unit.sinks.harness import SCHEMA, TAG, FaultyFiles, Job, at_every_operation, context, in_new_process, rows
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'flinkplus[delta]'")
@@ -33,12 +34,12 @@ def sink(table: Path | str, **options: Any) -> DeltaSink:
     return delta_sink(given.pop("name", "out"), str(table), **given)
 
 
-def job(table: Path, **options: Any) -> Job:
+def job(table: Path | str, **options: Any) -> Job:
     job_id, resume = options.pop("job_id", "job-1"), options.pop("resume", False)
     return Job(sink(table, **options), job_id, resume)
 
 
-def next_driver(table: Path, **options: Any) -> Job:
+def next_driver(table: Path | str, **options: Any) -> Job:
     found = job(table, resume=True, **options)
     found.committer.prepare(resume=True)
     found.generation = 100
@@ -226,7 +227,7 @@ def test_a_takeover_that_is_cut_short(tmp_path: Path, fail_after: bool, faults: 
 # --- other writers and drivers ----------------------------------------------------------------------------------------
 
 
-def test_an_earlier_driver_commits_nothing(tmp_path: Path) -> None:
+def test_an_earlier_driver_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has read the table, and was then stopped for as long as the next driver took to begin."""
     old = job(tmp_path)
     old.checkpoint(1)
@@ -239,7 +240,8 @@ def test_an_earlier_driver_commits_nothing(tmp_path: Path) -> None:
             raise JobRunsElsewhere("another driver runs the job")
 
     old.committer.allow_only_if(check)
-    commit, new = old.committer._output.commit, []
+    commit = old.committer._output.commit
+    new: list[Job] = []
 
     def late(*arguments: Any) -> None:
         nonlocal is_replaced
@@ -248,7 +250,7 @@ def test_an_earlier_driver_commits_nothing(tmp_path: Path) -> None:
             is_replaced = True
         commit(*arguments)
 
-    old.committer._output.commit = late  # type: ignore[method-assign]
+    monkeypatch.setattr(old.committer._output, "commit", late)
     with pytest.raises(JobRunsElsewhere):
         old.committer.commit(2, described)
     assert content(tmp_path) == expected(1)
@@ -257,7 +259,9 @@ def test_an_earlier_driver_commits_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writers", [1, committing.COMMIT_ATTEMPTS - 1, committing.COMMIT_ATTEMPTS])
-def test_a_commit_is_tried_again_when_others_change_the_table(tmp_path: Path, writers: int) -> None:
+def test_a_commit_is_tried_again_when_others_change_the_table(
+    tmp_path: Path, writers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others append (no conflict), and change the table's properties (a conflict)."""
     running = job(tmp_path)
     running.checkpoint(1)
@@ -275,7 +279,7 @@ def test_a_commit_is_tried_again_when_others_change_the_table(tmp_path: Path, wr
             )
         commit(*arguments)
 
-    output.commit = late  # type: ignore[method-assign]
+    monkeypatch.setattr(output, "commit", late)
     others = Counter(("other", number) for number in range(writers))
     if writers == committing.COMMIT_ATTEMPTS:
         with pytest.raises(OutputUnavailable, match=r"Delta table .*[Mm]etadata"):
@@ -295,6 +299,17 @@ def test_rows_of_others_stay_when_the_table_is_optimized(tmp_path: Path) -> None
     resumed.checkpoint(3)
     assert content(tmp_path) == expected(1, 2, 3)
     assert version(tmp_path) == 3
+
+
+def test_a_vacuum_leaves_what_is_staged(tmp_path: Path) -> None:
+    running = job(tmp_path, partition_by="word")
+    running.checkpoint(1)
+    described = running.stage(2)
+    (tmp_path / "left.parquet").write_text("x")
+    table = deltalake.DeltaTable(str(tmp_path))
+    assert table.vacuum(0, enforce_retention_duration=False, dry_run=False, full=True) == ["left.parquet"]
+    running.committer.commit(2, described)
+    assert content(tmp_path) == expected(1, 2)
 
 
 def test_a_job_from_a_savepoint_continues_the_table(tmp_path: Path) -> None:
@@ -500,6 +515,34 @@ def test_types_that_no_table_has_are_refused(tmp_path: Path, dtype: pa.DataType)
 def test_wrong_arguments_are_refused(tmp_path: Path, options: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigurationError, match=error):
         sink(tmp_path, **options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("partition_by", [(), ("word",)])
+def test_a_table_in_a_bucket(partition_by: tuple[str, ...]) -> None:
+    """By the URI that slots use, without further options; an old driver conflicts with the new one there, too."""
+    with s3_server() as bucket:
+        uri = bucket.uri("table")
+        where = TableLocation.of(uri, StorageOptions())
+
+        def rows_there() -> Rows:
+            table = deltalake.DeltaTable(where.uri, storage_options=where.options)
+            return Counter((row["word"], row["count"]) for row in table.to_pyarrow_table().to_pylist())
+
+        old = job(uri, partition_by=partition_by)
+        old.checkpoint(1)
+        assert rows_there() == expected(1)
+        described = old.stage(2)
+        assert isinstance(old.committer, DeltaCommitter)
+        table = old.committer._output.load()
+        new = next_driver(uri, partition_by=partition_by)
+        with pytest.raises(Conflict):
+            old.committer._output.commit(table, {application("job-1"): 2})
+        new.committer.commit(2, described)
+        new.checkpoint(3)
+        new.committer.finish()
+        assert rows_there() == expected(1, 2, 3)
+        assert not [name for name in bucket.below("table") if name.startswith("_staging")]
 
 
 # --- where it is ------------------------------------------------------------------------------------------------------
