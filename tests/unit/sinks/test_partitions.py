@@ -221,6 +221,25 @@ def test_a_commit_of_partitions_that_is_cut_short(
         assert left == {path.relative_to(out).as_posix() for path in visible_files(out)}
 
 
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_a_file_that_was_moved_and_not_listed_goes(tmp_path: Path, taken_back: bool) -> None:
+    """The driver died in between, and its checkpoint is not the one that the job continues from."""
+    job = by_word(tmp_path)
+    job.checkpoint(1)
+    for file in job.stage(2):
+        (tmp_path / file.folder).mkdir(exist_ok=True)
+        (tmp_path / "_staging" / "job-1" / file.name).rename(tmp_path / file.folder / file.name)
+    assert len(list(tmp_path.rglob("part-*"))) == 4
+    resumed = in_new_process(job)
+    resumed.committer.prepare(resume=True)
+    if taken_back:
+        resumed.committer.retract_after(1)
+    else:
+        resumed.committer.finish()
+    assert len(list(tmp_path.rglob("part-*"))) == 2
+    assert visible(tmp_path) == expected(1)
+
+
 def test_an_output_without_rows_has_all_columns(tmp_path: Path) -> None:
     job = by_word(tmp_path)
     job.committer.finish()
