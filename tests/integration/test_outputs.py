@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus import JobFailed, JobHandle
+from flinkplus import ConfigurationError, JobFailed, JobHandle, StreamEnvironment
 from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
 from tests.integration.outputs import (
     EXPECTED,
@@ -102,6 +102,31 @@ def test_a_job_is_rescaled_resumed_and_started_from_a_savepoint(spark: SparkSess
         assert job.restored_from is not None
         job.await_finish(PATIENCE_S)
     assert_all_exact(tmp_path, called.rows)
+
+
+@pytest.mark.long
+def test_a_job_is_resumed_without_its_program(spark: SparkSession, tmp_path: Path) -> None:
+    """The function is in the plan, which a slot loads as well; what it needs it makes, or takes from the driver."""
+    log = str(tmp_path / "calls.jsonl")
+
+    def called(table: pa.Table, batch_id: int) -> None:
+        assert SparkSession.active().sparkContext is not None
+        Called(Path(log))(table, batch_id)
+
+    env, counts = counting(spark, 2_000.0, checkpoint_dir=tmp_path / "home")
+    counts.foreach_batch(called)
+    with env.execute("resumed") as job:
+        wait_for_checkpoint(job, 3)
+    with StreamEnvironment.resume(spark, tmp_path / "home") as job:
+        job.await_finish(PATIENCE_S)
+    assert Called(Path(log)).rows() == EXPECTED
+
+
+def test_a_function_that_holds_the_session_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    env, counts = counting(spark, 1e6)
+    counts.foreach_batch(lambda table, batch_id: spark.createDataFrame(table.to_pylist()), name="frames")
+    with pytest.raises(ConfigurationError, match="operator 'frames' cannot be sent to the slots"):
+        env.execute("refused")
 
 
 @pytest.mark.long
