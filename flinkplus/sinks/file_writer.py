@@ -10,14 +10,15 @@ files are open: of ``MAX_OPEN_FILES`` partitions the one that has had no rows fo
 No file spans checkpoints. Its rows become visible with their checkpoint, and a subtask that goes back to a checkpoint
 could not go back within a Parquet file, whose end says where everything is.
 
-Small batches are gathered and encoded together: to encode one costs the same whether it has ten rows or a thousand.
+Small batches are gathered and encoded together, and with partitions divided together: that costs the same whether a
+batch has ten rows or a thousand.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -169,23 +170,36 @@ class FileSinkWriter(SinkWriter):
         self._number = 0
         self._open: dict[str, _File] = {}  # by folder; the one that has had rows last is the last one
         self._closed: list[_File] = []  # since the last checkpoint
+        self._undivided: list[pa.RecordBatch] = []  # with partitions: rows that are in no file yet
+        self._undivided_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check()
         if batch.num_rows == 0:
             return
-        for folder, rows in self._divided(plain(batch, self._sink.bound_schema)):
-            file = self._open.pop(folder) if folder in self._open else self._opened(folder)
-            self._open[folder] = file
-            file.write(rows)
-            limit = self._sink.max_file_bytes
-            if limit is not None and file.stream.tell() >= limit:
-                self._close_early(folder)
-
-    def _divided(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        rows = plain(batch, self._sink.bound_schema)
         if not self._sink.partition_by:
-            return iter([("", batch)])
-        return divided(batch, self._sink.partition_by)
+            self._write("", rows)
+            return
+        self._undivided.append(rows)
+        self._undivided_bytes += rows.get_total_buffer_size()
+        if len(self._undivided) >= GATHERED_BATCHES or self._undivided_bytes >= GATHERED_BYTES:
+            self._divide()
+
+    def _divide(self) -> None:
+        """Write the rows that were gathered to the files of their partitions."""
+        if self._undivided:
+            for folder, rows in divided(merge(self._undivided), self._sink.partition_by):
+                self._write(folder, rows)
+        self._undivided, self._undivided_bytes = [], 0
+
+    def _write(self, folder: str, rows: pa.RecordBatch) -> None:
+        file = self._open.pop(folder) if folder in self._open else self._opened(folder)
+        self._open[folder] = file
+        file.write(rows)
+        limit = self._sink.max_file_bytes
+        if limit is not None and file.stream.tell() >= limit:
+            self._close_early(folder)
 
     def _opened(self, folder: str) -> _File:
         if len(self._open) >= MAX_OPEN_FILES:
@@ -208,6 +222,7 @@ class FileSinkWriter(SinkWriter):
 
     def stage(self, checkpoint: int) -> list[StagedFile]:
         self._check()
+        self._divide()
         for file in (*self._closed, *self._open.values()):
             part = PartName(checkpoint, self._subtask, self._generation, file.number, self._job)
             file.name = part.text(self._sink.suffix)

@@ -147,6 +147,7 @@ def test_a_checkpoint_has_a_file_for_each_partition(tmp_path: Path) -> None:
 def test_the_number_of_open_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that has had no rows for longest is closed, and staged with the others."""
     monkeypatch.setattr(file_writer, "MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(file_writer, "GATHERED_BATCHES", 1)
     job = by_word(tmp_path)
     writer = job.writers[0]
     for number, word in enumerate(["a", "b", "a", "c", "b", "a"]):
@@ -179,9 +180,14 @@ def test_sizes_that_make_no_sense_are_refused(tmp_path: Path, size: Any) -> None
 def test_what_is_closed_early_goes_with_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_writer, "MAX_OPEN_FILES", 1)
     job = by_word(tmp_path)
-    job.writers[0].write(rows(("a", 1), ("b", 1)))
-    job.writers[0].close()
-    assert list((tmp_path / "_staging" / "job-1").iterdir()) == []
+    writer = job.writers[0]
+    writer.write(rows(("a", 1), ("b", 1)))
+    assert writer.stage(1) != []
+    for number in range(file_writer.GATHERED_BATCHES + 1):  # the last one is in no file yet
+        writer.write(rows(("a", number), ("b", number)))
+    writer.close()
+    assert writer.stage(2) == writer.stage(1)
+    assert {path.name[:4] for path in (tmp_path / "_staging" / "job-1").iterdir()} == {"open"}  # of checkpoint 1
 
 
 # --- commits ----------------------------------------------------------------------------------------------------------
