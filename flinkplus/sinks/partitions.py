@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkplus.errors import ConfigurationError, OutputError, UnsafeName
+from flinkplus.errors import ConfigurationError, InputError, UnsafeName
 from flinkplus.path_names import checked_partition
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -63,7 +63,7 @@ def without_partitions(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 
 def divided(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each folder, in their order, without ``columns``. Raises ``OutputError`` for a value that is too long
+    """The rows of each folder, in their order, without ``columns``. Raises ``InputError`` for a value that is too long
     for a folder's name."""
     texts = [_texts(batch.column(name)).dictionary_encode("encode") for name in columns]
     code = np.zeros(batch.num_rows, dtype=np.int64)
@@ -86,14 +86,16 @@ def _texts(column: pa.Array) -> pa.Array:
 
 
 def folder_name(columns: Sequence[str], values: Sequence[str | None]) -> str:
-    """The folder for these values, as text. Raises ``OutputError`` if it would be too long."""
+    """The folder for these values, as text. Raises ``InputError`` if it would be too long."""
     folder = "/".join(
         f"{_escaped(name)}={_escaped(value or NULL)}" for name, value in zip(columns, values, strict=True)
     )
     try:
         return checked_partition(folder)
     except UnsafeName:
-        raise OutputError(f"the folder of partitions {folder!r:.300} is too long for a file system") from None
+        raise InputError(
+            f"the folder of partitions {folder!r:.300} is too long for a file system; filter such rows out before"
+        ) from None
 
 
 def _escaped(text: str) -> str:

@@ -13,9 +13,11 @@ import pytest
 from pyspark import cloudpickle
 
 from flinkplus.errors import ConfigurationError, JobRunsElsewhere, OutputFunctionError
+from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.sinks import file_writer, foreach_batch
 from flinkplus.sinks.foreach_batch import DriverFunction, ForeachBatchSink, foreach_batch_sink
 from flinkplus.sinks.former import former_sink
+from flinkplus.state.durable.storage import CheckpointStorage
 from flinkplus.state.file_system import LocalDirectory
 from tests.unit.sinks.harness import SCHEMA, Crash, FaultyFiles, Job, at_every_operation, rows
 
@@ -299,6 +301,18 @@ def test_a_job_from_a_savepoint_continues_the_ids(tmp_path: Path) -> None:
 def test_a_resume_needs_the_record(tmp_path: Path) -> None:
     with pytest.raises(OutputFunctionError, match="does not say with which batches its function was called"):
         next_driver(tmp_path, Calls())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_driver_that_died_before_the_first_checkpoint_is_followed(tmp_path: Path, begun: bool) -> None:
+    """It may have died before the record was made, or after."""
+    calls = Calls()
+    running = job(tmp_path, calls, resume=not begun)
+    commits = Commits({"out": running.sink}, CheckpointStorage(tmp_path))
+    commits.prepare_again()
+    running.deploy()
+    commits.committers["out"].commit(1, running.stage(1))
+    assert calls.seen == [batch(1)]
 
 
 def test_a_sink_that_is_gone_must_have_been_called(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flinkplus.errors import ConfigurationError, OutputDirectoryError, OutputError
+from flinkplus.errors import ConfigurationError, InputError, OutputDirectoryError
 from flinkplus.sinks import file_writer
+from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.parquet import ParquetSink, parquet_sink
 from flinkplus.sinks.partitions import divided, folder_name, values_of
+from flinkplus.sinks.spark_log import SparkFileLog
+from tests.s3_server import s3_server
 from tests.unit.sinks.harness import (
     SCHEMA,
     FaultyFiles,
@@ -100,7 +103,7 @@ def test_dates_and_numbers_are_written_as_spark_casts_them() -> None:
 
 
 def test_a_value_that_no_folder_can_have_fails() -> None:
-    with pytest.raises(OutputError, match="too long for a file system"):
+    with pytest.raises(InputError, match="too long for a file system"):
         folder_name(["word"], ["x" * 300])
 
 
@@ -405,6 +408,24 @@ def test_earlier_data_is_visible_at_any_moment(
             "_flinkplus.json",
             "_spark_metadata",
         ]
+
+
+@pytest.mark.long
+def test_a_bucket_with_data_is_added_to() -> None:
+    """An object store has no folder that could be renamed: its list begins with the first file of it."""
+    with s3_server() as bucket:
+        uri = bucket.uri("out")
+        data = pa.BufferOutputStream()
+        pq.write_table(pa.table({"count": [7]}), data)
+        bucket.objects["out/word=old/part-0.parquet"] = data.getvalue().to_pybytes()
+        Job(ParquetSink("out", uri, partition_by=("word",), append=True)).checkpoint(1)
+        log = SparkFileLog(OutputFiles(uri))
+        log.load()
+        listed = sorted(file.path for file in log.all_files())
+        assert "s3a://bucket/out/word%3Dold/part-0.parquet" in listed
+        assert len(listed) == 3
+        lists = [content for name, content in bucket.objects.items() if name.endswith(".compact")]
+        assert len(lists) == 2 and all(b"word%3Dold/part-0.parquet" in content for content in lists)
 
 
 def test_a_job_from_a_savepoint_continues_what_was_appended(tmp_path: Path) -> None:
