@@ -110,7 +110,7 @@ class _File:
     folder: str
     number: int
     stream: Any
-    encoder: Encoder | None
+    encoder: Encoder | None = None
     name: str = ""
     rows: int = 0
     bytes: int | None = None
@@ -194,21 +194,21 @@ class FileSinkWriter(SinkWriter):
         self._undivided, self._undivided_bytes = [], 0
 
     def _write(self, folder: str, rows: pa.RecordBatch) -> None:
-        file = self._open.pop(folder) if folder in self._open else self._opened(folder)
-        self._open[folder] = file
+        if folder not in self._open:
+            self._begin(folder)
+        file = self._open[folder] = self._open.pop(folder)
         file.write(rows)
         limit = self._sink.max_file_bytes
         if limit is not None and file.stream.tell() >= limit:
             self._close_early(folder)
 
-    def _opened(self, folder: str) -> _File:
+    def _begin(self, folder: str) -> None:
         if len(self._open) >= MAX_OPEN_FILES:
             self._close_early(next(iter(self._open)))
         path = f"{self._staging}/{OpenName(self._subtask, self._generation, self._number).text(self._sink.suffix)}"
-        stream = self._files.open_output(path)
-        file = _File(path, folder, self._number, stream, self._sink.encoder(stream, self._schema))
+        file = self._open[folder] = _File(path, folder, self._number, self._files.open_output(path))
         self._number += 1
-        return file
+        file.encoder = self._sink.encoder(file.stream, self._schema)
 
     def _close_early(self, folder: str) -> None:
         file = self._open.pop(folder)

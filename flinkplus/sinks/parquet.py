@@ -19,6 +19,8 @@ from flinkplus.sinks.partitions import check_partitions, checked_columns
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 32 * 1024 * 1024
+DIVIDED_GROUP_BYTES = 8 * 1024 * 1024
+"""With partitions: as many row groups are in memory as files are open."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,8 @@ class ParquetSink(FileSink):
         check_partitions(schema, self.partition_by, self.name)
 
     def encoder(self, stream: Any, schema: pa.Schema) -> Encoder:
-        return ParquetEncoder(
-            stream, schema, self.compression, min(ROW_GROUP_BYTES, self.max_file_bytes or ROW_GROUP_BYTES)
-        )
+        group_bytes = DIVIDED_GROUP_BYTES if self.partition_by else ROW_GROUP_BYTES
+        return ParquetEncoder(stream, schema, self.compression, min(group_bytes, self.max_file_bytes or group_bytes))
 
     def why_other(self, content: Any) -> str:
         there, here = (

@@ -7,6 +7,7 @@ one application ID that are based on the same version exclude each other: the se
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkplus.errors import ConfigurationError, OutputTableError, OutputUnavailable, first_line
+from flinkplus.errors import ConfigurationError, OutputTableError, OutputUnavailable, without_secrets
 from flinkplus.printable import printable
 from flinkplus.sinks.delta.columns import TableColumns
 from flinkplus.sinks.delta.location import TableLocation
+
+LONGEST_REASON = 600
+_CAUSED_BY = re.compile(r"\s*(?:\x1b\[\d+m)?↳(?:\x1b\[\d+m)?\s*")
+"""Before each cause, in a line of its own, in colour."""
 
 
 class Conflict(OutputUnavailable):
@@ -77,11 +82,11 @@ class DeltaOutput:
         try:
             yield
         except found.CommitFailedError as error:
-            raise Conflict(f"{self}: {first_line(error)}") from None
+            raise Conflict(f"{self}: {_reason(error)}") from None
         except (found.DeltaProtocolError, found.SchemaMismatchError) as error:
-            raise OutputTableError(f"{self}: {first_line(error)}") from None
+            raise OutputTableError(f"{self}: {_reason(error)}") from None
         except (found.DeltaError, OSError) as error:
-            raise OutputUnavailable(f"{self}: {first_line(error)}") from None
+            raise OutputUnavailable(f"{self}: {_reason(error)}") from None
 
     def load(self) -> Any:
         """The table as it is now; ``None``: there is none."""
@@ -144,6 +149,11 @@ class DeltaOutput:
         return self._lake.CommitProperties(app_transactions=transactions)
 
 
+def _reason(error: BaseException) -> str:
+    """The text of an error of the library, with its causes, in one line."""
+    return printable(" ".join(_CAUSED_BY.sub(": ", without_secrets(str(error))).split()), LONGEST_REASON)
+
+
 def version_of(table: Any, application: str) -> int | None:
     """The version of an application that the table remembers."""
     found: int | None = table.transaction_version(application)
@@ -158,8 +168,8 @@ def attempts(action: Callable[[], None], count: int) -> None:
     """Run ``action``, again after a ``Conflict``; ``count`` times in all."""
     for left in reversed(range(count)):
         try:
-            return action()
+            action()
+            return
         except Conflict:
             if not left:
                 raise
-    return None

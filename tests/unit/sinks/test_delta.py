@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -543,6 +544,15 @@ def test_a_table_in_a_bucket(partition_by: tuple[str, ...]) -> None:
         new.committer.finish()
         assert rows_there() == expected(1, 2, 3)
         assert not [name for name in bucket.below("table") if name.startswith("_staging")]
+
+
+def test_storage_that_does_not_answer_is_an_error_with_its_causes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    uri = f"s3://key:hidden@bucket/table?region=r&scheme=http&endpoint_override=127.0.0.1:{port}"
+    with pytest.raises(OutputUnavailable, match=r"Delta table s3://bucket/table: .*: Connection refused") as caught:
+        job(uri, storage_options={"max_retries": "0"})
+    assert "hidden" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 # --- where it is ------------------------------------------------------------------------------------------------------
