@@ -12,7 +12,7 @@ read), with a list that Spark has written, and one whose job has not ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -52,7 +52,7 @@ class EarlierData:
     def files(self, owner: object, new_owner: dict[str, Any]) -> Sequence[LoggedFile]:
         """The files that are not listed yet. Raises ``OutputDirectoryError``.
 
-        ``owner``: of the directory, as it says itself; ``None``: nobody. ``new_owner``: of the output that is added.
+        ``owner``: as the directory says; ``None``: it says nothing. ``new_owner``: of the output that is added.
         """
         self._check_owner(owner, new_owner)
         if owner is not None and self._log.is_made():
@@ -63,9 +63,7 @@ class EarlierData:
         if self._files.entries(DELTA_LOG):
             raise self._refused("it is a table of Delta Lake; to_delta adds to it")
         found = list(self._files.data_files())
-        self._check_form(name for name, _ in found)
-        if found:
-            self._check_columns(found[0][0])
+        self._check_form([name for name, _ in found])
         return [logged(self._files, name, entry) for name, entry in found]
 
     def _check_owner(self, owner: object, new: dict[str, Any]) -> None:
@@ -87,12 +85,21 @@ class EarlierData:
         listed = list(self._log.all_files())
         if any(part.job == own_tag for file in listed if (part := PartName.parse(file.name)) is not None):
             raise self._refused("it holds output of this job already")
-        names = [_relative(file) for file in listed]
-        self._check_form(names)
-        if names and self._files.info(names[0]) is not None:
-            self._check_columns(names[0])
+        self._check_form([self._relative(file) for file in listed])
 
-    def _check_form(self, names: Iterable[str]) -> None:
+    def _relative(self, file: LoggedFile) -> str:
+        """The name of a listed file below the directory, also if the list calls the directory otherwise."""
+        here = self._files.uri("") + "/"
+        if file.path.startswith(here):
+            return unquote(file.path.removeprefix(here))
+        *folders, last = unquote(file.path).split("/")
+        kept = [last]
+        while folders and "=" in folders[-1]:
+            kept.insert(0, folders.pop())
+        return "/".join(kept)
+
+    def _check_form(self, names: Sequence[str]) -> None:
+        """Check the names of all files, and the columns of one."""
         for name in names:
             folder, _, last = name.rpartition("/")
             if not last.endswith(f".{self._form.suffix}"):
@@ -101,12 +108,14 @@ class EarlierData:
                 columns = tuple(values_of(folder))
             except ValueError:
                 raise self._refused(f"it holds {printable(name)}, which is in no folder of a partition") from None
-            wanted = self._form.partition_by if not _is_empty(last) else columns
-            if columns != wanted:
+            if columns != self._form.partition_by and not _is_empty(last):
                 raise self._refused(
                     f"{printable(name)} is divided by {', '.join(columns) or 'nothing'}, and the output by "
-                    f"{', '.join(wanted) or 'nothing'}"
+                    f"{', '.join(self._form.partition_by) or 'nothing'}"
                 )
+        first = next((name for name in names if not _is_empty(name)), None)
+        if first is not None and self._files.info(first) is not None:
+            self._check_columns(first)
 
     def _check_columns(self, name: str) -> None:
         with self._files.opened(name) as content:
@@ -120,16 +129,7 @@ class EarlierData:
         )
 
 
-def _is_empty(last: str) -> bool:
+def _is_empty(name: str) -> bool:
     """Whether this is the file without rows that a job leaves which had none (checkpoint 0)."""
-    part = PartName.parse(last)
+    part = PartName.parse(name.rpartition("/")[2])
     return part is not None and part.checkpoint == 0
-
-
-def _relative(file: LoggedFile) -> str:
-    """The name of a listed file below the output directory: last part of its address, with folders of partitions."""
-    *folders, last = unquote(file.path).split("/")
-    kept = [last]
-    while folders and "=" in folders[-1]:
-        kept.insert(0, folders.pop())
-    return "/".join(kept)

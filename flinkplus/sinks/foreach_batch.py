@@ -284,7 +284,7 @@ class CallRecord:
         return self._known
 
     def write(self, calls: BatchCalls, check: Callable[[], None]) -> None:
-        self._known = None  # if this fails, nobody knows which of the two is there
+        self._known = None  # if this fails, either of the two may be there
         self._directory.write(self.name, json.dumps(calls.to_json()).encode(), check)
         self._known = calls
 

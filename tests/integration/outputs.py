@@ -31,9 +31,17 @@ def pairs(table: pa.Table) -> Counter[tuple[str, int]]:
 
 
 def in_delta(table: Path) -> Counter[tuple[str, int]]:
+    """What the table holds. Checks that each of its versions holds whole checkpoints: of every word the counts from 1
+    on, each once."""
     import deltalake
 
-    return pairs(deltalake.DeltaTable(str(table)).to_pyarrow_dataset().to_table())
+    newest = deltalake.DeltaTable(str(table))
+    found = Counter[tuple[str, int]]()
+    for version in range(newest.version() + 1):
+        before, found = found, pairs(deltalake.DeltaTable(str(table), version).to_pyarrow_dataset().to_table())
+        totals = Counter(word for word, _ in found)
+        assert before <= found == Counter((word, n) for word, total in totals.items() for n in range(1, total + 1))
+    return found
 
 
 def in_folders(out: Path) -> Counter[tuple[str, int]]:

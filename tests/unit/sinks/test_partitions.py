@@ -309,6 +309,17 @@ def test_the_list_of_a_job_that_has_ended_is_continued(tmp_path: Path) -> None:
         by_word(tmp_path, job_id="job-0", resume=True).committer.prepare(resume=True)
 
 
+def test_a_job_without_rows_is_followed(tmp_path: Path) -> None:
+    """Its file without rows is in no folder. The directory's own name looks like that of a partition."""
+    out = tmp_path / "env=test"
+    by_word(out, job_id="job-0").committer.finish()
+    for number in (1, 2):
+        job = by_word(out, append=True, job_id=f"job-{number}")
+        job.checkpoint(1)
+        job.committer.finish()
+    assert visible(out) == expected(1) + expected(1)
+
+
 def test_without_append_a_directory_with_data_is_refused(tmp_path: Path) -> None:
     batch_output(tmp_path, 7)
     with pytest.raises(OutputDirectoryError, match="append=True"):

@@ -258,3 +258,13 @@ def test_partitions_are_those_of_spark(spark: SparkSession, tmp_path: Path) -> N
     assert rows() == Counter([*read_back, *((f"new{n}", word, day) for n, word, day in read_back)])
     assert dict(spark.read.parquet(str(out)).dtypes) == {"n": "string", "word": "string", "day": "date"}
     assert spark.read.parquet(str(out)).where("day = DATE'2026-11-27' AND word IS NULL").count() == 4
+
+
+def test_a_partitioned_output_after_one_without_rows(spark: SparkSession, tmp_path: Path) -> None:
+    for job_id, checkpoints in (("job-0", ()), ("job-1", (1, 2))):
+        job = Job(ParquetSink("out", str(tmp_path), partition_by=("word",), append=True), job_id)
+        for checkpoint in checkpoints:
+            job.checkpoint(checkpoint)
+        job.committer.finish()
+        assert read(spark, tmp_path) == expected_lines(*checkpoints)
+        assert set(spark.read.parquet(str(tmp_path)).columns) == {"word", "count"}
