@@ -73,8 +73,12 @@ class OutputTableError(OutputError):
     """A table of a database that cannot take the job's results."""
 
 
+class OutputFunctionError(OutputError):
+    """A user's function that takes output (``foreach_batch``) raised; or what it was given cannot be taken back."""
+
+
 class OutputUnavailable(OutputError, OSError):
-    """A database that does not answer, or could not do what was asked this time; the next attempt may succeed."""
+    """A database or table that does not answer, or could not do what was asked; the next attempt may succeed."""
 
 
 class OutputDirectoryError(OutputError):

@@ -4,7 +4,8 @@ Rules:
 - the function that parses such a name (``from_json``, a decoder) calls ``checked_name`` at once. A name that was made
   by this process, or listed by the file system, needs no check;
 - a part of a path is not empty, does not begin with a dot, and consists of ASCII letters, digits and ``_+-.,=~%[]`` and
-  space. So no name leads out of its directory, and none is a hidden file.
+  space. So no name leads out of its directory, and none is a hidden file;
+- a folder of partitions may have other letters too, since it is named by values; each part has a ``=``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ MAX_CHARACTERS = 200
 MAX_SUBTASK_CHARACTERS = 10_000
 """A subtask is named after all operators that are fused in it. In a path a long name is shortened (``folder_name``)."""
 STATE_FILE_PARTS = 2
+
+MAX_PARTITION_BYTES = 255
+"""Maximum length of a folder's name, in UTF-8."""
 
 _FIRST, _OTHERS = r"[A-Za-z0-9_+\-,=~%\[\] ]", r"[A-Za-z0-9_+\-.,=~%\[\] ]"
 
@@ -41,3 +45,17 @@ def checked_name(name: object, parts: int = 1, longest: int = MAX_CHARACTERS) ->
 def checked_subtask(name: object) -> str:
     """The name of a subtask or vertex, which becomes the name of its folder. Raises ``UnsafeName``."""
     return checked_name(name, longest=MAX_SUBTASK_CHARACTERS)
+
+
+_PARTITION = re.compile(r"[^./=\x00-\x1f\x7f][^/=\x00-\x1f\x7f]*=[^/\x00-\x1f\x7f]+")
+
+
+def checked_partition(folder: object) -> str:
+    """Returns ``folder``, one or more parts ``column=value`` with ``/`` between them. Raises ``UnsafeName``."""
+    parts = folder.split("/") if type(folder) is str else []
+    for part in parts:
+        if _PARTITION.fullmatch(part) is None or len(part.encode(errors="replace")) > MAX_PARTITION_BYTES:
+            raise UnsafeName(f"{folder!r:.100} is no folder of partitions")
+    if not parts:
+        raise UnsafeName(f"{folder!r:.100} is no folder of partitions")
+    return str(folder)

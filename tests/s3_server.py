@@ -24,6 +24,7 @@ class Bucket:
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     full: bool = False
     port: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def uri(self, folder: str) -> str:
         """Of a folder in it, for checkpoints and savepoints."""
@@ -107,9 +108,9 @@ class Handler(BaseHTTPRequestHandler):
         query = self.query
         if "uploads" in query:
             return self.xml("ListMultipartUploadsResult", f"<Bucket>{BUCKET}</Bucket><IsTruncated>false</IsTruncated>")
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        prefix, delimiter, after = query.get("prefix", ""), query.get("delimiter", ""), query.get("start-after", "")
         keys, folders = [], set()
-        for key in sorted(key for key in self.bucket.objects if key.startswith(prefix)):
+        for key in sorted(key for key in self.bucket.objects if key.startswith(prefix) and key > after):
             inner, found, _ = key.removeprefix(prefix).partition(delimiter) if delimiter else (key, "", "")
             if found:
                 folders.add(f"{prefix}{inner}{delimiter}")
@@ -134,8 +135,17 @@ class Handler(BaseHTTPRequestHandler):
         query = self.query
         if "uploadId" in query:
             self.bucket.parts[query["uploadId"]][int(query["partNumber"])] = data
+        elif "x-amz-copy-source" in self.headers:
+            source = unquote(self.headers["x-amz-copy-source"]).removeprefix("/").removeprefix(f"{BUCKET}/")
+            data = self.bucket.objects[self.key] = self.bucket.objects[source]
+            return self.xml(
+                "CopyObjectResult", f"<ETag>{escape(_tag(data))}</ETag><LastModified>{ISO_DATE}</LastModified>"
+            )
         else:
-            self.bucket.objects[self.key] = data
+            with self.bucket.lock:  # for a writer that must be the only one
+                if self.headers.get("If-None-Match") == "*" and self.key in self.bucket.objects:
+                    return self.answer(412, _error("PreconditionFailed"), Content_Type="application/xml")
+                self.bucket.objects[self.key] = data
         return self.answer(200, ETag=_tag(data))
 
     def do_POST(self) -> None:
@@ -171,6 +181,10 @@ def _decoded(data: bytes) -> bytes:
             break
         found, data = found + data[:size], data[size + 2 :]
     return found
+
+
+def _error(code: str) -> bytes:
+    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'.encode()
 
 
 def _tag(data: bytes) -> str:

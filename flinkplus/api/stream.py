@@ -7,9 +7,7 @@ Arrow record batches; functions on rows are slower. Schemas are DDL strings (``"
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -17,6 +15,7 @@ import pyarrow as pa
 from flinkplus.api.callers import names_callers_line
 from flinkplus.api.drawing import Drawing
 from flinkplus.api.loops import close_loop
+from flinkplus.api.outputs import StreamOutputs
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
 from flinkplus.operators.base.durations import Duration, duration_ms
@@ -36,19 +35,12 @@ from flinkplus.operators.rows.loop import LoopHead
 from flinkplus.operators.rows.rows import Filter, FlatMap, Map, MapBatches
 from flinkplus.operators.rows.tokenize import Tokenize
 from flinkplus.operators.rows.union import Union
-from flinkplus.sinks.base import Sink
-from flinkplus.sinks.collect import CollectSink
-from flinkplus.sinks.discard import DiscardSink
-from flinkplus.sinks.parquet import ParquetSink
-from flinkplus.sinks.postgres.sink import postgres_sink
-from flinkplus.sinks.text import TextSink
-from flinkplus.state.file_system import absolute
 
 Schema: TypeAlias = "str | pa.Schema"
 
 
 @names_callers_line
-class Stream:
+class Stream(StreamOutputs):
     """A stream of rows with a schema."""
 
     def __init__(self, env: Drawing, node: int, schema: pa.Schema) -> None:
@@ -218,64 +210,6 @@ class Stream:
     def total(self, column: str, *, output: str = "total", name: str | None = None) -> Stream:
         """Adds the running sum of ``column`` over all rows, in one subtask; see ``KeyedStream.sum`` and ``gather``."""
         return self.gather()._then(Sum(self._env.name_for("total", name), (), column, output))
-
-    def _sink(self, sink: Sink) -> str:
-        bound = sink.bind(self.schema, self._env.output_id)
-        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node())
-        return sink.name
-
-    def to_parquet(self, path: str | os.PathLike[str], *, name: str | None = None) -> str:
-        """Exactly-once Parquet files in directory ``path``, which must not hold data; returns the sink's name.
-
-        When a checkpoint completes, all rows that it covers become visible at once to ``spark.read.parquet(path)`` and
-        ``spark.readStream``.
-        """
-        return self._sink(ParquetSink(self._env.name_for("parquet", name), absolute(os.fspath(path))))
-
-    def to_text(self, path: str | os.PathLike[str], *, separator: str = "\t", name: str | None = None) -> str:
-        """As ``to_parquet``, as lines of text with columns joined by ``separator``."""
-        return self._sink(TextSink(self._env.name_for("text", name), absolute(os.fspath(path)), separator))
-
-    def to_postgres(
-        self,
-        dsn: str,
-        table: str,
-        *,
-        mode: str = "append",
-        key: str | Sequence[str] | None = None,
-        visibility: str = "checkpoint",
-        name: str | None = None,
-    ) -> str:
-        """Exactly-once rows in ``table`` (or ``schema.table``) of a PostgreSQL database; returns the sink's name.
-
-        ``dsn``: ``postgresql://user:password@host:port/database``, or ``host=... dbname=...``. The password is not
-        stored with the job.
-        ``mode``: ``append``, or ``upsert``: a row replaces the one with the same ``key``. The rows of a key must come
-        from one subtask: put a ``key_by`` with these columns before.
-        ``visibility``: ``checkpoint``: all rows that a checkpoint covers become visible together when it completes;
-        ``at_once``: each row some milliseconds after it was made, and none is taken back by a recovery. Not with every
-        option: see ``docs/postgres.md``.
-
-        A missing table is created. Raises ``ConfigurationError``, also without the extra ``flinkplus[postgres]``.
-        """
-        return self._sink(postgres_sink(self._env.name_for("postgres", name), dsn, table, mode, key, visibility))
-
-    def to_sink(self, sink: Sink, *, name: str | None = None) -> str:
-        """Write the rows by a sink of your own (``flinkplus.connectors``, ``docs/connectors.md``); returns its name.
-
-        ``name``: in place of the name that the sink has.
-        """
-        if not isinstance(sink, Sink):
-            raise ConfigurationError(f"to_sink takes a Sink, not a {type(sink).__name__}")
-        return self._sink(sink if name is None else replace(sink, name=name))
-
-    def collect(self, *, name: str | None = None) -> str:
-        """Keep the committed rows in the driver (``job.collected(name)``); for tests and small results."""
-        return self._sink(CollectSink(self._env.name_for("collect", name)))
-
-    def discard(self, *, name: str | None = None) -> str:
-        """Count the rows without storing them; for benchmarks."""
-        return self._sink(DiscardSink(self._env.name_for("discard", name)))
 
 
 class _UnitedStream(Stream):

@@ -2,14 +2,16 @@
 
 The output directory::
 
-    part-c00000007-s1-g2-0.parquet    committed (or about to be: visible only once it is listed)
-    _spark_metadata/                  the list of committed files (spark_log.py)
-    _staging/<job id>/                what the running job has staged or is writing
-    _flinkplus.json                   which job and which sink of it write here
+    part-c00000007-s1-g2-0-1a2b3c4d.parquet   committed (or about to be: visible only once it is listed)
+    day=2026-11-27/part-...                   the same, in the folder of a partition
+    _spark_metadata/                          the list of committed files (spark_log.py)
+    _staging/<job id>/                        what the running job has staged or is writing
+    _flinkplus.json                           which job and which sink of it write here
 
 Invariants: a listed file exists, whole, from before it is listed until it is no longer listed. A file is moved only
-when the checkpoint that covers it is complete. The highest checkpoint in the names of listed files is the only record
-of what is committed. Files of generations that were rolled back are removed at the latest by ``finish``.
+when the checkpoint that covers it is complete. The highest checkpoint in the names of the job's listed files is the
+only record of what is committed. Files of generations that were rolled back are removed at the latest by ``finish``.
+What others have written to the directory (``append``) is listed from the start, and never touched.
 """
 
 from __future__ import annotations
@@ -22,24 +24,25 @@ from flinkplus.errors import OutputDirectoryError
 from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import SinkCommitter, not_yet_committed
-from flinkplus.sinks.file_names import OWNER_FILE, STAGING_DIRECTORY, PartName, staging_directory
-from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
+from flinkplus.sinks.earlier import EarlierData, OutputForm
+from flinkplus.sinks.file_names import OWNER_FILE, STAGING_DIRECTORY, PartName, job_tag, staging_directory
+from flinkplus.sinks.files import TEMPORARY_SUFFIX, OutputFiles
 from flinkplus.sinks.spark_log import LOG_DIRECTORY, LoggedFile, SparkFileLog, logged
-from flinkplus.sinks.staging import StagingFolder, is_later
+from flinkplus.sinks.staging import StagingFolder, is_later, placed_name
 
-OWNER_FORMAT = 1
+OWNER_FORMAT = 2
 
 
 class FileCommitter(SinkCommitter):
-    """Commits the files of one sink. ``empty_file`` is the content of a file without rows."""
+    """Commits the files of one sink."""
 
-    def __init__(self, files: OutputFiles, job_id: str, sink: str, suffix: str, empty_file: bytes) -> None:
+    def __init__(self, files: OutputFiles, job_id: str, sink: str, form: OutputForm) -> None:
         self._files = files
         self._owner = {"format": OWNER_FORMAT, "job": job_id, "sink": sink}
         self._job_id = job_id
+        self._tag = job_tag(job_id)
         self._staging = StagingFolder(files, staging_directory(job_id))
-        self._suffix = suffix
-        self._empty_file = empty_file
+        self._form = form
         self._log = SparkFileLog(files)
         self._committed_through: int | None = None  # None: not read from the log yet
 
@@ -59,14 +62,20 @@ class FileCommitter(SinkCommitter):
 
     def _prepare_new(self) -> None:
         self._files.make_dir()
-        blocking = self._what_is_in_the_way()
-        if blocking is not None:
+        earlier: Sequence[LoggedFile] = ()
+        if self._form.append:
+            earlier = self._earlier()
+        elif (blocking := self._what_is_in_the_way()) is not None:
             raise OutputDirectoryError(
                 f"output directory {self._files.location} is not empty (it holds {printable(blocking)}): "
-                "choose another one, remove it, or resume the job that wrote it"
+                "choose another one, remove it, or resume the job that wrote it; to_parquet adds to it with append=True"
             )
         self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
-        self._log.create()
+        self._log.create(earlier)
+
+    def _earlier(self) -> Sequence[LoggedFile]:
+        """What is in the directory and not listed. Raises ``OutputDirectoryError`` if this output cannot be added."""
+        return EarlierData(self._files, self._log, self._form).files(self._read_owner(), self._owner)
 
     def _prepare_resumed(self) -> None:
         owner = self._read_owner()
@@ -105,9 +114,13 @@ class FileCommitter(SinkCommitter):
     def check_successor(self, job_id: str | None, checkpoint: int) -> None:
         try:
             owner = self._read_owner()
-            if self._is_of(owner, job_id):
-                self._check_nothing_after(checkpoint)
-            elif owner != self._owner and (blocking := self._what_is_in_the_way()) is not None:
+            if job_id is not None and self._is_of(owner, job_id):
+                self._check_nothing_after(job_id, checkpoint)
+            elif owner == self._owner:
+                return
+            elif self._form.append:
+                self._earlier()
+            elif (blocking := self._what_is_in_the_way()) is not None:
                 raise OutputDirectoryError(
                     f"output directory {self._files.location} holds neither the output of the job that the savepoint "
                     f"was taken of, nor nothing (it holds {printable(blocking)}): choose another one"
@@ -115,11 +128,12 @@ class FileCommitter(SinkCommitter):
         except OSError as error:
             raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
 
-    def _check_nothing_after(self, checkpoint: int) -> None:
-        with self._loaded() as committed_through:
-            if committed_through > checkpoint:
+    def _check_nothing_after(self, job_id: str, checkpoint: int) -> None:
+        with self._loaded():
+            committed = _highest_checkpoint(self._log.last_batch(), job_tag(job_id))
+            if committed > checkpoint:
                 raise OutputDirectoryError(
-                    f"output directory {self._files.location} holds output up to checkpoint {committed_through}, and "
+                    f"output directory {self._files.location} holds output up to checkpoint {committed}, and "
                     f"the savepoint is of checkpoint {checkpoint}: what comes after it would be there twice; choose "
                     "another directory, or the newest savepoint, taken with stop_with_savepoint"
                 )
@@ -155,9 +169,9 @@ class FileCommitter(SinkCommitter):
             new = not_yet_committed(files, committed_through)
             names = {file.name for file in new}
             for file in files:
-                if file.name not in names and self._files.info(file.name) is None:
+                if file.name not in names and self._files.info(placed_name(file)) is None:
                     raise self._lost(file)
-            entries = [logged(self._files, self._placed(file)) for file in new]
+            entries = [self._placed(file) for file in new]
             if entries:
                 self._log.append(entries)
                 self._committed_through = max(file.checkpoint for file in new)
@@ -168,30 +182,28 @@ class FileCommitter(SinkCommitter):
     def retract_after(self, checkpoint: int | None) -> None:
         self._check_owner()
         with self._loaded():
-            self._log.retain(lambda entry: not is_later(PartName.parse(entry.name), checkpoint))
-            for entry in self._files.entries():
-                if is_later(PartName.parse(entry.name), checkpoint):
-                    self._files.delete(entry.name)
+            self._log.retain(lambda entry: not is_later(self._own(entry.name), checkpoint))
+            for name, entry in self._files.data_files():
+                if is_later(self._own(entry.name), checkpoint):
+                    self._files.delete(name)
             self._staging.remove_after(checkpoint)
-            self._committed_through = _highest_checkpoint(self._log.last_batch())
+            self._committed_through = _highest_checkpoint(self._log.last_batch(), self._tag)
 
-    def _placed(self, file: StagedFile) -> FileEntry:
-        """The file in its final place, moved there unless it is there already."""
-        name = file.name
-        entry = self._files.info(name)
+    def _own(self, name: str) -> PartName | None:
+        """The name of a file that this job has written; otherwise ``None``."""
+        part = PartName.parse(name)
+        return part if part is not None and part.job == self._tag else None
+
+    def _placed(self, file: StagedFile) -> LoggedFile:
+        """The line for a file in its final place."""
+        entry = self._staging.place(file)
         if entry is None:
-            staged = self._files.info(self._staging.path(name))
-            if staged is None or staged.size != file.bytes:
-                raise self._lost(file)
-            self._files.move(self._staging.path(name), name)
-            entry = self._files.info(name)
-        if entry is None or entry.size != file.bytes:
             raise self._lost(file)
-        return entry
+        return logged(self._files, placed_name(file), entry)
 
     def _lost(self, file: StagedFile) -> OutputDirectoryError:
         return OutputDirectoryError(
-            f"output directory {self._files.location}: file {file.name} of checkpoint {file.checkpoint} is "
+            f"output directory {self._files.location}: file {placed_name(file)} of checkpoint {file.checkpoint} is "
             f"missing or has not the {file.bytes} bytes that were written; something else changed the directory"
         )
 
@@ -201,18 +213,20 @@ class FileCommitter(SinkCommitter):
         self._check_owner()
         with self._loaded():
             visible = {entry.name for entry in self._log.all_files()} or {self._commit_empty_file()}
+            for name, entry in list(self._files.data_files()):
+                if PartName.parse(entry.name) is not None and entry.name not in visible:
+                    self._files.delete(name)
             for entry in self._files.entries():
-                is_part = PartName.parse(entry.name) is not None
-                if (is_part and entry.name not in visible) or entry.name.endswith(TEMPORARY_SUFFIX):
+                if entry.name.endswith(TEMPORARY_SUFFIX):
                     self._files.delete(entry.name)
         self.discard()
 
     def _commit_empty_file(self) -> str:
         """So that readers find the schema; returns its name."""
-        name = PartName(0, 0, 0, 0).text(self._suffix)
-        self._files.write(self._staging.path(name), self._empty_file)
-        entry = self._placed(StagedFile(name=name, rows=0, bytes=len(self._empty_file), checkpoint=0))
-        self._log.append([logged(self._files, entry)])
+        name = PartName(0, 0, 0, 0, self._tag).text(self._form.suffix)
+        self._files.write(self._staging.path(name), self._form.empty_file)
+        size = len(self._form.empty_file)
+        self._log.append([self._placed(StagedFile(name=name, rows=0, bytes=size, checkpoint=0))])
         return name
 
     def discard(self) -> None:
@@ -223,7 +237,7 @@ class FileCommitter(SinkCommitter):
         """The highest committed checkpoint, as the log says; it is read again after any failure."""
         if self._committed_through is None:
             self._log.load()
-            self._committed_through = _highest_checkpoint(self._log.last_batch())
+            self._committed_through = _highest_checkpoint(self._log.last_batch(), self._tag)
         try:
             yield self._committed_through
         except BaseException:
@@ -231,6 +245,7 @@ class FileCommitter(SinkCommitter):
             raise
 
 
-def _highest_checkpoint(files: Sequence[LoggedFile]) -> int:
+def _highest_checkpoint(files: Sequence[LoggedFile], tag: str) -> int:
+    """Of the files of the job with this tag."""
     parts = (PartName.parse(file.name) for file in files)
-    return max((part.checkpoint for part in parts if part is not None), default=0)
+    return max((part.checkpoint for part in parts if part is not None and part.job == tag), default=0)

@@ -1,6 +1,8 @@
 """Names of output files. A name holds everything known of its file, so that a listing is enough.
 
-``part-c<checkpoint>-s<subtask>-g<generation>-<n>.<suffix>``: staged for a checkpoint; the name it keeps when committed.
+``part-c<checkpoint>-s<subtask>-g<generation>-<n>-<job>.<suffix>``: staged for a checkpoint; the name it keeps when
+committed. ``<job>`` is the tag of the job that wrote it, since several jobs may write to one directory, one after the
+other.
 ``open-s<subtask>-g<generation>-<n>.<suffix>``: being written.
 """
 
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 STAGING_DIRECTORY = "_staging"
 OWNER_FILE = "_flinkplus.json"
 
-_PART = re.compile(r"part-c(\d{8,})-s(\d+)-g(\d+)-(\d+)\.\w+", re.ASCII)
+_PART = re.compile(r"part-c(\d{8,})-s(\d+)-g(\d+)-(\d+)-([0-9a-f]{8})\.\w+", re.ASCII)
 _OPEN = re.compile(r"open-s(\d+)-g(\d+)-(\d+)\.\w+", re.ASCII)
 
 
@@ -25,15 +27,20 @@ class PartName:
     subtask: int
     generation: int
     number: int
+    job: str
+    """The tag of the job."""
 
     def text(self, suffix: str) -> str:
-        return f"part-c{self.checkpoint:08d}-s{self.subtask}-g{self.generation}-{self.number}.{suffix}"
+        return f"part-c{self.checkpoint:08d}-s{self.subtask}-g{self.generation}-{self.number}-{self.job}.{suffix}"
 
     @staticmethod
     def parse(name: str) -> PartName | None:
         """``None`` when ``name`` is not of that form."""
         match = _PART.fullmatch(name)
-        return PartName(*map(int, match.groups())) if match else None
+        if match is None:
+            return None
+        checkpoint, subtask, generation, number = map(int, match.groups()[:-1])
+        return PartName(checkpoint, subtask, generation, number, match[5])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,11 @@ class OpenName:
         """``None`` when ``name`` is not of that form."""
         match = _OPEN.fullmatch(name)
         return OpenName(*map(int, match.groups())) if match else None
+
+
+def job_tag(job_id: str) -> str:
+    """The tag of a job in the names of its files."""
+    return hashlib.blake2b(job_id.encode(), digest_size=4).hexdigest()
 
 
 def staging_directory(job_id: str) -> str:

@@ -1,10 +1,17 @@
-"""What all file sinks share, and their writer: one file per checkpoint, opened at its first row.
+"""What all file sinks share, and their writer: one file per checkpoint and partition, opened at its first row.
 
 A file is written under an ``open-`` name in the job's staging directory. When it is staged it takes no more rows; what
 is left to be encoded is encoded beside the stream, and then it gets its final name. A checkpoint without rows stages no
 file.
 
-Small batches are gathered and encoded together: to encode one costs the same whether it has ten rows or a thousand.
+A file is *closed* before its checkpoint, while the stream waits, when it has ``max_file_bytes``, or when too many
+files are open: of ``MAX_OPEN_FILES`` partitions the one that has had no rows for longest. It is staged with the others.
+
+No file spans checkpoints. Its rows become visible with their checkpoint, and a subtask that goes back to a checkpoint
+could not go back within a Parquet file, whose end says where everything is.
+
+Small batches are gathered and encoded together, and with partitions divided together: that costs the same whether a
+batch has ten rows or a thousand.
 """
 
 from __future__ import annotations
@@ -22,12 +29,17 @@ from flinkplus.operators.base.operator import JsonValue, OperatorContext
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
+from flinkplus.sinks.earlier import OutputForm
 from flinkplus.sinks.file_committer import FileCommitter
-from flinkplus.sinks.file_names import OpenName, PartName, staging_directory
+from flinkplus.sinks.file_names import OpenName, PartName, job_tag, staging_directory
 from flinkplus.sinks.files import OutputFiles
+from flinkplus.sinks.partitions import divided, without_partitions
 
 GATHERED_BATCHES = 128
 GATHERED_BYTES = 1 << 20
+MAX_OPEN_FILES = 32
+"""Of one subtask: each holds rows that are not encoded, and a handle."""
+SMALLEST_FILE_BYTES = 1 << 20
 
 
 class Encoder(ABC):
@@ -44,10 +56,22 @@ class Encoder(ABC):
 
 @dataclass(frozen=True)
 class FileSink(Sink):
-    """Writes files to the directory ``path`` (local, or a ``pyarrow.fs`` URI)."""
+    """Writes files to the directory ``path`` (local, or a ``pyarrow.fs`` URI).
+
+    ``partition_by``: columns by whose values the files are in folders. ``max_file_bytes``: a file that has them takes
+    no more rows. ``append``: the directory may hold other data.
+    """
 
     suffix: ClassVar[str]
     path: str
+    partition_by: tuple[str, ...] = field(default=(), kw_only=True)
+    max_file_bytes: int | None = field(default=None, kw_only=True)
+    append: bool = field(default=False, kw_only=True)
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """Of the files: without the columns that are in the names of folders."""
+        return without_partitions(self.bound_schema, self.partition_by)
 
     @property
     def staging(self) -> str:
@@ -55,50 +79,78 @@ class FileSink(Sink):
         return staging_directory(self.job_id)
 
     @abstractmethod
-    def encoder(self, stream: Any) -> Encoder:
-        """Begins a file on ``stream``."""
+    def encoder(self, stream: Any, schema: pa.Schema) -> Encoder:
+        """Begins a file of rows of ``schema`` on ``stream``."""
 
     def settings(self) -> Mapping[str, JsonValue]:
-        return {LOCATION: self.path}
+        partitions: dict[str, JsonValue] = {"partition_by": ", ".join(self.partition_by)} if self.partition_by else {}
+        return {LOCATION: self.path, **partitions}
 
     def writer(self, context: OperatorContext, generation: int) -> FileSinkWriter:
         return FileSinkWriter(self, context, generation)
 
     def committer(self) -> SinkCommitter:
         empty = pa.BufferOutputStream()
-        self.encoder(empty).finish()
-        content = empty.getvalue().to_pybytes()
-        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, self.suffix, content)
+        self.encoder(empty, self.bound_schema).finish()
+        form = OutputForm(self.suffix, self.partition_by, empty.getvalue().to_pybytes(), self.append, self.why_other)
+        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, form)
+
+    def why_other(self, content: Any) -> str:
+        """Why a file of another program cannot be in one directory with this output; empty: it can. ``content``: the
+        file, as a ``pyarrow.NativeFile``."""
+        return ""
 
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """A file that is not finished. ``name``: as it is staged, once it takes no more rows."""
+    """A file of ``folder`` that is not finished. ``name``: as it is staged, once it takes no more rows. ``bytes``: its
+    size, once it is closed."""
 
     path: str
+    folder: str
+    number: int
     stream: Any
-    encoder: Encoder = field(init=False)
+    encoder: Encoder | None = None
     name: str = ""
     rows: int = 0
+    bytes: int | None = None
     gathered: list[pa.RecordBatch] = field(default_factory=list)
     gathered_bytes: int = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        assert self.encoder is not None
         self.rows += batch.num_rows
         size = batch.get_total_buffer_size()
         if batch.num_rows > SMALL_ROWS or size > GATHERED_BYTES:
-            self.encode_gathered()
+            self._encode_gathered()
             self.encoder.write(batch)
             return
         self.gathered.append(batch)
         self.gathered_bytes += size
         if len(self.gathered) >= GATHERED_BATCHES or self.gathered_bytes >= GATHERED_BYTES:
-            self.encode_gathered()
+            self._encode_gathered()
 
-    def encode_gathered(self) -> None:
+    def _encode_gathered(self) -> None:
+        assert self.encoder is not None
         if self.gathered:
             self.encoder.write(merge(self.gathered))
         self.gathered, self.gathered_bytes = [], 0
+
+    def finish(self) -> int:
+        """Encode what is left, and close it; returns its size in bytes."""
+        if self.bytes is None:
+            assert self.encoder is not None
+            self._encode_gathered()
+            self.encoder.finish()
+            size = self.stream.tell()
+            self.stream.close()
+            self.bytes, self.encoder = size, None
+        return self.bytes
+
+    def give_up(self) -> None:
+        """Close it as it is. An encoder may write its end when it goes, so it goes before its stream is closed."""
+        self.encoder = None
+        self.stream.close()
 
 
 class FileSinkWriter(SinkWriter):
@@ -108,24 +160,60 @@ class FileSinkWriter(SinkWriter):
         self._sink = sink
         self._files = OutputFiles(sink.path)
         self._staging = sink.staging
+        self._job = job_tag(sink.job_id)
+        self._schema = sink.file_schema
         self._subtask = context.index
         self._generation = generation
         self._staged: dict[str, StagedFile] = {}
         self._set_aside: deque[_File] = deque()
         self._failure: Exception | None = None
         self._number = 0
-        self._open: _File | None = None
+        self._open: dict[str, _File] = {}  # by folder; the one that has had rows last is the last one
+        self._closed: list[_File] = []  # since the last checkpoint
+        self._undivided: list[pa.RecordBatch] = []  # with partitions: rows that are in no file yet
+        self._undivided_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check()
         if batch.num_rows == 0:
             return
-        if self._open is None:
-            name = OpenName(self._subtask, self._generation, self._number).text(self._sink.suffix)
-            path = f"{self._staging}/{name}"
-            self._open = _File(path, self._files.open_output(path))
-            self._open.encoder = self._sink.encoder(self._open.stream)
-        self._open.write(plain(batch, self._sink.bound_schema))
+        rows = plain(batch, self._sink.bound_schema)
+        if not self._sink.partition_by:
+            self._write("", rows)
+            return
+        self._undivided.append(rows)
+        self._undivided_bytes += rows.get_total_buffer_size()
+        if len(self._undivided) >= GATHERED_BATCHES or self._undivided_bytes >= GATHERED_BYTES:
+            self._divide()
+
+    def _divide(self) -> None:
+        """Write the rows that were gathered to the files of their partitions."""
+        if self._undivided:
+            for folder, rows in divided(merge(self._undivided), self._sink.partition_by):
+                self._write(folder, rows)
+        self._undivided, self._undivided_bytes = [], 0
+
+    def _write(self, folder: str, rows: pa.RecordBatch) -> None:
+        if folder not in self._open:
+            self._begin(folder)
+        file = self._open[folder] = self._open.pop(folder)
+        file.write(rows)
+        limit = self._sink.max_file_bytes
+        if limit is not None and file.stream.tell() >= limit:
+            self._close_early(folder)
+
+    def _begin(self, folder: str) -> None:
+        if len(self._open) >= MAX_OPEN_FILES:
+            self._close_early(next(iter(self._open)))
+        path = f"{self._staging}/{OpenName(self._subtask, self._generation, self._number).text(self._sink.suffix)}"
+        file = self._open[folder] = _File(path, folder, self._number, self._files.open_output(path))
+        self._number += 1
+        file.encoder = self._sink.encoder(file.stream, self._schema)
+
+    def _close_early(self, folder: str) -> None:
+        file = self._open.pop(folder)
+        self._closed.append(file)
+        file.finish()
 
     def _check(self) -> None:
         """Raises what ``settle`` has failed with."""
@@ -134,12 +222,15 @@ class FileSinkWriter(SinkWriter):
 
     def stage(self, checkpoint: int) -> list[StagedFile]:
         self._check()
-        if (file := self._open) is not None:
-            file.name = PartName(checkpoint, self._subtask, self._generation, self._number).text(self._sink.suffix)
-            self._staged[file.name] = StagedFile(name=file.name, rows=file.rows, checkpoint=checkpoint)
+        self._divide()
+        for file in (*self._closed, *self._open.values()):
+            part = PartName(checkpoint, self._subtask, self._generation, file.number, self._job)
+            file.name = part.text(self._sink.suffix)
+            self._staged[file.name] = StagedFile(
+                name=file.name, rows=file.rows, checkpoint=checkpoint, folder=file.folder
+            )
             self._set_aside.append(file)
-            self._open = None
-            self._number += 1
+        self._closed, self._open = [], {}
         return list(self._staged.values())
 
     def settle(self, staged: Sequence[StagedFile]) -> list[StagedFile]:
@@ -154,10 +245,7 @@ class FileSinkWriter(SinkWriter):
         return [known for file in staged if (known := self._staged.get(file.name)) is not None]
 
     def _finish(self, file: _File) -> None:
-        file.encode_gathered()
-        file.encoder.finish()
-        size = file.stream.tell()
-        file.stream.close()
+        size = file.finish()
         self._files.move(file.path, f"{self._staging}/{file.name}")
         if (described := self._staged.get(file.name)) is not None:
             self._staged[file.name] = replace(described, bytes=size)
@@ -170,8 +258,8 @@ class FileSinkWriter(SinkWriter):
             del self._staged[name]  # in place, since another thread may be settling others
 
     def close(self) -> None:
-        if (file := self._open) is not None:
-            self._open = None
-            del file.encoder  # it may write its end when it goes, so it goes before its stream is closed
-            file.stream.close()
+        left = [*self._closed, *self._open.values()]
+        self._closed, self._open = [], {}
+        for file in left:
+            file.give_up()
             self._files.delete(file.path)

@@ -33,11 +33,12 @@ ABSENT = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One entry of a directory; ``size`` in bytes, ``modified_ms`` since 1970."""
+    """One entry of a directory; ``size`` in bytes, ``modified_ms`` since 1970. ``is_dir``: a directory itself."""
 
     name: str
     size: int
     modified_ms: int
+    is_dir: bool = False
 
 
 class OutputFiles:
@@ -64,6 +65,8 @@ class OutputFiles:
             self._uri_prefix = {"s3": "s3a", "gcs": "gs"}.get(scheme, scheme) + "://" + authority
         self.move_replaces = self._fs.type_name != "hdfs"
         """Whether ``move`` replaces an existing file; on HDFS it fails."""
+        self.has_folders = self._local is not None or self._fs.type_name == "hdfs"
+        """Whether a folder exists by itself, and can be renamed; object stores have only files."""
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._base, name) if name else self._base
@@ -91,11 +94,33 @@ class OutputFiles:
         selector = fs.FileSelector(self._path(directory), allow_not_found=True)
         return sorted((_entry(info) for info in self._fs.get_file_info(selector)), key=lambda entry: entry.name)
 
+    def data_files(self, folder: str = "") -> Iterator[tuple[str, FileEntry]]:
+        """The files of the directory that readers look at, with their names relative to it: also those in folders of
+        partitions (``day=2026-11-27``), and in other folders; not what begins with ``_`` or a dot."""
+        for entry in self.entries(folder):
+            name = posixpath.join(folder, entry.name)
+            if entry.name.startswith(".") or (entry.name.startswith("_") and "=" not in entry.name):
+                continue
+            if entry.is_dir:
+                yield from self.data_files(name)
+            else:
+                yield name, entry
+
     def read(self, name: str) -> bytes:
         """The whole content. Raises ``FileNotFoundError``."""
         local = self._local
         with self._fs.open_input_stream(self._path(name)) if local is None else local.open(name) as stream:
             return bytes(stream.read())
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[Any]:
+        """A file to read, as a ``pyarrow.NativeFile`` with random access. Raises ``FileNotFoundError``."""
+        if self._local is None:
+            with self._fs.open_input_file(self._path(name)) as stream:
+                yield stream
+            return
+        with self._local.open(name) as found, pa.PythonFile(found, "r") as stream:
+            yield stream
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The content, a piece at a time. Raises ``FileNotFoundError``."""
@@ -159,8 +184,10 @@ class OutputFiles:
 
 
 def _local_entry(name: str, found: os.stat_result) -> FileEntry:
-    return FileEntry(name, 0 if stat.S_ISDIR(found.st_mode) else found.st_size, found.st_mtime_ns // 1_000_000)
+    is_dir = stat.S_ISDIR(found.st_mode)
+    return FileEntry(name, 0 if is_dir else found.st_size, found.st_mtime_ns // 1_000_000, is_dir)
 
 
 def _entry(info: Any) -> FileEntry:
-    return FileEntry(info.base_name, info.size or 0, (info.mtime_ns or 0) // 1_000_000)
+    is_dir = info.type == fs.FileType.Directory
+    return FileEntry(info.base_name, info.size or 0, (info.mtime_ns or 0) // 1_000_000, is_dir)

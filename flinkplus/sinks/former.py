@@ -12,11 +12,14 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks import foreach_batch
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
+from flinkplus.sinks.delta import sink as delta
+from flinkplus.sinks.earlier import OutputForm
 from flinkplus.sinks.file_committer import FileCommitter
-from flinkplus.sinks.file_names import table_staging
+from flinkplus.sinks.file_names import staging_directory, table_staging
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.postgres.connecting import SCHEME
+from flinkplus.sinks.postgres import connecting as postgres
 from flinkplus.sinks.staging import StagingFolder
 
 
@@ -37,25 +40,25 @@ class FormerFileSink(FormerSink):
     @override
     def committer(self) -> SinkCommitter:
         """Commits and retracts; ``finish`` is for the sinks of the program that runs."""
-        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, "", b"")
+        return FileCommitter(OutputFiles(self.path), self.job_id, self.name, OutputForm())
 
 
 @dataclass(frozen=True)
-class FormerTableSink(FormerSink):
-    """A sink of before that wrote to a table, whose password is not known here. ``path`` is the checkpoint directory.
-    ``staging``: the folder below it with the rows that wait."""
+class FormerStagedSink(FormerSink):
+    """A sink of before whose output needs what is not known here, such as a password or a function. ``path`` is the
+    directory where its rows are staged. ``staging``: the folder below it with those that wait."""
 
     staging: str
 
     @override
     def committer(self) -> SinkCommitter:
-        return _FormerTableCommitter(self)
+        return _FormerStagedCommitter(self)
 
 
-class _FormerTableCommitter(SinkCommitter):
+class _FormerStagedCommitter(SinkCommitter):
     """Finds out whether all is committed: staged files are removed after that."""
 
-    def __init__(self, sink: FormerTableSink) -> None:
+    def __init__(self, sink: FormerStagedSink) -> None:
         self._sink = sink
         self._files = OutputFiles(sink.path)
         self._staging = StagingFolder(self._files, sink.staging)
@@ -91,8 +94,11 @@ def former_sink(
     where = str(settings.get(LOCATION, ""))
     if not where:
         return None
-    if not where.startswith(SCHEME):
+    if not where.startswith((postgres.SCHEME, delta.SCHEME, foreach_batch.SCHEME)):
         return FormerFileSink(name, where, job_id=job_id)
     if follower is not None:
         return follower
-    return FormerTableSink(name, checkpoint_dir, table_staging(job_id, where.removeprefix(SCHEME)), job_id=job_id)
+    if where.startswith(delta.SCHEME):
+        return FormerStagedSink(name, where.removeprefix(delta.SCHEME), staging_directory(job_id), job_id=job_id)
+    place = where.removeprefix(postgres.SCHEME)
+    return FormerStagedSink(name, checkpoint_dir, table_staging(job_id, place), job_id=job_id)

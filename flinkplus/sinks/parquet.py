@@ -13,11 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.sinks.file_writer import Encoder, FileSink
+from flinkplus.sinks.file_writer import SMALLEST_FILE_BYTES, Encoder, FileSink
+from flinkplus.sinks.partitions import check_partitions, checked_columns
 
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 32 * 1024 * 1024
+DIVIDED_GROUP_BYTES = 8 * 1024 * 1024
+"""With partitions: as many row groups are in memory as files are open."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,47 @@ class ParquetSink(FileSink):
                     f"sink {self.name!r}: Spark cannot read column {field.name!r} of type {field.type} from Parquet; "
                     "cast it before"
                 )
+        check_partitions(schema, self.partition_by, self.name)
 
-    def encoder(self, stream: Any) -> Encoder:
-        return _ParquetEncoder(stream, self.bound_schema, self.compression)
+    def encoder(self, stream: Any, schema: pa.Schema) -> Encoder:
+        group_bytes = DIVIDED_GROUP_BYTES if self.partition_by else ROW_GROUP_BYTES
+        return ParquetEncoder(stream, schema, self.compression, min(group_bytes, self.max_file_bytes or group_bytes))
+
+    def why_other(self, content: Any) -> str:
+        there, here = (
+            {field.name: _kind(field.type) for field in s} for s in (pq.read_schema(content), self.file_schema)
+        )
+        for name in {**there, **here}:
+            if there.get(name) != here.get(name):
+                return (
+                    f"column {name!r} is {there.get(name, 'missing')}; in the stream it is {here.get(name, 'missing')}"
+                )
+        return ""
 
 
-class _ParquetEncoder(Encoder):
-    """One Parquet file; small batches are gathered into row groups."""
+def parquet_sink(name: str, path: str, partition_by: object, max_file_bytes: int | None, append: bool) -> ParquetSink:
+    """See ``Stream.to_parquet``. Raises ``ConfigurationError``."""
+    if max_file_bytes is not None and (type(max_file_bytes) is not int or max_file_bytes < SMALLEST_FILE_BYTES):
+        raise ConfigurationError(
+            f"sink {name!r}: max_file_bytes {max_file_bytes!r} must be a whole number, {SMALLEST_FILE_BYTES} at least"
+        )
+    columns = checked_columns(partition_by, name)
+    return ParquetSink(name, path, partition_by=columns, max_file_bytes=max_file_bytes, append=append)
 
-    def __init__(self, stream: Any, schema: pa.Schema, compression: str) -> None:
+
+def _kind(dtype: pa.DataType) -> str:
+    """A type as Spark sees it in Parquet: units and the sizes of offsets do not count."""
+    if pa.types.is_timestamp(dtype):
+        return "timestamp"
+    if pa.types.is_dictionary(dtype):
+        return _kind(dtype.value_type)
+    return str(dtype).removeprefix("large_")
+
+
+class ParquetEncoder(Encoder):
+    """One Parquet file; small batches are gathered into row groups of ``group_bytes`` in memory at most."""
+
+    def __init__(self, stream: Any, schema: pa.Schema, compression: str, group_bytes: int = ROW_GROUP_BYTES) -> None:
         textual = [field.name for field in schema if _is_textual(field.type)]
         self._schema = schema
         self._writer = pq.ParquetWriter(
@@ -66,12 +101,13 @@ class _ParquetEncoder(Encoder):
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
         self._bytes = 0
+        self._group_bytes = group_bytes
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
-        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
+        if self._rows >= ROW_GROUP_ROWS or self._bytes >= self._group_bytes:
             self._flush()
 
     def finish(self) -> None:

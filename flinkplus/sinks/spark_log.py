@@ -11,8 +11,9 @@ The format is that of Spark's ``CompactibleFileStreamLog`` and ``FileStreamSinkL
 - All files = those of the last compaction, and of the batches after it. These batches have no gaps.
 - Readers take the distance of the two newest compactions for the interval.
 
-A compaction lists all files of the output. So ``create`` makes two empty ones, an interval apart, and batches begin
-behind the second one: the next compaction is due that many batches later. The interval depends on the file system:
+A compaction lists all files of the output. So ``create`` makes two, an interval apart, which are empty or list what was
+in the directory before, and batches begin behind the second one: the next compaction is due that many batches later.
+The interval depends on the file system:
 
 - Where a rename replaces, ``append`` adds to the newest batch, which is replaced whole, and begins another one when it
   has ``BATCH_BYTES``. ``COMPACT_INTERVAL`` such batches hold 32 GiB; the driver warns when a tenth of it is left.
@@ -25,7 +26,7 @@ from __future__ import annotations
 import json
 import logging
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import unquote
 
@@ -54,6 +55,8 @@ log = logging.getLogger("flinkplus.sinks")
 _VERSION = "v1"
 _COMPACT_SUFFIX = ".compact"
 _BLOCK_SIZE = 32 * 1024 * 1024
+_BEGUN = f"{LOG_DIRECTORY}.begun"
+"""The log of a directory that holds data, until it is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,9 @@ class LoggedFile:
 _FIELDS = typing.get_type_hints(LoggedFile)
 
 
-def logged(files: OutputFiles, entry: FileEntry) -> LoggedFile:
-    """The line for a file of the output directory."""
-    return LoggedFile(files.uri(entry.name), entry.size, False, entry.modified_ms, 1, _BLOCK_SIZE, "add")
+def logged(files: OutputFiles, name: str, entry: FileEntry) -> LoggedFile:
+    """The line for the file ``name`` of the output directory, whose last part is that of ``entry``."""
+    return LoggedFile(files.uri(name), entry.size, False, entry.modified_ms, 1, _BLOCK_SIZE, "add")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +143,34 @@ class SparkFileLog:
         made = [layout for layout in known if all(f"{b}{_COMPACT_SUFFIX}" in names for b in layout.empty_compactions)]
         return made[0] if made else self._new_layout()
 
-    def create(self) -> None:
-        """Make the empty log, so that readers which come before the first batch already go by it. May be repeated."""
-        self._files.make_dir(LOG_DIRECTORY)
-        existing = {f"{LOG_DIRECTORY}/{entry.name}" for entry in self._files.entries(LOG_DIRECTORY)}
-        for name in map(self.layout.file, self.layout.empty_compactions):
+    def create(self, earlier: Sequence[LoggedFile] = ()) -> None:
+        """Make the log, so that readers which come before the first batch already go by it. May be repeated.
+
+        ``earlier``: what is in the directory already. Each of the compactions lists it, so that readers find it at any
+        moment: they go by the log as soon as it has one file.
+        """
+        existing = {entry.name for entry in self._files.entries(LOG_DIRECTORY)}
+        first = [self.layout.file(batch).removeprefix(f"{LOG_DIRECTORY}/") for batch in self.layout.empty_compactions]
+        content = _encoded(earlier)
+        if earlier and not existing and self._files.has_folders:  # an empty log hides what is there
+            self._files.make_dir(_BEGUN)
+            for name in first:
+                self._files.write(f"{_BEGUN}/{name}", content)
+            self._files.move(_BEGUN, LOG_DIRECTORY)
+            return
+        if not earlier:
+            self._files.make_dir(LOG_DIRECTORY)
+        for name in first:
             if name not in existing:
-                self._files.write(name, _VERSION.encode())
+                self._files.write(f"{LOG_DIRECTORY}/{name}", content)
+
+    def is_made(self) -> bool:
+        """Whether ``create`` is done."""
+        names = {f"{LOG_DIRECTORY}/{entry.name}" for entry in self._files.entries(LOG_DIRECTORY)}
+        return any(
+            all(layout.file(batch) in names for batch in layout.empty_compactions)
+            for layout in map(Layout, (COMPACT_INTERVAL, COMMITS_INTERVAL))
+        )
 
     def is_empty(self) -> bool:
         """Whether no batch exists."""

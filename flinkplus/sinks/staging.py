@@ -11,7 +11,7 @@ from posixpath import join
 
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.file_names import STAGING_DIRECTORY, OpenName, PartName
-from flinkplus.sinks.files import OutputFiles
+from flinkplus.sinks.files import FileEntry, OutputFiles
 
 
 class StagingFolder:
@@ -21,6 +21,7 @@ class StagingFolder:
         self._files = files
         self.name = name
         self._generations: dict[int, int] = {}  # the newest one seen of each subtask
+        self._folders: set[str] = set()  # of partitions, known to exist
 
     def path(self, name: str) -> str:
         """Where the staged file ``name`` is, in ``files``."""
@@ -35,6 +36,22 @@ class StagingFolder:
         """No process of this job writes any more, so uploads in progress are never completed."""
         self._files.check()
         self._files.uploads.abort(self.name)
+
+    def place(self, file: StagedFile) -> FileEntry | None:
+        """Move a staged file to its place in the output directory (``placed_name``), unless it is there already.
+        ``None``: it is missing, or has another size."""
+        name = placed_name(file)
+        entry = self._files.info(name)
+        if entry is None:
+            staged = self._files.info(self.path(file.name))
+            if staged is None or staged.size != file.bytes:
+                return None
+            if file.folder and file.folder not in self._folders:
+                self._files.make_dir(file.folder)
+                self._folders.add(file.folder)
+            self._files.move(self.path(file.name), name)
+            entry = self._files.info(name)
+        return None if entry is None or entry.size != file.bytes else entry
 
     def is_new_generation(self, files: Sequence[StagedFile]) -> bool:
         """Note the generations of ``files``; true when one of them is newer than what was seen of its subtask."""
@@ -77,3 +94,8 @@ class StagingFolder:
 def is_later(part: PartName | None, checkpoint: int | None) -> bool:
     """Whether a file belongs to a checkpoint after ``checkpoint`` (``None``: to any)."""
     return part is not None and (checkpoint is None or part.checkpoint > checkpoint)
+
+
+def placed_name(file: StagedFile) -> str:
+    """Where a staged file goes, relative to the output directory."""
+    return join(file.folder, file.name)

@@ -37,7 +37,7 @@ class TextSink(FileSink):
     def settings(self) -> Mapping[str, JsonValue]:
         return {**super().settings(), "separator": self.separator}
 
-    def encoder(self, stream: Any) -> Encoder:
+    def encoder(self, stream: Any, schema: pa.Schema) -> Encoder:
         return _TextEncoder(stream, self.separator)
 
 

@@ -117,7 +117,7 @@ def test_a_program(spark: SparkSession, place: Path, block: Block) -> None:
         with env.execute("documented") as job:
             job.await_finish(120)
     for name in outputs_of(block.text):
-        assert list((place / name).glob("part-*")), f"nothing in {name}"
+        assert list((place / name).rglob("part-*")), f"nothing in {name}"
         if "word" in name or "count" in name:
             assert_exact(place / name, expected_counts(place / "books/zipf.txt"))
 

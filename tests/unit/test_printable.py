@@ -36,6 +36,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.job.directory import LOCK_FILE, Claim
 from flinkplus.runtime.operations import access_file as access
 from flinkplus.runtime.operations.commands import decode_reply
+from flinkplus.sinks.earlier import OutputForm
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -132,7 +133,7 @@ class TestFiles:
 
     def test_what_is_in_an_output_directory(self, tmp_path: Path) -> None:
         (tmp_path / "a\x1b[2J\n\u202eb").touch()
-        committer = FileCommitter(OutputFiles(str(tmp_path)), "job", "out", ".x", b"")
+        committer = FileCommitter(OutputFiles(str(tmp_path)), "job", "out", OutputForm())
         with pytest.raises(FlinkPlusError, match="not empty") as caught:
             committer.prepare(False)
         assert_readable(caught.value)

@@ -139,11 +139,15 @@ def short_repr(value: object) -> str:
 
 def user_error(operator: str, subtask: str, row: object, cause: BaseException | str) -> UserFunctionError:
     """The error for an input row on which the user's function failed, with the line of their code if that is known."""
-    if isinstance(cause, BaseException):
-        place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in _users_line(cause))
-        text = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause  # its text is a repr
-        cause = f"{type(cause).__name__}: {printable(text, MAX_CAUSE_CHARACTERS)}{place}"
-    return UserFunctionError(operator, subtask, short_repr(row), cause)
+    text = described_cause(cause) if isinstance(cause, BaseException) else cause
+    return UserFunctionError(operator, subtask, short_repr(row), text)
+
+
+def described_cause(cause: BaseException) -> str:
+    """An exception of the user's code: its kind, its text, and the line that raised it."""
+    place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in _users_line(cause))
+    text = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause  # its text is a repr
+    return f"{type(cause).__name__}: {printable(text, MAX_CAUSE_CHARACTERS)}{place}"
 
 
 def _users_line(error: BaseException) -> list[traceback.FrameSummary]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from flinkplus.documents import Document
 from flinkplus.errors import CorruptState
-from flinkplus.path_names import STATE_FILE_PARTS, checked_name
+from flinkplus.path_names import STATE_FILE_PARTS, checked_name, checked_partition
 from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.clips import Clip
 
@@ -136,6 +136,7 @@ class StagedFile(Document):
     ``name``: unique in the job.
     ``bytes``: its size, known when the file is finished.
     ``arrow``: the rows themselves (Arrow IPC, base64), for a sink without files.
+    ``folder``: where it goes below the output directory, a folder of partitions (``day=2026-11-27``); otherwise empty.
     """
 
     name: str
@@ -143,6 +144,9 @@ class StagedFile(Document):
     checkpoint: int
     bytes: int = 0
     arrow: str = ""
+    folder: str = ""
 
     def check_names(self) -> None:
         checked_name(self.name)
+        if self.folder:
+            checked_partition(self.folder)

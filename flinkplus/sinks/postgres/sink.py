@@ -66,8 +66,8 @@ class PostgresSink(FileSink):
         return {LOCATION: f"{SCHEME}{self.place}", "mode": self.mode, "key": ", ".join(self.keys)}
 
     @override
-    def encoder(self, stream: Any) -> Encoder:
-        return CopyEncoder(stream, self.bound_schema, self.keys, self.name)
+    def encoder(self, stream: Any, schema: pa.Schema) -> Encoder:
+        return CopyEncoder(stream, schema, self.keys, self.name)
 
     @override
     def committer(self) -> SinkCommitter:

@@ -359,6 +359,26 @@ CASES: dict[str, list[Case]] = {
             "its class was 'ParquetSink' and is 'TextSink': give the changed output another directory",
         ),
     ],
+    "partitions of an output": [
+        Case(
+            PLAIN,
+            lambda env: counted(rows_of(env)).to_parquet("/out", partition_by="k", name="out"),
+            {"out": "refused"},
+            "partition_by",
+        ),
+    ],
+    "a function for each batch": [
+        Case(
+            lambda env: counted(rows_of(env)).foreach_batch(print, name="out"),
+            lambda env: counted(rows_of(env)).foreach_batch(divmod, name="out"),
+            {"out": "unchanged"},
+        ),
+        Case(
+            lambda env: counted(rows_of(env)).foreach_batch(print, name="out"),
+            lambda env: counted(rows_of(env)).foreach_batch(print, name="other"),
+            {"other": "new", "out": "gone"},
+        ),
+    ],
     "columns of an output": [
         Case(PLAIN, drawn(counted, schema="k string, n long, ts long, more string"), {"out": "changed"}),
         Case(PLAIN, drawn(counted, schema="k string, ts long"), {"out": "refused"}, "column 'n' is gone"),

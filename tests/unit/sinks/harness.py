@@ -10,13 +10,16 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 
+from flinkplus.errors import OutputError
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
+from flinkplus.sinks.file_names import job_tag
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.text import TextSink
 
 SCHEMA = pa.schema([("word", pa.string()), ("count", pa.int64())])
+TAG = job_tag("job-1")
 
 
 def context(index: int) -> OperatorContext:
@@ -131,12 +134,37 @@ class FaultyFiles(OutputFiles):
 
     @staticmethod
     def _counted(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             FaultyFiles.calls += 1
             if FaultyFiles.calls != FaultyFiles.fail_at:
-                return operation(*arguments)
+                return operation(*arguments, **named)
             if FaultyFiles.fail_after:
-                operation(*arguments)
+                operation(*arguments, **named)
             raise Crash(f"{operation.__name__}{arguments}")
 
         return call
+
+
+def at_every_operation(
+    tmp_path: Path, fail_after: bool, begin: Callable[[Path], Job], step: Callable[[Job], None]
+) -> list[tuple[Path, Job]]:
+    """One directory and job for each operation of ``step``, crashed there."""
+    crashed: list[tuple[Path, Job]] = []
+    while True:
+        out = tmp_path / f"out-{len(crashed)}"
+        job = begin(out)
+        FaultyFiles.plan(len(crashed) + 1, fail_after)
+        try:
+            step(job)
+        except (Crash, OutputError) as error:
+            assert isinstance(error, Crash) or isinstance(error.__cause__, Crash)
+            crashed.append((out, job))
+        else:
+            assert crashed, "the step did nothing"
+            return crashed
+        finally:
+            FaultyFiles.plan(0, False)
+
+
+def in_new_process(job: Job) -> Job:
+    return Job(job.sink, job_id=job.sink.job_id, resume=True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flinkplus.errors import OutputDirectoryError
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks import file_writer, spark_log
 from flinkplus.sinks.file_names import OWNER_FILE
-from tests.unit.sinks.harness import Crash, FaultyFiles, Job, expected_lines, text_job, visible_lines
+from tests.unit.sinks.harness import (
+    FaultyFiles,
+    Job,
+    at_every_operation,
+    expected_lines,
+    in_new_process,
+    text_job,
+    visible_lines,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,31 +25,6 @@ def _faulty_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_writer, "OutputFiles", FaultyFiles)
     monkeypatch.setattr(spark_log, "BATCH_BYTES", 2_000)  # so that some commits add to a batch, and some begin one
     FaultyFiles.plan(0, False)
-
-
-def at_every_operation(
-    tmp_path: Path, fail_after: bool, begin: Callable[[Path], Job], step: Callable[[Job], None]
-) -> list[tuple[Path, Job]]:
-    """One directory and job for each operation of ``step``, crashed there."""
-    crashed: list[tuple[Path, Job]] = []
-    while True:
-        out = tmp_path / f"out-{len(crashed)}"
-        job = begin(out)
-        FaultyFiles.plan(len(crashed) + 1, fail_after)
-        try:
-            step(job)
-        except (Crash, OutputDirectoryError) as error:
-            assert isinstance(error, Crash) or isinstance(error.__cause__, Crash)
-            crashed.append((out, job))
-        else:
-            assert crashed, "the step did nothing"
-            return crashed
-        finally:
-            FaultyFiles.plan(0, False)
-
-
-def in_new_process(job: Job) -> Job:
-    return Job(job.sink, job_id=job.sink.job_id, resume=True)
 
 
 @pytest.mark.parametrize("fail_after", [False, True])

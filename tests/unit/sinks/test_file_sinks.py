@@ -25,7 +25,7 @@ from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.text import TextSink
 from tests.examples import examples
-from tests.unit.sinks.harness import SCHEMA, Job, expected_lines, rows, text_job, visible_files, visible_lines
+from tests.unit.sinks.harness import SCHEMA, TAG, Job, expected_lines, rows, text_job, visible_files, visible_lines
 
 
 def names(directory: Path) -> set[str]:
@@ -126,7 +126,7 @@ def test_a_writer_describes_what_it_does_not_know_to_be_complete(tmp_path: Path)
     job = text_job(tmp_path)
     first = job.stage(1)
     assert [(f.checkpoint, f.rows, f.bytes) for f in first] == [(1, 1, 8), (1, 1, 8)]
-    assert [f.name for f in first] == [f"part-c00000001-s{i}-g2-0.txt" for i in range(2)]
+    assert [f.name for f in first] == [f"part-c00000001-s{i}-g2-0-{TAG}.txt" for i in range(2)]
     assert [f.checkpoint for f in job.stage(2)] == [1, 2, 1, 2]
     job.complete(1)
     assert [f.checkpoint for f in job.stage(3, with_rows=False)] == [2, 2]
@@ -149,7 +149,7 @@ def test_what_is_open_goes_with_its_writer_and_what_is_staged_stays(tmp_path: Pa
     assert len(names(staging)) == 4
     for writer in job.writers:
         writer.close()
-    assert names(staging) == {"part-c00000001-s0-g2-0.txt", "part-c00000001-s1-g2-0.txt"}
+    assert names(staging) == {f"part-c00000001-s{i}-g2-0-{TAG}.txt" for i in range(2)}
 
 
 @pytest.mark.parametrize("kind", [ParquetSink, TextSink])
@@ -287,7 +287,7 @@ def test_the_operator_context_will_do(tmp_path: Path) -> None:
     sink.committer().prepare(resume=False)
     writer = sink.writer(OperatorContext("out", "out[3]", 3, 4, SCHEMA), 7)
     writer.write(rows(("a", 1)))
-    assert writer.stage(1)[0].name == "part-c00000001-s3-g7-0.txt"
+    assert writer.stage(1)[0].name == f"part-c00000001-s3-g7-0-{TAG}.txt"
 
 
 # --- commits ----------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_what_an_older_generation_left_is_removed_and_newer_files_stay(tmp_path:
     later = job.stage(3)  # concurrent: staged before checkpoint 2 is committed
     job.committer.commit(2, described)
     staged = names(tmp_path / "_staging" / "job-1")
-    assert staged == {f"part-c00000003-s{i}-g3-1.txt" for i in range(2)}
+    assert staged == {f"part-c00000003-s{i}-g3-1-{TAG}.txt" for i in range(2)}
     job.committer.commit(3, later)
     assert visible_lines(tmp_path) == expected_lines(2, 3)
 
@@ -602,7 +602,7 @@ def test_the_list_is_written_with_sparks_field_names(tmp_path: Path) -> None:
     version, line, _ = first_batch(out).read_text().split("\n")
     logged = json.loads(line)
     assert version == "v1"
-    assert logged["path"] == f"{(tmp_path).as_uri()}/a%20b%25%C3%A9%23/part-c00000001-s0-g2-0.txt"
+    assert logged["path"] == f"{(tmp_path).as_uri()}/a%20b%25%C3%A9%23/part-c00000001-s0-g2-0-{TAG}.txt"
     assert logged["size"] == 8
     assert len(visible_files(out)) == 2
 

@@ -28,7 +28,7 @@ from flinkplus.sinks.postgres.committer import _order
 from flinkplus.sinks.postgres.connecting import Address, patiently
 from flinkplus.sinks.postgres.sink import PostgresSink, postgres_sink
 from flinkplus.sinks.postgres.table import TableColumn
-from tests.unit.sinks.harness import SCHEMA, context, rows
+from tests.unit.sinks.harness import SCHEMA, TAG, context, rows
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
 SECRET = "secret%20word"
@@ -265,9 +265,14 @@ def test_a_numeric_holds_what_has_no_more_digits() -> None:
 
 
 def test_rows_are_loaded_in_the_order_of_checkpoints_and_of_each_subtask() -> None:
-    parts = [PartName(2, 0, 1, 0), PartName(2, 1, 9, 9), PartName(2, 1, 10, 9), PartName(2, 1, 10, 10)]
+    parts = [
+        PartName(2, 0, 1, 0, TAG),
+        PartName(2, 1, 9, 9, TAG),
+        PartName(2, 1, 10, 9, TAG),
+        PartName(2, 1, 10, 10, TAG),
+    ]
     files = [StagedFile(name=part.text("csv"), rows=1, checkpoint=part.checkpoint) for part in parts]
-    first = StagedFile(name=PartName(1, 5, 1, 1).text("csv"), rows=1, checkpoint=1)
+    first = StagedFile(name=PartName(1, 5, 1, 1, TAG).text("csv"), rows=1, checkpoint=1)
     assert sorted([*reversed(files), first], key=_order) == [first, *files]
 
 

@@ -226,3 +226,45 @@ def test_types_come_through(spark: SparkSession, tmp_path: Path) -> None:
     assert not any(value is not None for value in second)
     shown = frame.selectExpr("date_format(at, 'yyyy-MM-dd HH:mm:ss.SSSSSS') shown").dropna().collect()
     assert [found["shown"] for found in shown] == [str(moment)]
+
+
+ODD = ["a b", "a/b:c=d", "50%", "\u00e9\u00fc", "..", "x'#?{}[]^\\\"*", "tab\there", "+&", None, ""]
+
+
+def test_partitions_are_those_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """Folders have the names that Spark gives; what a batch of Spark has written is read with what is added to it."""
+    old = [(f"{number}", word, datetime.date(2026, 11, 27)) for number, word in enumerate(ODD)]
+    out = tmp_path / "out"
+    frame = spark.createDataFrame(old, "n string, word string, day date")
+    frame.write.partitionBy("word", "day").parquet(str(out))
+    folders = {path.relative_to(out).as_posix() for path in out.rglob("word=*/day=*")}
+    schema = pa.schema([("n", pa.string()), ("word", pa.string()), ("day", pa.date32())])
+    sink = ParquetSink("out", str(out), partition_by=("word", "day"), append=True).bind(schema, "job-1")
+    committer = sink.committer()
+    committer.prepare(resume=False)
+
+    def rows() -> Counter[tuple[str, str | None, datetime.date]]:
+        return Counter((r["n"], r["word"], r["day"]) for r in spark.read.parquet(str(out)).collect())
+
+    read_back = [(n, word or None, day) for n, word, day in old]
+    assert rows() == Counter(read_back)
+    new = [{"n": f"new{n}", "word": word, "day": day} for n, word, day in old]
+    writer = sink.writer(context(0), 1)
+    writer.write(pa.RecordBatch.from_pylist(new, schema=schema))
+    staged = writer.settle(writer.stage(1))
+    assert {file.folder for file in staged} == folders
+    committer.commit(1, staged)
+    committer.finish()
+    assert rows() == Counter([*read_back, *((f"new{n}", word, day) for n, word, day in read_back)])
+    assert dict(spark.read.parquet(str(out)).dtypes) == {"n": "string", "word": "string", "day": "date"}
+    assert spark.read.parquet(str(out)).where("day = DATE'2026-11-27' AND word IS NULL").count() == 4
+
+
+def test_a_partitioned_output_after_one_without_rows(spark: SparkSession, tmp_path: Path) -> None:
+    for job_id, checkpoints in (("job-0", ()), ("job-1", (1, 2))):
+        job = Job(ParquetSink("out", str(tmp_path), partition_by=("word",), append=True), job_id)
+        for checkpoint in checkpoints:
+            job.checkpoint(checkpoint)
+        job.committer.finish()
+        assert read(spark, tmp_path) == expected_lines(*checkpoints)
+        assert set(spark.read.parquet(str(tmp_path)).columns) == {"word", "count"}

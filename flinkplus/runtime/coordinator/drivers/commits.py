@@ -104,7 +104,7 @@ class Commits:
         for committer in self.committers.values():
             try:
                 committer.prepare(resume=True)
-            except (errors.OutputDirectoryError, errors.OutputTableError):
+            except (errors.OutputDirectoryError, errors.OutputTableError, errors.OutputFunctionError):
                 committer.prepare(resume=False)
 
     def check_successor(self, origin: SavepointOrigin, continued: Collection[str]) -> None:
