@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
 import time
 from collections import Counter
@@ -227,17 +228,37 @@ def test_every_kind_of_recovery(
     tail.check(once=options.get("guarantee") is None)
 
 
+def copied(directory: Path, image: Path) -> bool:
+    """Copy all as it is just now; false when something was renamed between being listed and being copied. The output
+    comes last, so that it has all that the checkpoints name."""
+    shutil.rmtree(image, ignore_errors=True)
+    try:
+        for name in ("checkpoints", "out"):
+            shutil.copytree(directory / name, image / name)
+    except shutil.Error:
+        return False
+    return True
+
+
 @pytest.mark.long
 def test_a_driver_that_is_gone_and_another_parallelism(spark: SparkSession, tmp_path: Path, logs: Logs) -> None:
-    """Each run is given up in the midst of the stream; the last but one is stopped while its source is idle."""
-    tail = Job(spark, logs, tmp_path)
+    """A driver that is killed leaves its directories as they are at that moment: a copy of them is what the next one
+    finds. Further runs are cancelled in the midst of the stream; the last one is stopped while its source is idle."""
+    place, image = tmp_path / "job", tmp_path / "image"
+    place.mkdir()
+    tail = Job(spark, logs, place)
     with logs:
         with tail.run() as job:
-            wait_for_checkpoint(job, 2)
+            tail.wait_for_rows(job, 200)
+            while not copied(place, image):
+                assert not job.done
+            wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 2)
+        shutil.rmtree(place)
+        image.rename(place)
         with tail.run(resume=True, parallelism=3) as job:
             assert job.restored_from is not None
             wait_for_checkpoint(job, 2)
-        with StreamEnvironment.resume(spark, tmp_path / "checkpoints", parallelism=1) as job:
+        with StreamEnvironment.resume(spark, place / "checkpoints", parallelism=1) as job:
             wait_for_checkpoint(job, 1)
         logs.wait()
         with tail.run(resume=True, rate=2_000.0) as job:

@@ -426,7 +426,8 @@ class SimSubtask:
         return self._emit(counted)
 
     def advance(self, watermark_ms: int) -> Iterator[None]:
-        if self._world.parameters.idle_ms is not None and watermark_ms <= self.advanced_ms:
+        parameters = self._world.parameters
+        if parameters.idle_ms is not None and parameters.groups and watermark_ms <= self.advanced_ms:
             return  # as the product's operators do: what producers promise may be behind after a rescale
         self._world.checks.advances(self, watermark_ms)
         if self._holds_back:

@@ -213,8 +213,8 @@ def test_a_move_that_waits_is_judged_when_all_is_quiet_and_not_while_there_is_no
 
 
 def test_without_faults_nothing_fails_over() -> None:
-    for seed in range(20):
-        world, failure = run_one(draw(seed).with_changes(faults=()))
+    for parameters in (*map(draw, range(20)), *(draw(seed, live=True) for seed in range(6))):
+        world, failure = run_one(parameters.with_changes(faults=()))
         assert failure is None and world is not None
         assert world.ended == "finished"
         assert world.counts["failovers"] == world.counts["fallbacks"] == world.counts["handovers"] == 0
