@@ -161,8 +161,14 @@ class Job:
 def wait_for_recoveries(job: JobHandle, count: int) -> None:
     wait_until(lambda: job.done or len(job.recoveries()) >= count, f"{count} recoveries")
     wait_until(lambda: job.done or job.missing_standbys() == 0, "standbys")
-    parallelism = running_job(job).coordinator.parts.deployment.parallelism
-    wait_until(lambda: job.done or len(job.slot_pids()) >= parallelism, "slots")
+    coordinator = running_job(job).coordinator
+    parallelism = coordinator.parts.deployment.parallelism
+
+    def at_home() -> bool:
+        heads = coordinator.view.assignment
+        return len(heads) > 0 and all(head == subtask.index for subtask, head in heads.items())
+
+    wait_until(lambda: job.done or (len(job.slot_pids()) >= parallelism and at_home()), "slots")
 
 
 def test_slots_and_a_driver_die_while_files_appear(spark: SparkSession, tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ with env.execute("numbers", resume="auto") as job:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_driver_is_killed_while_a_python_source_is_read(tmp_path: Path) -> None:
     """Twice, with another parallelism after the first time; Spark's Java process dies with it."""
     for parallelism, killed in ((2, True), (3, True), (2, False)):
