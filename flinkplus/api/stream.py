@@ -104,20 +104,40 @@ class Stream:
         return self._then(Tokenize(self._env.name_for("tokenize", name), column, output))
 
     def with_watermark(
-        self, column: str, delay: Duration, *, every: Duration = "100 ms", name: str | None = None
+        self,
+        column: str,
+        delay: Duration,
+        *,
+        every: Duration = "100 ms",
+        idle_after: Duration | None = None,
+        name: str | None = None,
     ) -> Stream:
         """Take the event time of rows from ``column``: a timestamp, or integer milliseconds. Rows pass unchanged.
 
         ``delay``: maximum delay of a row behind a later one (``"10 seconds"``, ``"500 ms"``, or seconds).
         ``every``: watermarks are multiples of this; it is the maximum delay that this adds to windows.
+        ``idle_after``: event time goes on without a subtask whose live source has had nothing to read for so long,
+        until it has rows again, which may be late then (``"30 seconds"``; ``None``: it waits).
 
         A subtask's watermark follows the latest row that it has read. After an exchange the minimum over all subtasks
         counts, so that a subtask without rows holds back event time. Metric ``late_rows``: rows later than ``delay``.
+        Raises ``ConfigurationError`` for ``idle_after`` behind an exchange.
         """
         name = self._env.name_for("with_watermark", name)
         delay_ms = duration_ms(delay, f"operator {name!r}: the delay")
         every_ms = duration_ms(every, f"operator {name!r}: every", least=1)
-        return self._then(WithWatermark(name, column, delay_ms, every_ms))
+        idle_ms = None if idle_after is None else duration_ms(idle_after, f"operator {name!r}: idle_after", least=1)
+        if idle_ms is not None and not self._is_fused_with_source:
+            raise ConfigurationError(
+                f"operator {name!r}: idle_after needs with_watermark before the first key_by or union, fused with its "
+                "source"
+            )
+        return self._then(WithWatermark(name, column, delay_ms, every_ms, idle_ms))
+
+    @property
+    def _is_fused_with_source(self) -> bool:
+        vertices = self._env.graph.fuse_draft()
+        return len(self._origins) == 1 and any(v.is_source for v in vertices if self._origins[0] in v.nodes)
 
     def throttle(self, rows_per_s: float) -> Stream:
         """Pace the source so that at most ``rows_per_s``, over all subtasks, leave this operator.

@@ -217,7 +217,7 @@ class OneUnalignedCheckpoint(OneCheckpoint):
 
 
 class _PausingPorts(Ports):
-    is_idle = True
+    nothing_to_read = True
 
     def discard(self, checkpoint: CheckpointId) -> None:
         return None

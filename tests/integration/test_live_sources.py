@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from pyspark.sql import SparkSession
 
 from flinkplus import JobHandle, StreamEnvironment
 from tests.documents import ROOT, blocks_of
-from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
+from tests.integration.conftest import PATIENCE_S, running_job, wait_for_checkpoint, wait_until
+from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.integration
 
@@ -151,12 +153,27 @@ class Job:
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Logs:
-    return Logs(tmp_path / "logs", lines=600)
+    return Logs(tmp_path / "logs", lines=300)
 
 
-def wait_for_recoveries(job: JobHandle, count: int) -> None:
-    wait_until(lambda: job.done or len(job.recoveries()) >= count, f"{count} recoveries")
-    wait_until(lambda: job.done or job.missing_standbys() == 0, "standbys")
+def wait_for_recoveries(job: JobHandle, count: int, slots: int = 2) -> None:
+    """So many recoveries have ended, and all slots and standbys are there again."""
+    coordinator = running_job(job).coordinator
+    options = coordinator.options
+
+    def is_whole() -> bool:
+        if job.state != "running" or len(job.recoveries()) < count or len(job.slot_pids()) != slots:
+            return False
+        if not options.local:
+            return True
+        metrics, protocol = job.metrics(), coordinator.parts.machines.failover
+        if protocol is None or protocol.active or metrics["failovers"] + metrics["fallbacks"] < count:
+            return False
+        members = min(options.replicas, slots)
+        chains = protocol.chains.values() if options.standbys else ()
+        return protocol.missing == 0 and all(len(chain) == members for chain in chains)
+
+    wait_until(lambda: job.done or is_whole(), f"{count} recoveries, and full strength")
 
 
 def test_slots_die_while_files_grow_and_when_nothing_comes_any_more(
@@ -203,7 +220,7 @@ def test_every_kind_of_recovery(
         for count, victim in enumerate(("logs:0", "in_order:1", "logs:1"), 1):
             wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 1)
             assert job.kill(victim)
-            wait_for_recoveries(job, count)
+            wait_for_recoveries(job, count, options.get("parallelism", 2))
         logs.wait()
         tail.drain(job)
         assert {recovery["mode"] for recovery in job.recoveries()} == modes
@@ -239,7 +256,7 @@ def test_the_parallelism_changes_while_files_grow_and_while_nothing_comes(
         job.rescale(3).await_done(PATIENCE_S)
         wait_until(lambda: job.missing_standbys() == 0, "standbys")
         assert job.kill("logs:2")
-        wait_for_recoveries(job, 1)
+        wait_for_recoveries(job, 1, slots=3)
         logs.wait()
         tail.wait_for_rows(job, logs.size)
         job.rescale(1).await_done(PATIENCE_S)
@@ -258,3 +275,90 @@ def test_files_that_cannot_be_read_end_the_job_with_their_name(spark: SparkSessi
         assert job.state == "failed"
         with pytest.raises(Exception, match=r"InputError.*0\.log.*Is a directory"):
             job.await_finish(PATIENCE_S)
+
+
+def windowed(row: Any) -> tuple[str, int, int]:
+    return row.word, int(row.window_start.timestamp()), row.n
+
+
+@pytest.mark.long
+def test_event_time_goes_on_without_a_file_to_which_nothing_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Of two readers one has nothing. Windows are put out all the same, each once, also after both were killed. Then it
+    is the other one that has nothing, and so on."""
+    made, paths, out = shown(), [str(tmp_path / f"{at}.log") for at in range(2)], tmp_path / "out"
+
+    def write(at: int, seconds: range) -> None:
+        with open(paths[at], "a") as file:
+            file.writelines(f"w{ms % 3} {ms} {ms}\n" for ms in range(seconds.start * 1000, seconds.stop * 1000, 10))
+
+    def windows() -> list[int]:
+        rows = [json.loads(line) for path in out.glob("[!.]*.json") for line in path.read_text().splitlines()]
+        return sorted(row["start"] for row in rows)
+
+    def has_windows(count: int) -> bool:
+        return job.done or len(windows()) >= count
+
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, work_dir=str(tmp_path))
+    lines = env.from_source(made["Tail"](tuple(paths)), name="logs").map(parsed, schema="word string, ts long, n long")
+    marked = lines.with_watermark("ts", 0, every="1 ms", idle_after="500 ms")
+    counts = marked.key_by("word").tumbling_window("ts", "1 second").count(output="n", name="window")
+    counts.map(windowed, schema="word string, start long, n long").to_sink(made["JsonFiles"]("json", str(out)))
+    write(0, range(10))
+    with env.execute("idle") as job:
+        for count in (1, 2):
+            wait_until(partial(has_windows, 27), "nine windows of three words")
+            assert job.kill(f"logs:{2 - count}")
+            wait_for_recoveries(job, count)
+        assert windows() == sorted(3 * [*range(9)])
+        for at, end in ((1, 20), (0, 30), (1, 40)):
+            write(at, range(end - 10, end))
+            wait_until(partial(has_windows, 3 * (end - 1)), "all windows but the last one")
+        job.drain()
+        job.await_finish(PATIENCE_S)
+        assert job.metrics()["operators"]["window"]["late_rows"] == 0
+    assert windows() == sorted(3 * [*range(40)])
+    rows = [json.loads(line) for path in out.glob("[!.]*.json") for line in path.read_text().splitlines()]
+    assert sum(row["n"] for row in rows) == 40 * 100
+
+
+@pytest.mark.long
+def test_rows_that_are_visible_at_once_behind_files_that_grow(
+    spark: SparkSession, tmp_path: Path, logs: Logs, request: pytest.FixtureRequest
+) -> None:
+    """All slots are killed, and then one: no row that was seen is taken back, whatever the files hold by then."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
+    request.getfixturevalue("empty_postgres")
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    query = "SELECT word, file, number, before, so_far FROM lines"
+    seen: set[tuple[Any, ...]] = set()
+
+    def rows() -> set[tuple[Any, ...]]:
+        try:
+            found = postgres.execute(query)
+        except Exception:  # the table is not made yet
+            return set()
+        assert len(found) == len(set(found)) and seen <= set(found), "a row was doubled, or taken back"
+        seen.update(found)
+        return seen
+
+    env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.4)
+    source = shown()["Tail"](tuple(map(str, logs.paths)))
+    lines = env.from_source(source, name="logs").map(parsed, schema="word string, file long, number long")
+    counted = lines.key_by("word").process(in_order, schema=SCHEMA, name="in_order")
+    counted.to_postgres(postgres.dsn, "lines", visibility="at_once")
+    with logs, env.execute("at once") as job:
+        wait_until(lambda: job.done or len(rows()) > 100, "visible rows")
+        assert job.kill("logs:0") and job.kill("logs:1")
+        wait_until(lambda: job.done or bool(job.metrics()["fallback_reasons"]), "a rollback")
+        before = len(rows())
+        wait_until(lambda: job.done or len(rows()) > before + 50, "further rows")
+        wait_until(lambda: job.done or job.missing_standbys() == 0, "standbys")
+        assert job.kill("logs:1")
+        wait_until(lambda: job.done or len(job.recoveries()) == 2, "a recovery")
+        wait_until(lambda: job.done or len(rows()) == logs.size, "all rows")
+        job.drain()
+        job.await_finish(PATIENCE_S)
+    assert Counter(row[:4] for row in rows()) == logs.expected()
+    for word in {word for word, *_ in rows()}:
+        numbers = sorted(so_far for other, *_, so_far in rows() if other == word)
+        assert numbers == list(range(1, len(numbers) + 1))

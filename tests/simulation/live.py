@@ -85,7 +85,7 @@ class LivePlaces:
     def _is_over(self, left: Left) -> bool:
         return not any(blocks_of(run, self._end) for run in left)
 
-    def is_idle(self, left: Left) -> bool:
+    def nothing_to_read(self, left: Left) -> bool:
         return not any(self._there(run, 1) for run in left) and not self._is_over(left)
 
     def choose(self, left: Left, rows: int) -> int | None:

@@ -36,11 +36,11 @@ from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.channel import ACCEPT, DUPLICATE, InputCursor, Window
 from flinkplus.protocol.channels.inputs import InputChannel, InputGate
 from flinkplus.protocol.channels.outputs import OutputChannel, OutputChannels
-from flinkplus.protocol.channels.watermarks import InputWatermarks
+from flinkplus.protocol.channels.watermarks import IDLE_MS, InputWatermarks
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.checkpoints.commits import CommitQueue
 from flinkplus.protocol.checkpoints.savepoints import Savepoints
-from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, InputPart, KnownSteps
+from flinkplus.protocol.determinants.determinants import IDLED, AncestorLog, Choice, InputPart, KnownSteps
 from flinkplus.protocol.determinants.recipe import NO_RECIPE, Recipe, RecipeLog
 from flinkplus.protocol.job.crashes import Crashes
 from flinkplus.protocol.job.job import LIVE, JobProtocol
@@ -892,16 +892,20 @@ def rows_are_logged_and_not_the_choice(original: Any) -> Any:
     return read
 
 
-@mutation(SubtaskSteps, "_may_read", live=True)
-def idle_sources_take_no_checkpoints(original: Any) -> Any:
-    """A source that has nothing to read does not look whether a checkpoint was triggered."""
+@mutation(SourceSide, "read", live=True)
+def idle_sources_are_not_logged(original: Any) -> Any:
+    """That a source was idle for long is sent on, and is no step: a successor finds out by itself."""
 
-    def may_read(self: Any) -> bool:
-        if self._work.is_idle and self._triggers and not self.draining:
-            self._triggers.clear()
-        return bool(original.fget(self))
+    def read(self: Any, choice: Choice, value: int) -> Any:
+        return self._work.become_idle() if (choice, value) == (Choice.END, IDLED) else original(self, choice, value)
 
-    return property(may_read)
+    return read
+
+
+@mutation(InputWatermarks, "saved", live=True)
+def idle_channels_are_not_saved(original: Any) -> Any:
+    """A snapshot does not say which of the input channels were idle."""
+    return lambda self: {name: ms for name, ms in original(self).items() if ms != IDLE_MS}
 
 
 @mutation(Replay, "reads_ahead", live=True, joined=True)

@@ -187,7 +187,8 @@ class Parameters:
     (``flinkplus.runtime.slot.subtasks.ablation``). ``max_restarts``: the option. ``groups``: of keys, where the
     parallelism may change (0: it does not). ``little_bytes``: of state files, that a slot may lack when the parallelism
     changes (``None``: as in the product). ``at_once``: rows are visible at once. ``live``: records of sources arrive
-    while the job runs, in so many places of each reader (0: they are all there)."""
+    while the job runs, in so many places of each reader (0: they are all there). ``idle_ms``: for how long a source may
+    have nothing to read before event time goes on without it (``None``: it waits)."""
 
     seed: int = 0
     stages: int = 2
@@ -235,6 +236,7 @@ class Parameters:
     little_bytes: int | None = None
     at_once: bool = False
     live: int = 0
+    idle_ms: int | None = None
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -384,6 +386,7 @@ def with_live_sources(parameters: Parameters, rng: random.Random, share: float) 
     return replace(
         parameters,
         live=rng.choice((1, 2, 2, 3)),
+        idle_ms=rng.choice((None, 3, 15, 60)) if parameters.watermarks else None,
         records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.graph import Vertex
+from flinkplus.protocol.channels.watermarks import IDLE_MS
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask import rescaling
@@ -91,6 +92,7 @@ def promised_by(before: Sequence[OperatorState], edge: int) -> int | None:
         for producer in range(len(before)):
             channel = str(ChannelId(edge, producer, consumer))
             known = state.watermarks.get(channel)
+            known = None if known == IDLE_MS else known
             if channel not in state.ended_channels:
                 open_channels.append(known)
             if known is not None:
@@ -154,6 +156,7 @@ class Division:
             "depends": {},  # what all began from is complete
             "held": inherited_rows(held, lambda row: graph.owner(graph.key(row[0], at), self.after) == index),
             "advanced_ms": -1 if part.watermark_ms is None else part.watermark_ms,
+            "said_idle": False,
             "next": {},
         }
         return replace(part, state=state)

@@ -16,6 +16,7 @@ from flinkplus.protocol.channels.channel import InputCursor, Window
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel, InputGate
 from flinkplus.protocol.channels.output_logs import Entry
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, OutputChannels
+from flinkplus.protocol.channels.watermarks import IDLE_MS
 from flinkplus.protocol.determinants.recipe import RecipeLog
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.subtask.admission import Admission, digests
@@ -243,6 +244,7 @@ class SimSubtask:
         self._told_ms = 0
         self.closed = False
         self._next_read_s = 0.0
+        self._idle_since_s: float | None = None
         self._rng = world.rng_work
         self.outputs = SimOutputs(
             plan.generation,
@@ -278,6 +280,7 @@ class SimSubtask:
         self._holds_back = world.parameters.watermarks and self._at % 2 == 1
         self._held: list[Row] = list(own.get("held", ()))
         self.advanced_ms = own.get("advanced_ms", -1)
+        self._said_idle = own.get("said_idle", False)
         self._restore_state()
         for edge in vertex.outputs:
             consumer = graph.consumer_vertex(edge).name
@@ -423,6 +426,8 @@ class SimSubtask:
         return self._emit(counted)
 
     def advance(self, watermark_ms: int) -> Iterator[None]:
+        if self._world.parameters.idle_ms is not None and watermark_ms <= self.advanced_ms:
+            return  # as the product's operators do: what producers promise may be behind after a rescale
         self._world.checks.advances(self, watermark_ms)
         if self._holds_back:
             due = sorted(row for row in self._held if event_time_ms(row) < watermark_ms)
@@ -462,8 +467,25 @@ class SimSubtask:
         return since + self._world.parameters.patience_ms / 1000
 
     @property
-    def is_idle(self) -> bool:
-        return self._live is not None and self._live.is_idle(self._left)
+    def nothing_to_read(self) -> bool:
+        if self._live is None or not self._live.nothing_to_read(self._left):
+            self._idle_since_s = None
+            return False
+        if self._idle_since_s is None:
+            self._idle_since_s = self._world.clock.monotonic()
+        return True
+
+    @property
+    def idle_at(self) -> float | None:
+        after_ms = self._world.parameters.idle_ms
+        if after_ms is None or self._idle_since_s is None or self._said_idle:
+            return None
+        return self._idle_since_s + after_ms / 1000
+
+    def become_idle(self) -> Iterator[None]:
+        self._world.checks.counts["said_idle"] += 1
+        self._said_idle = True
+        return self._send_watermark(IDLE_MS)
 
     def next_read(self) -> int | None:
         rows = self._rng.randint(1, self._world.parameters.rows)
@@ -493,7 +515,8 @@ class SimSubtask:
         blocks = self._read(choice) if self._live is None else self._read_live(self._live, choice)
         self.steps.history.has_read(len(blocks))
         yield from self._emit([(graph.record(self._at, block), ()) for block in blocks])
-        if self._world.parameters.watermarks and self._promise_ms > before_ms:
+        if self._world.parameters.watermarks and (self._promise_ms > before_ms or self._said_idle):
+            self._said_idle = False
             yield from self._send_watermark(self._promise_ms)
         self._next_read_s = (self._world.now_ms + self._rng.randint(0, self._world.parameters.read_ms)) / 1000
         return True
@@ -572,6 +595,7 @@ class SimSubtask:
             "depends": dict(self.depends),
             "held": tuple(self._held),
             "advanced_ms": self.advanced_ms,
+            "said_idle": self._said_idle,
             **self._next_of_inputs(),
         }
         part = OperatorPart(rows_in=0, rows_out=0, state=work)

@@ -140,6 +140,8 @@ QUICK = (
     "repeated_reads_do_not_wait",
     "rows_are_logged_and_not_the_choice",
     "joined_reads_are_repeated_in_another_order",
+    "idle_sources_are_not_logged",
+    "idle_channels_are_not_saved",
 )
 """What is found out within the small budget."""
 
@@ -195,7 +197,7 @@ def test_seeds_whose_rows_are_visible_at_once_are_clean() -> None:
 def test_seeds_with_live_sources_are_clean() -> None:
     summary = run_many(range(LIVE), drawn=partial(draw, live=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
-    for what in ("live_reads", "awaited_rows", "failovers", "fallbacks", "driver_crashes"):
+    for what in ("live_reads", "awaited_rows", "said_idle", "failovers", "fallbacks", "driver_crashes"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

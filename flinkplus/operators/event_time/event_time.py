@@ -109,12 +109,15 @@ class WithWatermark(Operator):
 
     Watermarks are multiples of ``every_ms``, so that those of several subtasks are the same numbers, and an operator
     that follows the least of them moves once for all.
+
+    ``idle_after_ms``: see ``WatermarkMaker``.
     """
 
     name: str
     column: str
     delay_ms: int
     every_ms: int = 1
+    idle_after_ms: int | None = None
     makes_watermarks = True
 
     @override
@@ -136,6 +139,7 @@ class _WithWatermarkInstance(WatermarkMaker):
         self._column = descriptor.column
         self._delay_ms = descriptor.delay_ms
         self._every_ms = descriptor.every_ms
+        self.idle_after_ms = descriptor.idle_after_ms
         self._metrics = TimeMetrics(ctx)
         self._latest_ms: int | None = None
 
@@ -160,12 +164,13 @@ class _WithWatermarkInstance(WatermarkMaker):
 
     @override
     def snapshot(self, checkpoint: int) -> JsonValue:
-        return {"latest_ms": self._latest_ms}
+        return {"latest_ms": self._latest_ms, "idle": self.is_idle}
 
     @override
     def restore(self, state: JsonValue) -> None:
         assert isinstance(state, dict)
         self._latest_ms = state["latest_ms"]
+        self.is_idle = state.get("idle", False)
 
     @override
     def inherit(self, parts: Sequence[Inherited]) -> None:

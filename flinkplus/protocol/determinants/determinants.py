@@ -73,7 +73,7 @@ class Choice(IntEnum):
     TRIGGER = 1
     """A source began a triggered checkpoint (its number)."""
     END = 2
-    """A source was ordered to stop reading (0)."""
+    """A source was ordered to stop reading (``STOPPED``), or has had nothing to read for long (``IDLED``)."""
     INPUT = 3
     """Messages were taken from an input channel (``InputPart``). A bundle from several channels has one such
     determinant for each, in order."""
@@ -87,6 +87,8 @@ class Choice(IntEnum):
     """A barrier overtook what waits on the inputs (the number of its checkpoint)."""
 
 
+STOPPED, IDLED = 0, 1
+"""The values of ``Choice.END``."""
 CLOCK_CHOICES = (Choice.ERA, Choice.CLOCK)
 """Choices that begin no step: a step reads the clock at most once; an ``ERA`` immediately precedes its ``CLOCK``."""
 

@@ -61,9 +61,17 @@ class SubtaskWork(Protocol):
         """When a small bundle may be taken whose first message has waited since ``since``; both in seconds."""
 
     @property
-    def is_idle(self) -> bool:
+    def nothing_to_read(self) -> bool:
         """Whether a source has nothing to read just now, not even its end. When that has changed, or what ``can_read``
         answers, the work has the slot's loop look again."""
+
+    @property
+    def idle_at(self) -> float | None:
+        """When event time will no longer wait for a source, in seconds, if there was nothing to read when
+        ``nothing_to_read`` was asked. ``None``: never, or it does not wait any more."""
+
+    def become_idle(self) -> Iterator[None]:
+        """Event time does not wait for this source any more, until it has read rows: send that on."""
 
     def next_read(self) -> int | None:
         """What a source reads now; the step logs the number, so that a replay reads the same. ``None``: nothing."""

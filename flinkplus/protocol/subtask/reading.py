@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from flinkplus.protocol.determinants.determinants import Choice
+from flinkplus.protocol.determinants.determinants import IDLED, STOPPED, Choice
 from flinkplus.protocol.subtask.parts import SubtaskParts
 
 PASSED_OVER_ROWS = 16_384
@@ -21,7 +21,7 @@ PASSED_OVER_ROWS = 16_384
 
 
 class SourceSide:
-    """The steps of one source that read, or end its input.
+    """The steps of one source that read, end its input, or say that it is idle.
 
     ``end``: sends the end of input.
     """
@@ -32,6 +32,16 @@ class SourceSide:
         self._outputs = parts.outputs
         self._work = parts.work
         self._end = end
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to read, or the source will be idle some time."""
+        return not self._work.nothing_to_read or self._work.idle_at is not None
+
+    def begins_at(self, now: float) -> float:
+        """When the next step may begin, if there is one; in seconds."""
+        idle_at = self._work.idle_at
+        return self._work.ready_at(now) if idle_at is None else max(now, idle_at)
 
     @property
     def can_repeat(self) -> bool:
@@ -45,16 +55,18 @@ class SourceSide:
         ``draining``: the source was ordered to stop reading.
         """
         if draining:
-            return self.read(Choice.END, 0)
+            return self.read(Choice.END, STOPPED)
         choice = self._work.next_read()
-        return None if choice is None else self.read(Choice.READ, choice)
+        if choice is not None:
+            return self.read(Choice.READ, choice)
+        return None if self._work.idle_at is None else self.read(Choice.END, IDLED)
 
     def read(self, choice: Choice, value: int) -> Iterator[None]:
-        """A step that reads, or ends the input, as ``choice`` says."""
+        """A step that reads, ends the input, or says that the source is idle, as ``choice`` says."""
         self._history.begin(choice, value)
-        if choice is not Choice.END and (yield from self._work.read_rows(value)):
+        if choice is Choice.READ and (yield from self._work.read_rows(value)):
             return
-        yield from self._end()
+        yield from self._work.become_idle() if (choice, value) == (Choice.END, IDLED) else self._end()
 
     def pass_over(self) -> Iterator[None]:
         """Read rows whose effects were seen, without sending them. Only of a source that reads by numbers of rows."""

@@ -238,7 +238,7 @@ class SubtaskSteps:
         if replay.deferred or replay.rows_to_skip:
             return True
         if self._source is not None:
-            return bool(self._triggers) or (self._may_read and (self.draining or not self._work.is_idle))
+            return bool(self._triggers) or (self._may_read and (self.draining or self._source.has_work))
         for end in self.inputs.channels.values():  # noqa: SIM110  # asked before each step: quicker than ``any``
             if end.queue and not end.blocked:
                 return True
@@ -258,7 +258,7 @@ class SubtaskSteps:
             return now
         if self._source is not None:
             waits = not (self.draining or self.ended or self._triggers)
-            return self._work.ready_at(now) if waits else now
+            return self._source.begins_at(now) if waits else now
         if not self.inputs.may_wait:
             return now
         if self._waiting_since is None:

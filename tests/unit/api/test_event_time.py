@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.event_time.event_time import WithWatermark
 from tests.unit.api.drawing import environment, numbers, shape
 
 
@@ -102,3 +103,18 @@ def test_event_time_must_come_from_every_side() -> None:
 def test_what_is_refused(draw: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         draw(numbers(environment(), "numbers"))
+
+
+def test_idle_after_is_for_what_reads_itself() -> None:
+    env = environment()
+    rows = numbers(env, "numbers")
+    rows.map(lambda row: row, schema="k string, v long").with_watermark("v", 1, idle_after="30 seconds", name="marks")
+    assert env.graph.nodes[2].body == WithWatermark("marks", "v", 1_000, 100, 30_000)
+    behind = rows.key_by("k").count()
+    for stream in (behind, rows.union(numbers(env, "others"))):
+        with pytest.raises(
+            ConfigurationError, match="idle_after needs with_watermark before the first key_by or union"
+        ):
+            stream.with_watermark("v", 1, idle_after=5)
+    with pytest.raises(ConfigurationError, match="idle_after"):
+        rows.with_watermark("v", 1, idle_after=0)

@@ -29,7 +29,7 @@ from flinkplus.operators.base.operator import (
     WatermarkMaker,
 )
 from flinkplus.operators.base.steps import StepBatches, batches_of, count_rows, count_steps, process_together
-from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, IDLE_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
 from flinkplus.sinks.base import RecipeWriter, Sink, SinkWriter
@@ -83,7 +83,7 @@ class FusedNode:
         """``checkpoint`` is complete."""
         if self.reader is not None and checkpoint in self.positions:
             self.reader.committed(self.positions[checkpoint])
-            self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
+        self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
 
     @property
     def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
@@ -172,8 +172,48 @@ class FusedOperators:
         for index in self._clocks:
             clock = self.nodes[index].instance
             assert isinstance(clock, WatermarkMaker)
+            was_idle, clock.is_idle = clock.is_idle, False
             if clock.watermark_ms is not None:
+                if was_idle:
+                    yield from self._return(index, clock.watermark_ms)
                 yield from self._rise(index, clock.watermark_ms)
+
+    @property
+    def idle_after_ms(self) -> int | None:
+        """For how long the source may have nothing to read before ``become_idle``; ``None``: for ever, or it is idle.
+
+        With several makers of watermarks: the longest time."""
+        makers = self._makers_to_idle()
+        return max((maker.idle_after_ms or 0 for maker in makers.values()), default=None)
+
+    def become_idle(self) -> Iterator[None]:
+        """The source has had nothing to read for so long: event time goes on without it."""
+        for index, maker in self._makers_to_idle().items():
+            maker.is_idle = True
+            yield from self._send_down(index, IDLE_MS)
+
+    def _makers_to_idle(self) -> dict[int, WatermarkMaker]:
+        makers = {index: self.nodes[index].instance for index in self._clocks}
+        return {
+            index: maker
+            for index, maker in makers.items()
+            if isinstance(maker, WatermarkMaker) and maker.idle_after_ms is not None and not maker.is_idle
+        }
+
+    def _return(self, index: int, watermark_ms: int) -> Iterator[None]:
+        """Event time waits for the source again. Unless its watermark rises now, it is sent once more."""
+        before_ms = self.nodes[index].watermark_ms
+        if before_ms is not None and watermark_ms <= before_ms:
+            yield from self._send_down(index, before_ms)
+
+    def _send_down(self, index: int, watermark_ms: int) -> Iterator[None]:
+        """Send a watermark to the exchanges behind a node, without any effect on the operators in between."""
+        for child in self.nodes[index].node.children:
+            if not isinstance(self.nodes[child].instance, WatermarkMaker):
+                yield from self._send_down(child, watermark_ms)
+        for edge in self.nodes[index].node.exchanges:
+            if edge in self._heard:
+                yield from self._exchanges.watermark(edge, watermark_ms)
 
     def push_together(self, steps: StepBatches) -> list[Iterator[None]]:
         """``push`` the batches of several steps at once. Returns for each step what appends its output."""
@@ -282,8 +322,8 @@ class FusedOperators:
             return
         if fused.instance is not None:
             emitted_ms = watermark_ms - fused.instance.behind_ms
-            if fused.watermark_ms is not None and emitted_ms < fused.watermark_ms:
-                return  # another program's inputs are behind those of before; event time does not go back
+            if fused.watermark_ms is not None and emitted_ms <= fused.watermark_ms:
+                return  # at another parallelism or in another program inputs may be behind those of before
             self._begin(index, 0)
             yield from self._emit_all(index, fused.instance.on_watermark(watermark_ms))
             watermark_ms = emitted_ms

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -28,6 +28,8 @@ from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
 from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks
 from flinkplus.runtime.transport.wire.message_format import Message, decode_records
 from flinkplus.state.backend import SubtaskState
+
+T = TypeVar("T")
 
 MAX_JOINED_READ_S = 0.02
 """How long a source reads for steps that are repeated together: the slot's loop waits."""
@@ -123,6 +125,8 @@ class OperatorWork:
         self._id = subtask
         self._operators = operators
         self._live = operators.live_reader
+        self._idle_since: float | None = None
+        self._failure: Exception | None = None
         self._state = state
         self._history = history
         self._catch_up = catch_up
@@ -158,7 +162,9 @@ class OperatorWork:
         return self._operators.push_together([[merge(step)] for step in batches] if rows is None else rows)
 
     def read_together(self, steps: list[int], max_bytes: int) -> tuple[list[Iterator[None]], bool]:
-        operators, batches = self._operators, []
+        self._raise_failure()
+        operators = self._operators
+        batches: list[list[pa.RecordBatch]] = []
         self._note[EDGE] = 0
         begun, read_rows, at_end = time.monotonic(), 0, False
         for choice in steps:
@@ -185,23 +191,58 @@ class OperatorWork:
         return self._ticks.at(since)
 
     @property
-    def is_idle(self) -> bool:
-        if self._live is None or self._live.choose(1) is not None:
+    def nothing_to_read(self) -> bool:
+        live = self._live
+        if live is None or self._asked(lambda: live.choose(1) is not None, True):
+            self._idle_since = None
             return False
-        self.pacer.rest(time.monotonic(), self.rows_counted)
+        now = time.monotonic()
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        self.pacer.rest(now, self.rows_counted)
         return True
 
+    @property
+    def idle_at(self) -> float | None:
+        if self._idle_since is None:
+            return None
+        after_ms = self._operators.idle_after_ms
+        return None if after_ms is None else self._idle_since + after_ms / 1000
+
+    def become_idle(self) -> Iterator[None]:
+        return self._operators.become_idle()
+
+    def _asked(self, question: Callable[[], T], otherwise: T) -> T:
+        """What the reader answers outside of a step; an error is raised in the next step, for which there is work."""
+        if self._failure is not None:
+            return otherwise
+        try:
+            return question()
+        except Exception as error:
+            self._failure = error
+            return otherwise
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def gauges(self) -> dict[str, dict[str, int]]:
+        """What the source says of this moment, by its name."""
+        return self._asked(self._operators.gauges, {})
+
     def next_read(self) -> int | None:
+        self._raise_failure()
         rows = self.pacer.rows(time.monotonic(), self.rows_counted)
         return rows if self._live is None else self._live.choose(rows)
 
     def can_read(self, choice: int) -> bool:
-        return self._live is None or self._live.can_read(choice)
+        live = self._live
+        return live is None or self._asked(lambda: live.can_read(choice), True)
 
     def rows_of(self, choice: int) -> int:
         return choice if self._live is None else self._live.rows_of(choice)
 
     def read_rows(self, choice: int) -> Generator[None, None, bool]:
+        self._raise_failure()
         operators = self._operators
         assert operators.reader is not None
         before = [member.rows_out for member in operators.nodes.values()]

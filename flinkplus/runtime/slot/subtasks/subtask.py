@@ -299,7 +299,7 @@ class Subtask:
     @property
     def _gauges(self) -> dict[str, dict[str, int]]:
         """Of a source that still reads."""
-        return self.operators.gauges() if self._reads else {}
+        return self.work.gauges() if self._reads else {}
 
     @property
     def _behind(self) -> int | None:
@@ -307,7 +307,7 @@ class Subtask:
         if not self._reads:
             return None
         if self.operators.live_reader is not None:
-            return self.operators.live_reader.gauges().get(LAG_ROWS)
+            return next((gauges.get(LAG_ROWS) for gauges in self._gauges.values()), None)
         return self.work.pacer.behind(time.monotonic(), self.work.rows_counted)
 
     @property

@@ -58,7 +58,8 @@ class Ports:
             yield from self._owner.push(message)
 
     joins_steps = True
-    is_idle = False
+    nothing_to_read = False
+    idle_at = None
 
     def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
         self._owner.joined += len(steps)
@@ -101,6 +102,7 @@ class Ports:
         raise AssertionError("not in this test")
 
     read_together: Any = _never
+    become_idle: Any = _never
     next_read: Any = _never
     can_read: Any = _never
     rows_of: Any = _never

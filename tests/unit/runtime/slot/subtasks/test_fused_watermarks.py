@@ -17,7 +17,7 @@ from flinkplus.operators.event_time.event_time import WithWatermark
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
-from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, IDLE_MS
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
@@ -209,3 +209,42 @@ def test_nothing_is_sent_where_nobody_listens() -> None:
     assert wires.take() == [(0, [20])]
     assert [graph.hears_watermarks(edge) for edge in (0, 1)] == [False, True]
     assert [graph.has_watermarks(node) for node in range(5)] == [False, True, True, True, True]
+
+
+def idle_after(operators: FusedOperators) -> int | None:
+    return operators.idle_after_ms
+
+
+def test_an_idle_source_says_so_once_and_its_watermark_counts_again_with_its_next_rows() -> None:
+    marks = WithWatermark("marks", "ts", 0, 1, idle_after_ms=500)
+    graph = graph_of((marks, 0, False), (Firing("fires"), 1, True))
+    wires = Wires()
+    operators = fused(graph, 0, wires)
+    assert idle_after(operators) == 500
+    exhaust(operators.become_idle())
+    assert wires.take() == [(0, IDLE_MS)] and idle_after(operators) is None
+    exhaust(operators.become_idle())
+    assert wires.take() == []
+    exhaust(operators.push(rows(7)))
+    assert wires.take() == [(0, [7]), (0, 7)] and idle_after(operators) == 500
+    exhaust(operators.become_idle())
+    again = fused(graph, 0, wires, operators.stage(1))
+    assert wires.take() == [(0, IDLE_MS)]
+    for one in (operators, again):
+        assert idle_after(one) is None, "it is a part of the snapshot"
+        exhaust(one.push(rows(5)))
+        assert wires.take() == [(0, [5]), (0, 7)], "no watermark rises, so the last one is sent once more"
+        exhaust(one.push(rows(6)))
+        assert wires.take() == [(0, [6])]
+        exhaust(one.become_idle())
+        exhaust(one.push(rows(9)))
+        assert wires.take() == [(0, IDLE_MS), (0, [9]), (0, 9)]
+
+
+def test_without_idle_after_a_source_is_never_idle() -> None:
+    graph = graph_of((WithWatermark("marks", "ts", 0), 0, False), (Firing("fires"), 1, True))
+    wires = Wires()
+    operators = fused(graph, 0, wires)
+    assert idle_after(operators) is None
+    exhaust(operators.become_idle())
+    assert wires.take() == []

@@ -12,10 +12,12 @@ import pytest
 from experiments.harness.replaying import Recorded, sent_by
 from flinkplus import ConfigurationError
 from flinkplus.config import Options
-from flinkplus.protocol.determinants.determinants import Choice, unpack
+from flinkplus.protocol.channels.watermarks import IDLE_MS
+from flinkplus.protocol.determinants.determinants import IDLED, Choice, unpack
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.job.checks import check_sources
+from flinkplus.runtime.slot.subtasks.operator_work import OperatorWork
 from flinkplus.runtime.slot.subtasks.pacing import Pacer
 from flinkplus.runtime.slot.subtasks.subtask import DIGEST, Subtask
 from flinkplus.sources.base import MAX_CHOICE
@@ -28,16 +30,20 @@ PLACES = 4
 class Job:
     """shelves | key_by(word) | count, in this process; one reader has places 0 and 2, the other 1 and 3."""
 
-    def __init__(self, directory: Path, rate: float | None = None, **options: Any) -> None:
+    def __init__(self, directory: Path, rate: float | None = None, idle_after: str | None = None) -> None:
         self.source = Shelves("shelves", [[] for _ in range(PLACES)])
-        env = environment(parallelism=2, **options)
+        env = environment(parallelism=2)
         stream = env.from_source(self.source)
+        if idle_after is not None:
+            stream = stream.with_watermark("number", 0, every="1 ms", idle_after=idle_after, name="marks")
+            windows = stream.key_by("word").tumbling_window("number", "10 ms")
+            windows.count(name="window").discard(name="windows")
         if rate is not None:
             stream.throttle(rate)
         stream.key_by("word").count(name="count").discard(name="out")
         self.recorded = Recorded(env.graph.fuse(), env.options, directory)
         self.begun: dict[Subtask, list[tuple[Choice, int]]] = {}
-        self.subtask = self.recorded.subtasks[SubtaskId("shelves", 0)]
+        self.subtask = self.recorded.subtasks[SubtaskId(self.recorded.graph.vertices[0].name, 0)]
         self.reader = self.source.readers[0]
         self.note(self.subtask)
 
@@ -145,7 +151,12 @@ def test_steps_are_repeated_together_as_far_as_their_rows_are_there(job: Job) ->
     successor, reader = successor_of(job)
     taken: list[int] = []
     take_steps = successor.steps.replay.take_steps
-    successor.steps.replay.take_steps = lambda count: (taken.append(count), take_steps(count))[1]  # type: ignore[method-assign]
+
+    def taking(determinants: int) -> None:
+        taken.append(determinants)
+        take_steps(determinants)
+
+    successor.steps.replay.take_steps = taking  # type: ignore[method-assign]
     reader.fetched[0], reader.fetched[2] = 2, 1
     job.work_off(successor)
     assert taken == [3] and len(successor.steps.replay.determinants) == 3
@@ -230,10 +241,67 @@ def test_a_throttled_source_reads_at_its_rate_and_makes_up_for_no_pause(tmp_path
     job.reader.fetch()
     limits: list[int] = []
     choose = job.reader.choose
-    job.reader.choose = lambda max_rows: (limits.append(max_rows), choose(max_rows))[1]  # type: ignore[method-assign]
+
+    def choosing(max_rows: int) -> int | None:
+        limits.append(max_rows)
+        return choose(max_rows)
+
+    job.reader.choose = choosing  # type: ignore[method-assign]
     assert job.subtask.work.next_read() is not None
     assert limits == [1], "the first read of a paced source is of one row"
     job.recorded.close()
+
+
+def idle_at_of(work: OperatorWork) -> float | None:
+    return work.idle_at
+
+
+def test_a_source_that_is_idle_for_long_says_so_in_a_step_of_its_own(tmp_path: Path) -> None:
+    job = Job(tmp_path, idle_after="30 seconds")
+    steps, work = job.subtask.steps, job.subtask.work
+    job.add(0, "a")
+    job.reader.fetch()
+    job.work_off()
+    idle_at = idle_at_of(work)
+    assert work.nothing_to_read and idle_at is not None
+    assert steps.deadline(0.0) == idle_at and steps.deadline(idle_at + 5.0) == idle_at + 5.0
+    assert not steps.runnable(idle_at - 0.1) and steps.runnable(idle_at)
+    job.subtask.run()
+    assert job.begun[job.subtask][-1] == (Choice.END, IDLED)
+    assert work.nothing_to_read and idle_at_of(work) is None and not steps.runnable(idle_at + 100.0), "once"
+    job.add(2, "b")
+    job.reader.fetch()
+    job.work_off()
+    assert work.nothing_to_read and (idle_at_of(work) or 0.0) > idle_at
+    successor, reader = successor_of(job)
+    reader.fetch()
+    while successor.steps.replay.active:
+        assert successor.steps.runnable(0.0), "a repeated step waits for no time"
+        successor.run()
+    assert looks(successor) == looks(job.subtask)
+    marks = [m.watermark_ms for messages in sent_by(successor).values() for m, _ in messages if m.watermark_ms]
+    assert marks == [IDLE_MS] * 2, "to each consumer; 0 is the watermark otherwise"
+    job.recorded.close()
+
+
+@pytest.mark.parametrize("method", ["choose", "can_read", "gauges"])
+def test_errors_of_a_reader_are_those_of_a_step(job: Job, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot asks readers outside of steps; an error there ends the subtask, and not the slot."""
+    job.add(0, "a")
+    job.reader.fetch()
+    job.work_off()
+    successor, reader = successor_of(job)
+
+    def fails(*_: object) -> None:
+        raise OSError("gone")
+
+    subtask, own = (successor, reader) if method == "can_read" else (job.subtask, job.reader)
+    with monkeypatch.context() as patch:
+        patch.setattr(own, method, fails)
+        subtask.counters()
+        assert subtask.steps.runnable(0.0)
+    with pytest.raises(OSError, match="gone"):
+        subtask.run()
 
 
 def test_errors_of_a_reader_wake_the_slot(job: Job) -> None:
