@@ -748,11 +748,12 @@ def test_kill_of_what_is_not_there(env: StreamEnvironment) -> None:
 
 def test_streaming_dataframe(spark: SparkSession, env: StreamEnvironment) -> None:
     frame = spark.readStream.format("rate").load()
-    for options, message in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"repeat": 2}, "read once, not 2 times"),
         ({"trigger": {"continuous": "1 second"}}, "trigger must be a dict with one of processingTime"),
         ({"max_unread_batches": 0}, "must be at least 1"),
-    ]:
+    ]
+    for options, message in cases:
         with pytest.raises(ConfigurationError, match=message):
             env.from_spark(frame, **options)
     with pytest.raises(ConfigurationError, match="trigger is for a streaming DataFrame"):

@@ -87,7 +87,7 @@ def rows_out(job: JobHandle, operator: str) -> int:
 
 def test_slots_and_a_driver_die_while_a_query_runs(spark: SparkSession, tmp_path: Path) -> None:
     job_of = Job(spark, tmp_path)
-    with Arrivals(job_of.write, 50) as arrivals:
+    with Arrivals(job_of.write, 30) as arrivals:
         with job_of.run() as job:
             wait_until(lambda: job.done or rows_out(job, "counted") > 0, "rows")
             wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 1)
@@ -98,7 +98,7 @@ def test_slots_and_a_driver_die_while_a_query_runs(spark: SparkSession, tmp_path
         assert not spark.streams.active
         with pytest.raises(ConfigurationError, match="resume the job with its program"):
             StreamEnvironment.resume(spark, tmp_path / "checkpoints")
-        with job_of.run(resume=True, parallelism=3, recovery="rollback") as job:
+        with job_of.run(resume=True, parallelism=1, recovery="rollback") as job:
             assert job.restored_from is not None
             job_of.drain(job, arrivals)
     assert not spark.streams.active
@@ -259,7 +259,7 @@ with env.execute("numbers", resume="auto") as job:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_driver_is_killed_while_a_python_source_is_read(tmp_path: Path) -> None:
     """Twice, with another parallelism after the first time; Spark's Java process dies with it."""
     for parallelism, killed in ((2, True), (3, True), (2, False)):
@@ -281,3 +281,27 @@ def test_slots_leave_room_for_the_query(spark: SparkSession, tmp_path: Path) -> 
     env.from_spark(spark.readStream.format("rate").load()).discard()
     with pytest.raises(InsufficientSlots, match="needs one more; use more cores, or parallelism=5"):
         env.execute("full")
+
+
+@pytest.mark.long
+def test_a_savepoint_does_not_take_the_query_along(spark: SparkSession, tmp_path: Path) -> None:
+    """Another job cannot continue it; it begins the source anew, under another name."""
+    job_of = Job(spark, tmp_path)
+    with Arrivals(job_of.write, 5) as arrivals:
+        arrivals.wait()
+    with job_of.run(recovery="rollback") as job:
+        wait_until(lambda: job.done or rows_out(job, "counted") >= arrivals.size, "all rows")
+        job.stop_with_savepoint(tmp_path / "savepoint").await_done(PATIENCE_S)
+    for name, drop in (("frame", ()), ("anew", ("frame",))):
+        env = StreamEnvironment(spark, parallelism=2, recovery="rollback", checkpoint_dir=tmp_path / f"next {name}")
+        rows = env.from_spark(job_of.frame(), name=name, trigger={"availableNow": True})
+        rows.key_by("word").process(counted, schema=SCHEMA, name="counted").to_parquet(tmp_path / f"out {name}")
+        if name == "frame":
+            with pytest.raises(ConfigurationError, match=r"Give the source another name, and drop_state=\['frame'\]"):
+                env.execute("next", start_from=tmp_path / "savepoint")
+            continue
+        with env.execute("next", start_from=tmp_path / "savepoint", drop_state=drop) as job:
+            job.await_finish(PATIENCE_S)
+        found = pq.read_table(tmp_path / "out anew").to_pylist()
+        assert len(found) == arrivals.size
+        assert min(row["so_far"] for row in found) > 1  # it counts on

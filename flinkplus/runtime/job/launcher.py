@@ -124,8 +124,10 @@ class SlotJobs:
         job_id: str,
         on_failed: Callable[[int, str], None],
         on_gone: Callable[[str], None],
+        queries: bool = False,
     ) -> None:
         self.context = spark.sparkContext
+        self._queries = queries
         self.on_failed, self.on_gone = on_failed, on_gone
         self.pool = self.context.getLocalProperty(POOL)
         self._make_config = make_config
@@ -142,10 +144,11 @@ class SlotJobs:
 
     def check(self, slots: int) -> None:
         """Raises ``InsufficientSlots`` when the master URL allows fewer than ``slots`` tasks at once."""
-        if self._room is not None and self._room < slots:
+        if self._room is not None and self._room < slots + self._queries:
+            one = ", one of them for the query of a streaming DataFrame" if self._queries else ""
             raise InsufficientSlots(
                 f"the job would have {slots} slots with them, but master {self.context.master!r} runs {self._room} "
-                "tasks at once"
+                f"tasks at once{one}"
             )
 
     def start(self, slot: int) -> None:

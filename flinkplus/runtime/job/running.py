@@ -43,7 +43,7 @@ from flinkplus.runtime.job.launcher import SlotJobs, coordinator_hosts
 from flinkplus.runtime.job.plan import Plan
 from flinkplus.runtime.job.restoring import CheckpointDivider
 from flinkplus.runtime.job.signing import find_key
-from flinkplus.runtime.job.streams.queries import StreamQueries
+from flinkplus.runtime.job.streams.queries import StreamQueries, streamed
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, Access, publish, withdraw, write_access
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import Credentials
@@ -88,7 +88,8 @@ class RunningJob:
         self._registry = registry
         install(wanted(plan.options.log))
         log.info("job %r starts", self.name, extra=about(job=self.job_id))
-        self._slots = SlotJobs(spark, self._current_config, self._run, self._slot_failed, calls.give_up)
+        queries = bool(streamed(plan.graph))
+        self._slots = SlotJobs(spark, self._current_config, self._run, self._slot_failed, calls.give_up, queries)
         bind, reach = coordinator_hosts(spark)
         shells = credentials.for_commands(self.job_id)
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)

@@ -19,7 +19,7 @@ from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.base import LAG_ROWS, MAX_CHOICE, LiveReader
 from flinkplus.sources.batches.area import ReadyBatch, StagingArea
 from flinkplus.sources.batches.pieces import BatchPosition, Piece
-from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder, Reported
+from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import FileBlock
 from flinkplus.sources.files.watch import RareWarning, Woken
@@ -103,7 +103,6 @@ class BatchReader(LiveReader):
         super().__init__()
         self._source, self._schema, self._strict, self._location = source, schema, strict, location
         self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
-        self._errors = Reported(lambda error: None)
         self._watch: BatchWatch | None = None
         self._decoder: FileDecoder | None = None
         self._take_over(start)
@@ -119,7 +118,6 @@ class BatchReader(LiveReader):
 
     @override
     def begin(self, woken: Woken) -> None:
-        self._errors = Reported(woken)
         area = StagingArea(self._location)
         self._watch = BatchWatch(area, self._at.floor)
         self._decoder = FileDecoder(self._blocks, 1 if area.is_local else ATTEMPTS, self._shown)
@@ -169,9 +167,6 @@ class BatchReader(LiveReader):
 
     @override
     def choose(self, max_rows: int) -> int | None:
-        return self._errors.of(lambda: self._choose(max_rows), None)
-
-    def _choose(self, max_rows: int) -> int | None:
         if self._decoder is None or self._watch is None:
             return None
         ended = self._watch.ended  # before the batches: it is set after the last one
@@ -190,9 +185,6 @@ class BatchReader(LiveReader):
 
     @override
     def can_read(self, choice: int) -> bool:
-        return self._errors.of(lambda: self._can_read(choice), False)
-
-    def _can_read(self, choice: int) -> bool:
         if self._decoder is None:
             return False
         left = choice

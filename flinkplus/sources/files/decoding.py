@@ -17,11 +17,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from flinkplus.errors import FlinkPlusError, InputError, described
+from flinkplus.errors import InputError, described
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import FileBlock
 from flinkplus.sources.files.watch import Woken
@@ -29,7 +29,6 @@ from flinkplus.sources.files.watch import Woken
 BUFFER_BYTES = 8 << 20
 ATTEMPTS = 5
 RETRY_S = 1.0
-T = TypeVar("T")
 Blocks: TypeAlias = Callable[[OpenFile[Any]], Iterator[FileBlock]]
 
 
@@ -41,28 +40,6 @@ class ReadRecords:
     at: OpenFile[Any]
     broken: int
     repaired: int
-
-
-class Reported:
-    """Reports the first error of a reader that is asked what it can read, which has no step that could fail.
-
-    ``woken``: see ``LiveReader.begin``.
-    """
-
-    def __init__(self, woken: Woken) -> None:
-        self._woken = woken
-        self._reported = False
-
-    def of(self, question: Callable[[], T], otherwise: T) -> T:
-        """The answer; ``otherwise`` after an error."""
-        if self._reported:
-            return otherwise
-        try:
-            return question()
-        except (OSError, FlinkPlusError) as error:
-            self._reported = True
-            self._woken(error)
-            return otherwise
 
 
 class Decoding:

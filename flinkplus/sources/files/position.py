@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from flinkplus.errors import InputError
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.files.choices import MAX_RECORDS
 from flinkplus.sources.files.seen import SeenFile
@@ -77,6 +78,14 @@ class FilesPosition:
         if file.mtime_ns < self.horizon_ns:
             return False
         return all(file.mtime_ns >= horizons[file.key % len(horizons)] for horizons in self.past)
+
+
+def position_of(source: str, position: JsonValue) -> FilesPosition:
+    """A position of a reader of ``source``. Raises ``InputError`` for what is none."""
+    try:
+        return FilesPosition.from_json(position)
+    except ValueError as error:
+        raise InputError(f"source {source!r}: {error}") from error
 
 
 def _position_of(value: Any) -> FilesPosition:

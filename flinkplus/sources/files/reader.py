@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import pyarrow as pa
 from typing_extensions import override
@@ -33,14 +33,12 @@ from flinkplus.sources.files.choices import (
     lower_half,
     upper_half,
 )
-from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder, Reported
-from flinkplus.sources.files.directory import FileHasChanged
-from flinkplus.sources.files.position import FilesPosition, OpenFile
+from flinkplus.sources.files.decoding import ATTEMPTS, Decoding, FileDecoder
+from flinkplus.sources.files.directory import FileHasChanged, InputDirectory
+from flinkplus.sources.files.position import FilesPosition, OpenFile, position_of
+from flinkplus.sources.files.records import FileFormat
 from flinkplus.sources.files.seen import SeenFile
 from flinkplus.sources.files.watch import DirectoryWatch
-
-if TYPE_CHECKING:
-    from flinkplus.sources.files.source import DirectoryFiles
 
 MISSING_AFTER = 5
 AHEAD = 8
@@ -48,23 +46,48 @@ AHEAD = 8
 log = logging.getLogger("flinkplus")
 
 
+@dataclass(frozen=True)
+class FilesToRead:
+    """What a reader knows of its source; see ``DirectoryFiles``.
+
+    ``dispose``: what is done with a file that is no longer needed; ``None``: nothing.
+    """
+
+    source: str
+    schema: pa.Schema
+    directory: InputDirectory
+    form: FileFormat
+    poll_s: float
+    max_age_ns: int | None
+    ignores_changes: bool
+    file_column: str | None
+    files: tuple[SeenFile, ...] | None
+    dispose: Callable[[SeenFile], None] | None
+
+    def with_file_column(self, rows: pa.RecordBatch, file: SeenFile) -> pa.RecordBatch:
+        """The rows of a file with its name, where that is asked for."""
+        if self.file_column is None:
+            return rows
+        path = pa.repeat(pa.scalar(self.directory.full_path(file.path), pa.string()), rows.num_rows)
+        return pa.RecordBatch.from_arrays([*rows.columns, path], schema=self.schema)
+
+
 class FilesReader(LiveReader):
     """Reads the files of ``source`` that subtask ``index`` of ``parallelism`` owns."""
 
-    def __init__(self, source: DirectoryFiles, index: int, parallelism: int) -> None:
+    def __init__(self, source: FilesToRead, index: int, parallelism: int) -> None:
         super().__init__()
         self._source = source
         self._directory = source.directory
         self._nothing = pa.RecordBatch.from_pylist([], schema=source.schema)
         self._watch = DirectoryWatch(
-            self._directory, lambda key: key % parallelism == index, source.poll_s, source.files, source.disposal
+            self._directory, lambda key: key % parallelism == index, source.poll_s, source.files, source.dispose
         )
         self._decoder = FileDecoder(
             lambda at: source.form.blocks(self._directory, at),
             1 if self._directory.is_local else ATTEMPTS,
             lambda file: self._directory.full_path(file.path),
         )
-        self._errors = Reported(lambda error: None)
         self._half: int | None = None
         self._missing_since: int | None = None
         self._take_over(FilesPosition())
@@ -75,17 +98,16 @@ class FilesReader(LiveReader):
         self.metrics = dict(at.metrics)
 
     def _changed(self, file: SeenFile) -> None:
-        if self._source.changed == "fail":
+        if not self._source.ignores_changes:
             raise self._directory.changed(file)
 
     @override
     def open(self, position: JsonValue) -> None:
         if position is not None:
-            self._take_over(self._source.position_of(position))
+            self._take_over(position_of(self._source.source, position))
 
     @override
     def begin(self, woken: Callable[[Exception | None], None]) -> None:
-        self._errors = Reported(woken)
         self._watch.begin(woken)
         self._decoder.begin(woken)
 
@@ -93,9 +115,6 @@ class FilesReader(LiveReader):
 
     @override
     def choose(self, max_rows: int) -> int | None:
-        return self._errors.of(lambda: self._choose(max_rows), None)
-
-    def _choose(self, max_rows: int) -> int | None:
         self._take_listings()
         if self._half is not None:
             return self._choose_which(self._half)
@@ -149,9 +168,6 @@ class FilesReader(LiveReader):
 
     @override
     def can_read(self, choice: int) -> bool:
-        return self._errors.of(lambda: self._can_read(choice), False)
-
-    def _can_read(self, choice: int) -> bool:
         self._take_listings()
         kind, value = decode(choice)
         if kind is FileChoice.BEGIN or choice == NOTHING:
@@ -159,7 +175,7 @@ class FilesReader(LiveReader):
         if kind is FileChoice.FILE:
             return self._can_begin(value)
         if not self._backlog.opened:
-            raise InputError(f"source {self._source.name!r}: a repeated step reads a file, and none is open")
+            raise InputError(f"source {self._source.source!r}: a repeated step reads a file, and none is open")
         decoding = self._decode_ahead()[0]
         try:
             return self._decoder.has(decoding, value, kind is FileChoice.LAST_RECORDS)
@@ -237,8 +253,8 @@ class FilesReader(LiveReader):
 
     @override
     def committed(self, position: JsonValue) -> None:
-        if self._source.disposal is not None and position is not None:
-            self._watch.cover(self._backlog.covered(self._source.position_of(position).read))
+        if self._source.dispose is not None and position is not None:
+            self._watch.cover(self._backlog.covered(position_of(self._source.source, position).read))
 
     @override
     def gauges(self) -> Mapping[str, int]:

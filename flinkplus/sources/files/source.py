@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -22,8 +22,8 @@ from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.base import Source
 from flinkplus.sources.files.directory import InputDirectory
-from flinkplus.sources.files.position import FilesPosition, redealt
-from flinkplus.sources.files.reader import FilesReader
+from flinkplus.sources.files.position import FilesPosition, position_of, redealt
+from flinkplus.sources.files.reader import FilesReader, FilesToRead
 from flinkplus.sources.files.records import FileFormat
 from flinkplus.sources.files.seen import SeenFile
 from flinkplus.state.file_system import absolute, filesystem_of, is_uri
@@ -117,33 +117,16 @@ class DirectoryFiles(Source):
     def reader(self, index: int, parallelism: int) -> FilesReader:
         if not self.watch and self.files is None:
             raise ConfigurationError(f"source {self.name!r} is not planned; the driver must call planned()")
-        return FilesReader(self, index, parallelism)
+        directory = self.directory
+        dispose = None if self.after == "keep" else partial(_dispose, directory, self.archive_dir)
+        ignores = self.changed == "ignore"
+        known = (self.poll_s, self.max_age_ns, ignores, self.file_column, self.files, dispose)
+        return FilesReader(FilesToRead(self.name, self.schema, directory, self.form, *known), index, parallelism)
 
     @override
     def redealt(self, positions: Sequence[JsonValue], parallelism: int) -> list[JsonValue]:
-        found = [FilesPosition() if position is None else self.position_of(position) for position in positions]
+        found = [FilesPosition() if position is None else position_of(self.name, position) for position in positions]
         return [position.to_json() for position in redealt(found, parallelism)]
-
-    def position_of(self, position: JsonValue) -> FilesPosition:
-        """Raises ``InputError`` for what is no position."""
-        try:
-            return FilesPosition.from_json(position)
-        except ValueError as error:
-            raise InputError(f"source {self.name!r}: {error}") from error
-
-    @property
-    def disposal(self) -> Callable[[SeenFile], None] | None:
-        """What is done with a file that is no longer needed; ``None``: nothing."""
-        if self.after == "keep":
-            return None
-        return partial(_dispose, self.directory, self.archive_dir)
-
-    def with_file_column(self, rows: pa.RecordBatch, file: SeenFile) -> pa.RecordBatch:
-        """The rows of a file with its name, where that is asked for."""
-        if self.file_column is None:
-            return rows
-        path = pa.repeat(pa.scalar(self.directory.full_path(file.path), pa.string()), rows.num_rows)
-        return pa.RecordBatch.from_arrays([*rows.columns, path], schema=self.schema)
 
 
 def _dispose(directory: InputDirectory, archive_dir: str | None, file: SeenFile) -> None:
