@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,24 @@ def logs(tmp_path: Path) -> Logs:
     return Logs(tmp_path / "logs", lines=300)
 
 
-def wait_for_recoveries(job: JobHandle, count: int) -> None:
-    wait_until(lambda: job.done or len(job.recoveries()) >= count, f"{count} recoveries")
-    slots = running_job(job).coordinator.options.parallelism
-    wait_until(lambda: job.done or (job.missing_standbys() == 0 and len(job.slot_pids()) == slots), "full strength")
+def wait_for_recoveries(job: JobHandle, count: int, slots: int = 2) -> None:
+    """So many recoveries have ended, and all slots and standbys are there again."""
+    coordinator = running_job(job).coordinator
+    options = coordinator.options
+
+    def is_whole() -> bool:
+        if job.state != "running" or len(job.recoveries()) < count or len(job.slot_pids()) != slots:
+            return False
+        if not options.local:
+            return True
+        metrics, protocol = job.metrics(), coordinator.parts.machines.failover
+        if protocol is None or protocol.active or metrics["failovers"] + metrics["fallbacks"] < count:
+            return False
+        members = min(options.replicas, slots)
+        chains = protocol.chains.values() if options.standbys else ()
+        return protocol.missing == 0 and all(len(chain) == members for chain in chains)
+
+    wait_until(lambda: job.done or is_whole(), f"{count} recoveries, and full strength")
 
 
 def test_slots_die_while_files_grow_and_when_nothing_comes_any_more(
@@ -205,7 +220,7 @@ def test_every_kind_of_recovery(
         for count, victim in enumerate(("logs:0", "in_order:1", "logs:1"), 1):
             wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 1)
             assert job.kill(victim)
-            wait_for_recoveries(job, count)
+            wait_for_recoveries(job, count, options.get("parallelism", 2))
         logs.wait()
         tail.drain(job)
         assert {recovery["mode"] for recovery in job.recoveries()} == modes
@@ -241,7 +256,7 @@ def test_the_parallelism_changes_while_files_grow_and_while_nothing_comes(
         job.rescale(3).await_done(PATIENCE_S)
         wait_until(lambda: job.missing_standbys() == 0, "standbys")
         assert job.kill("logs:2")
-        wait_for_recoveries(job, 1)
+        wait_for_recoveries(job, 1, slots=3)
         logs.wait()
         tail.wait_for_rows(job, logs.size)
         job.rescale(1).await_done(PATIENCE_S)
@@ -280,6 +295,9 @@ def test_event_time_goes_on_without_a_file_to_which_nothing_is_written(spark: Sp
         rows = [json.loads(line) for path in out.glob("[!.]*.json") for line in path.read_text().splitlines()]
         return sorted(row["start"] for row in rows)
 
+    def has_windows(count: int) -> bool:
+        return job.done or len(windows()) >= count
+
     env = StreamEnvironment(spark, parallelism=2, checkpoint_interval=0.2, work_dir=str(tmp_path))
     lines = env.from_source(made["Tail"](tuple(paths)), name="logs").map(parsed, schema="word string, ts long, n long")
     marked = lines.with_watermark("ts", 0, every="1 ms", idle_after="500 ms")
@@ -288,13 +306,13 @@ def test_event_time_goes_on_without_a_file_to_which_nothing_is_written(spark: Sp
     write(0, range(10))
     with env.execute("idle") as job:
         for count in (1, 2):
-            wait_until(lambda: job.done or len(windows()) >= 27, "nine windows of three words")
+            wait_until(partial(has_windows, 27), "nine windows of three words")
             assert job.kill(f"logs:{2 - count}")
             wait_for_recoveries(job, count)
         assert windows() == sorted(3 * [*range(9)])
         for at, end in ((1, 20), (0, 30), (1, 40)):
             write(at, range(end - 10, end))
-            wait_until(lambda end=end: job.done or len(windows()) >= 3 * (end - 1), "all windows but the last one")
+            wait_until(partial(has_windows, 3 * (end - 1)), "all windows but the last one")
         job.drain()
         job.await_finish(PATIENCE_S)
         assert job.metrics()["operators"]["window"]["late_rows"] == 0

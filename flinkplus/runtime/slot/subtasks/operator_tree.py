@@ -83,7 +83,7 @@ class FusedNode:
         """``checkpoint`` is complete."""
         if self.reader is not None and checkpoint in self.positions:
             self.reader.committed(self.positions[checkpoint])
-            self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
+        self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
 
     @property
     def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
@@ -322,8 +322,8 @@ class FusedOperators:
             return
         if fused.instance is not None:
             emitted_ms = watermark_ms - fused.instance.behind_ms
-            if fused.watermark_ms is not None and emitted_ms < fused.watermark_ms:
-                return  # another program's inputs are behind those of before; event time does not go back
+            if fused.watermark_ms is not None and emitted_ms <= fused.watermark_ms:
+                return  # at another parallelism or in another program inputs may be behind those of before
             self._begin(index, 0)
             yield from self._emit_all(index, fused.instance.on_watermark(watermark_ms))
             watermark_ms = emitted_ms

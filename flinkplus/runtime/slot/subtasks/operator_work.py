@@ -203,8 +203,10 @@ class OperatorWork:
 
     @property
     def idle_at(self) -> float | None:
+        if self._idle_since is None:
+            return None
         after_ms = self._operators.idle_after_ms
-        return None if after_ms is None or self._idle_since is None else self._idle_since + after_ms / 1000
+        return None if after_ms is None else self._idle_since + after_ms / 1000
 
     def become_idle(self) -> Iterator[None]:
         return self._operators.become_idle()
