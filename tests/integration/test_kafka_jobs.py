@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -341,12 +342,51 @@ def test_dead_letters_and_broken_records(spark: SparkSession, kafka: Cluster, tm
         assert sorted(job.collected("out").column("n").to_pylist()) == sorted(good)
         assert job.metrics()["operators"]["numbers"]["invalid_records"] == 20
     env, numbers = drawn("fail", "fail")
-    numbers.discard()
-    with (
-        env.execute("fail") as job,
-        pytest.raises(JobFailed, match=f"topic '{topic}', partition ., at offset 0 cannot"),
-    ):
+    numbers.to_parquet(tmp_path / "resumed")
+    error = f"topic '{topic}', partition ., at offset 0 cannot"
+    with env.execute("fail") as job, pytest.raises(JobFailed, match=error):
         job.await_finish(PATIENCE_S)
+    env, numbers = drawn("skip", "fail")
+    numbers.to_parquet(tmp_path / "resumed")
+    env.execute("fail", resume=True).await_finish(PATIENCE_S)
+    assert sorted(row["n"] for row in rows_in(tmp_path / "resumed")) == sorted(good)
+
+
+def test_records_that_are_gone_when_a_job_is_resumed(
+    spark: SparkSession, own_kafka: KafkaServer, tmp_path: Path
+) -> None:
+    """The job does not pass over them by itself; its user may."""
+    topic = new_topic()
+    own_kafka.create(topic, 1, segment_bytes="20000")
+    producing = Producing(own_kafka.servers, own_kafka.config)
+
+    def run(name: str = "numbers", start: Any = "earliest", rate: float = 1e6, **begin: Any) -> JobHandle:
+        env = StreamEnvironment(
+            spark, parallelism=1, checkpoint_dir=tmp_path / "state", checkpoint_interval=0.1, max_restarts=1
+        )
+        rows = env.from_kafka(
+            own_kafka.servers, topic, schema="n long", start=start, config=own_kafka.config, name=name
+        )
+        rows.throttle(rate).to_parquet(tmp_path / "out")
+        return env.execute("gone", **begin)
+
+    for begin in range(0, 2_000, 200):
+        producing.send(topic, 0, [b'{"n": %d}' % n for n in range(begin, begin + 200)])
+        producing.flush()
+    with run(rate=100.0) as job:
+        wait_until(lambda: len(rows_in(tmp_path / "out")) >= 20, "some rows")
+    own_kafka.drop_first_segment(topic, 0)
+    with run(resume=True) as job, pytest.raises(JobFailed, match="partition 0: the records at offsets") as raised:
+        job.await_finish(PATIENCE_S)
+    found = re.search(r"offsets (\d+) to (\d+) have been removed", str(raised.value))
+    assert found is not None
+    read, there = int(found[1]), int(found[2]) + 1
+    with run("rest", {topic: {0: there}}, resume=True, drop_state=["numbers"]) as job:
+        wait_until(lambda: job.done or len(rows_in(tmp_path / "out")) >= read + 2_000 - there, "the rest")
+        job.drain()
+        job.await_finish(PATIENCE_S)
+    numbers = sorted(row["n"] for row in rows_in(tmp_path / "out"))
+    assert numbers == [*range(read), *range(there, 2_000)]
 
 
 def test_the_program_of_the_page(

@@ -146,7 +146,7 @@ class Fetcher:
 
     def _pause(self) -> None:
         with self._shared.lock:
-            full = self._shared.buffers.full()
+            full = self._shared.buffers.full() & self._next.keys()
         self._client.pause(full - self._paused)
         self._client.resume(self._paused - full)
         self._paused = full
