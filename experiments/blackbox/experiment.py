@@ -165,7 +165,8 @@ class _Round:
         self._draws = one.draws[:left]
         self._server = server if set(self._pipeline.kinds) & set(OF_SERVERS) else None
         self._table = f"black_box_{one.number}"
-        self._rows = round(settings.rate * (len(self._draws) * SECONDS_A_FAULT + LEFT_S))
+        each = round(settings.rate * (len(self._draws) * SECONDS_A_FAULT + LEFT_S) / settings.parallelism)
+        self._rows = each * settings.parallelism
 
     def figures(self) -> dict[str, Any]:
         """Carry it out; what became of it, also when it failed."""

@@ -24,7 +24,8 @@ from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.stream import Stream
 
 ROWS, NUMBER, BUCKET, OUT = "rows", "number", "bucket", "out"
-KEYS, BUCKETS, FILES = 29, 13, 8
+KEYS, BUCKETS = 29, 13
+DIGITS = 9
 FACTOR, MIX = 7919, 31
 HASH_BYTES = 8
 NUMBERED = "i long, a long"
@@ -46,7 +47,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as its driver is given it. ``rows``: of the input, which come at ``rate``. ``broken``: a deliberate fault
+    """A job as its driver is given it. ``rows``: of the input, a multiple of the parallelism; they come at ``rate``.
+    ``broken``: a deliberate fault
     of its sink (``broken.FAULTS``)."""
 
     pipeline: str
@@ -186,12 +188,18 @@ class Numbers:
 
 @dataclass(frozen=True)
 class FilesToParquet(Pipeline):
-    """Text files, a keyed stage, Parquet. File *f* has the rows ``f``, ``f + FILES``, ..., a number on each line."""
+    """Text files, a keyed stage, Parquet.
+
+    There are as many files as readers, and all have the same size: so each reader has one file (``sources.text`` gives
+    readers equal shares). File *f* of *p* has the rows ``f``, ``f + p``, ..., a number on each line.
+    """
 
     def prepare(self, job: Job) -> None:
-        for file in range(FILES):
-            numbers = np.arange(file, job.rows, FILES)
-            (self._input(job) / f"{file}.txt").write_text("".join(f"{number}\n" for number in numbers))
+        readers = job.options["parallelism"]
+        for file in range(readers):
+            numbers = np.arange(file, job.rows, readers)
+            text = "".join(f"{number:0{DIGITS}}\n" for number in numbers)
+            (self._input(job) / f"{file:04}.txt").write_text(text)
 
     @staticmethod
     def _input(job: Job) -> Path:
@@ -209,7 +217,14 @@ class FilesToParquet(Pipeline):
         rows.key_by("a").process(numbered, schema=LINKED, name=NUMBER).to_parquet(self._output(job), name=OUT)
 
     def input(self, job: Job) -> dict[str, Any]:
-        return {"rows": job.rows, "readers": FILES, "keys": KEYS, "buckets": 0, "seed": job.seed, "cuts": True}
+        return {
+            "rows": job.rows,
+            "readers": job.options["parallelism"],
+            "keys": KEYS,
+            "buckets": 0,
+            "seed": job.seed,
+            "cuts": True,
+        }
 
     def far_end(self, job: Job, dsn: str) -> dict[str, Any]:
         return {"directory": self._output(job)}
