@@ -2,14 +2,17 @@
 and nothing of the product can make them.
 
 - ``apart``: rows and progress are written in two transactions, with a moment between them;
-- ``unfenced``: a replaced writer goes on: its connection is not ended, and neither the generation nor the step that is
-  recorded is compared;
+- ``unfenced``: a writer that was replaced goes on for a moment, and nothing stops it: its connection is not ended, and
+  neither the generation nor the step that is recorded is compared (its recipe, whose numbers are taken, is left out);
 - ``forgotten``: a recipe is stored and not read back, so that a rollback chooses anew; the digest that would notice it
   is not compared.
+
+``late`` is no fault: its writer goes on in the same way, and is fenced as the product fences. It must not be found.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +30,10 @@ from flinkplus.sinks.postgres.connecting import Address
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate
 
 FAULTS = APART, UNFENCED, FORGOTTEN = ("apart", "unfenced", "forgotten")
+LATE = "late"
 APART_S = 0.02
+LAG_S, LATE_S = 0.05, 2.0
+"""How long each transaction of a late writer waits, and how long one that comes when its subtask is retired."""
 
 
 def broken(stream: Stream, dsn: str, table: str, fault: str, name: str) -> None:
@@ -37,15 +43,14 @@ def broken(stream: Stream, dsn: str, table: str, fault: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class BrokenSink(PostgresAtOnceSink):
-    """``fault``: one of ``FAULTS``."""
+    """``fault``: one of ``FAULTS``, or ``LATE``."""
 
     fault: str = ""
 
     @override
     def writer(self, context: OperatorContext, generation: int) -> RecipeWriter:
-        return {APART: ApartWriter, UNFENCED: UnfencedWriter, FORGOTTEN: ForgetfulWriter}[self.fault](
-            self, context, generation
-        )
+        made = {APART: ApartWriter, UNFENCED: UnfencedWriter, FORGOTTEN: ForgetfulWriter, LATE: LateWriter}
+        return made[self.fault](self, context, generation)
 
     @override
     def committer(self) -> AtOnceKeeper:
@@ -53,7 +58,7 @@ class BrokenSink(PostgresAtOnceSink):
         if self.fault == FORGOTTEN:
             return ForgetfulKeeper(self.name, self.job_id, self.address, self.output_table())
         if self.fault == UNFENCED:
-            keeper._tables = UnfencedTables(self.output_table(), self.job_id)
+            keeper._tables = UnfencedTables(keeper._table, self.job_id)
         return keeper
 
 
@@ -74,12 +79,33 @@ class ApartWriter(AtOnceWriter):
         super()._transact(step, rows, [])
 
 
-class UnfencedWriter(AtOnceWriter):
+class LateWriter(AtOnceWriter):
+    """Is slow, and stores what waits when its subtask is retired, some seconds later."""
+
+    def __init__(self, sink: Any, context: OperatorContext, generation: int) -> None:
+        super().__init__(sink, context, generation)
+        self._retired = threading.Event()
+
+    @override
+    def _transact(self, step: int, rows: int, texts: Sequence[bytes]) -> None:
+        if self._retired.wait(LAG_S):
+            time.sleep(LATE_S)
+        super()._transact(step, rows, texts)
+
+    @override
+    def close(self) -> None:
+        self._retired.set()
+        timer = threading.Timer(2 * LATE_S, super().close)
+        timer.daemon = True
+        timer.start()
+
+
+class UnfencedWriter(LateWriter):
     """Writes on, whoever else writes."""
 
     def __init__(self, sink: Any, context: OperatorContext, generation: int) -> None:
         super().__init__(sink, context, generation)
-        self._tables = UnfencedTables(sink.output_table(), sink.job_id, generation)
+        self._tables = UnfencedTables(self._table, sink.job_id, generation)
 
 
 class UnfencedTables(RecipeTables):
@@ -103,7 +129,10 @@ class UnfencedTables(RecipeTables):
         found = super().row(connection, subtask)
         if found is None:
             return False
-        return super().update(connection, subtask, found.generation, replace(update, before=found.step))
+        step = max(update.step, found.step)
+        entries = update.entries if found.generation == generation else ()  # they have the numbers of others by now
+        changed = replace(update, before=found.step, step=step, entries=entries)
+        return super().update(connection, subtask, found.generation, changed)
 
 
 class _WithoutEnding:

@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 
 from experiments.blackbox.broken import FAULTS as BROKEN
+from experiments.blackbox.broken import LATE
 from experiments.blackbox.faults import EVERYWHERE, OF_SERVERS, Round, drawn
 from experiments.blackbox.pipelines import AT_ONCE, PIPELINES, TABLE_COLUMNS, Job, Place
 from experiments.blackbox.processes import Checker, Driver
@@ -43,6 +44,8 @@ LEFT_S = 4.0
 SERVER_SETTINGS = {"fsync": "off", "max_connections": "60"}
 """What a process has written outlives SIGKILL; no host dies here."""
 ENDLESS = 1_000_000
+FUTILE = 3
+"""After so many rounds in a row without a fault no other one begins."""
 LOCAL_TABLES = ("flinkplus_steps", "flinkplus_progress")
 
 
@@ -63,7 +66,10 @@ class BlackBoxSettings(JobSettings):
     rate: float = option(500.0, positive_number, metavar="ROWS_PER_S", help="(default: 500)")
     interval: float = option(0.5, positive_number, metavar="S", help="between checkpoints (default: 0.5)")
     broken: str | None = option(
-        None, flag="--break", choices=BROKEN, help=f"a deliberate fault in the sink of {AT_ONCE}, which must be found"
+        None,
+        flag="--break",
+        choices=(*BROKEN, LATE),
+        help=f"a deliberate fault in the sink of {AT_ONCE}, which must be found",
     )
 
     def check(self) -> None:
@@ -107,9 +113,9 @@ class BlackBoxSettings(JobSettings):
 def runs(context: Context[BlackBoxSettings]) -> Generator[dict[str, Any], None, None]:
     """The figures of one round after the other."""
     settings = context.settings
-    struck, number = 0, settings.first
+    struck, number, futile = 0, settings.first, 0
     with _server(settings) as server:
-        while struck < settings.faults and number != settings.first + (settings.rounds or -1):
+        while struck < settings.faults and futile < FUTILE and number != settings.first + (settings.rounds or -1):
             one = settings.round(number)
             left = settings.faults - struck
             context.begin(f"round {number}: {one.pipeline}, {one.recovery}; {struck} faults so far")
@@ -118,6 +124,7 @@ def runs(context: Context[BlackBoxSettings]) -> Generator[dict[str, Any], None, 
                 if not figures["exact"] and not context.stop.is_set():
                     _keep(context, one, directory, figures)
             struck += len(figures["struck"])
+            futile = 0 if figures["struck"] else futile + 1
             number += 1
             yield figures
             if context.stop.is_set():
@@ -260,7 +267,7 @@ class _Round:
 
 def passed(settings: BlackBoxSettings, content: dict[str, Any]) -> bool:
     rounds: Sequence[dict[str, Any]] = content["runs"]
-    if settings.broken is not None:
+    if settings.broken in BROKEN:
         return any(any(one["found"].values()) for one in rounds)
     return all(one["exact"] for one in rounds)
 

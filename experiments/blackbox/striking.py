@@ -42,6 +42,7 @@ class Striking:
         self._driver, self._checker, self._server, self._proxy = driver, checker, server, proxy
         self._parallelism, self._stop = parallelism, stop
         self._begun_s = time.monotonic()
+        self._killed: set[int] = set()
         self.struck: list[dict[str, Any]] = []
 
     def strike(self, draw: Draw) -> None:
@@ -49,6 +50,7 @@ class Striking:
         if not draw.overlaps:
             self.recover()
         self._wait(draw.after_s)
+        self._until(lambda: bool(self._slots()), "a slot is there that can be struck")
         if self._driver.status().get("finished"):
             return
         known: dict[str, Any] = {
@@ -81,8 +83,9 @@ class Striking:
                 return self._disturb(draw)
 
     def _slots(self) -> dict[str, int]:
-        """The processes of the slots; empty while there are none."""
-        return {slot: pid for slot, pid in self._driver.status().get("slots", {}).items() if pid}
+        """The processes of the slots that were not killed; empty while there are none."""
+        slots = self._driver.status().get("slots", {})
+        return {slot: pid for slot, pid in slots.items() if pid and pid not in self._killed}
 
     def _chosen(self, draw: Draw, count: int) -> list[tuple[str, int]]:
         slots = sorted(self._slots().items())
@@ -91,6 +94,7 @@ class Striking:
     def _kill(self, draw: Draw, count: int) -> list[str]:
         chosen = self._chosen(draw, count)
         for _, pid in chosen:
+            self._killed.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return [slot for slot, _ in chosen]
@@ -156,7 +160,7 @@ class Striking:
         return (
             status.get("state") == "running"
             and len(status["slots"]) == self._parallelism
-            and all(status["slots"].values())
+            and all(pid and pid not in self._killed for pid in status["slots"].values())
             and not status["missing"]
         )
 
@@ -186,6 +190,8 @@ class Striking:
 
     def note(self, last: dict[str, int]) -> None:
         """Say of each fault what the checker found between it and the next. ``last``: what it found in the end."""
+        if not self.struck:
+            return
         befores = [one.pop("before") for one in self.struck]
         for one, before, after in zip(self.struck, befores, [*befores[1:], last], strict=True):
             one["found"] = {kind: times - before.get(kind, 0) for kind, times in after.items()}
