@@ -24,7 +24,7 @@ from experiments.blackbox.broken import FAULTS as BROKEN
 from experiments.blackbox.broken import LATE
 from experiments.blackbox.faults import EVERYWHERE, OF_SERVERS, Round, drawn
 from experiments.blackbox.pipelines import AT_ONCE, PIPELINES, TABLE_COLUMNS, Job, Place
-from experiments.blackbox.processes import Checker, Driver
+from experiments.blackbox.processes import TEMPORARY, Checker, Driver
 from experiments.blackbox.striking import Striking
 from experiments.blackbox.tables import summarize, tables
 from experiments.harness.arguments import choices, option
@@ -150,7 +150,7 @@ def _keep(context: Context[BlackBoxSettings], one: Round, directory: Path, figur
     where = ""
     if context.out is not None:
         target = context.out / f"round-{one.number}"
-        shutil.copytree(directory, target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        shutil.copytree(directory, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TEMPORARY))
         where = f"; kept: {target}"
     context.say(f"round {one.number} is not exact: {found}{where}; again: {again}")
 

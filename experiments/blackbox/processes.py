@@ -18,6 +18,8 @@ from experiments.harness.running import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "FLINKPLUS_BLACK_BOX"
+TEMPORARY = "tmp"
+"""The folder for temporary files of drivers and slots."""
 END_S = 60.0
 UNFINISHED = "unfinished"
 LOG_TAIL = 1_500
@@ -38,6 +40,8 @@ class Driver:
         self._directory = directory
         self._settings = directory / "settings.json"
         self._status = directory / "status.json"
+        self._temporary = directory / TEMPORARY
+        self._temporary.mkdir()
         self._settings.touch(mode=0o600)
         self._settings.write_text(json.dumps({**document, "status": str(self._status)}))
         self._mark = uuid.uuid4().hex
@@ -54,7 +58,7 @@ class Driver:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self._directory), MARK: self._mark},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self._temporary), MARK: self._mark},
                 cwd=self._directory,
                 start_new_session=True,  # Ctrl-C is for the experiment, which ends it
             )
