@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.arguments import choices, option
+from experiments.harness.arguments import choices, option, positive_numbers
 from experiments.harness.document import command_line
 from experiments.harness.experiment import Experiment
 from experiments.harness.postgres_server import check_postgres
@@ -27,9 +28,10 @@ from experiments.visibility import runs as carried_out
 from experiments.visibility.summary import COPY, STEADY, THROUGHPUT, VISIBILITIES, summarize
 from experiments.visibility.tables import tables
 from flinkplus.cli.arguments import positive, positive_number
-from flinkplus.config import options_from
+from flinkplus.config import Options, options_from
 from flinkplus.errors import HIDDEN
 
+DEFAULT_FLUSH_S = Options().flush_interval
 NO_THROUGHPUT = "leave out the jobs at unlimited rate and COPY"
 
 
@@ -41,6 +43,9 @@ class VisibilitySettings(JobSettings):
     rate: float = option(10_000.0, positive_number, metavar="ROWS_PER_S", help="(default: 10,000)")
     parallelism: int = option(4, positive, metavar="N", help="slots (default: 4)")
     seconds: float = option(10.0, positive_number, metavar="S", help="that are measured (default: 10)")
+    flush_interval: tuple[float, ...] = option(
+        (DEFAULT_FLUSH_S,), positive_numbers, metavar="S,...", help="of the jobs, in turn (default: the option's)"
+    )
     interval: float = option(1.0, positive_number, metavar="S", help="between checkpoints (default: 1)")
     kill: bool = option(
         True, action=argparse.BooleanOptionalAction, help="SIGKILL a slot behind the time measured (default: yes)"
@@ -53,17 +58,19 @@ class VisibilitySettings(JobSettings):
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for what no run would accept."""
-        options_from({}, carried_out.options_of(self))
+        for flush_interval in self.flush_interval:
+            options_from({}, carried_out.options_of(self, flush_interval))
         if self.dsn is None:
             check_postgres()
 
     @property
-    def kinds(self) -> tuple[tuple[str, str | None], ...]:
-        """What each round has."""
-        steady = tuple((STEADY, visibility) for visibility in self.visibility)
+    def kinds(self) -> tuple[tuple[str, str | None, float | None], ...]:
+        """What each round has: the kind of run, the visibility, and the ``flush_interval``."""
+        jobs = tuple(itertools.product(self.visibility, self.flush_interval))
+        steady = tuple((STEADY, *job) for job in jobs)
         if not self.throughput:
             return steady
-        return (*steady, *((THROUGHPUT, visibility) for visibility in self.visibility), (COPY, None))
+        return (*steady, *((THROUGHPUT, *job) for job in jobs), (COPY, None, None))
 
 
 def runs(context: Context[VisibilitySettings]) -> Generator[dict[str, Any], None, None]:
@@ -72,12 +79,12 @@ def runs(context: Context[VisibilitySettings]) -> Generator[dict[str, Any], None
     context.begin("starting PostgreSQL")
     with carried_out.server(settings.dsn) as dsn:
         for run in range(settings.runs):
-            for number, (kind, visibility) in enumerate(in_turn(settings.kinds, run)):
+            for number, (kind, visibility, flush_interval) in enumerate(in_turn(settings.kinds, run)):
                 context.begin(f"run {run + 1}: {kind}{f', {visibility}' if visibility else ''}")
                 table = f"flinkplus_visibility_{settings.seed}_{run}_{number}"
                 chance = np.random.default_rng((settings.seed, run))
-                figures = {"kind": kind, "visibility": visibility, "run": run}
-                figures |= _figures(context, dsn, kind, visibility or "", table, chance)
+                figures = {"kind": kind, "visibility": visibility, "flush_interval": flush_interval, "run": run}
+                figures |= _figures(context, dsn, figures, table, chance)
                 carried_out.dropped(dsn, table)
                 if figures["error"] is not None:
                     context.say(f"a run failed: {figures['error']}")
@@ -87,16 +94,17 @@ def runs(context: Context[VisibilitySettings]) -> Generator[dict[str, Any], None
 
 
 def _figures(
-    context: Context[VisibilitySettings], dsn: str, kind: str, visibility: str, table: str, chance: np.random.Generator
+    context: Context[VisibilitySettings], dsn: str, case: dict[str, Any], table: str, chance: np.random.Generator
 ) -> dict[str, Any]:
-    if kind == STEADY:
-        steady = carried_out.SteadyRun(context, dsn, visibility, table, chance)
+    visibility, flush_interval = case["visibility"], case["flush_interval"]
+    if case["kind"] == STEADY:
+        steady = carried_out.SteadyRun(context, dsn, visibility, flush_interval, table, chance)
         error = error_of(steady.run)
         return {**steady.figures, "error": error}
     found: dict[str, Any] = {"rows_per_s": None}
     work: Callable[[], dict[str, Any]] = partial(carried_out.copied, dsn, table)
-    if kind == THROUGHPUT:
-        work = partial(carried_out.throughput, context, dsn, visibility, table)
+    if case["kind"] == THROUGHPUT:
+        work = partial(carried_out.throughput, context, dsn, visibility, flush_interval, table)
     error = error_of(lambda: found.update(work()))
     return {**found, "error": error}
 

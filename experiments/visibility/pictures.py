@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.pictures import BLUE, FONT_SIZE, ORANGE, legend_above, picture
+from experiments.harness.pictures import FONT_SIZE, PALETTE, legend_above, picture
 from experiments.harness.statistics import grouped
 from experiments.visibility.measure import BUCKET_MS, QUANTILES, SHOWN_MS
-from experiments.visibility.summary import AT_ONCE, STEADY
-
-COLOURS = {AT_ONCE: BLUE}
+from experiments.visibility.summary import STEADY
 
 
 def times(content: dict[str, Any], target: Path) -> bool:
@@ -21,11 +19,13 @@ def times(content: dict[str, Any], target: Path) -> bool:
     runs = [run for run in content["runs"] if run["kind"] == STEADY and run.get("quantiles_ms")]
     if not runs:
         return False
+    cases = sorted({(run["visibility"], run["flush_interval"]) for run in runs})
     with picture(target, (13, 5), ncols=2) as (_, (shares, line)):
-        for (visibility,), group in grouped(runs, "visibility").items():
-            style = {"color": COLOURS.get(visibility, ORANGE), "linewidth": 0.9, "alpha": 0.7}
+        for case, group in grouped(runs, "visibility", "flush_interval").items():
+            colour = PALETTE[cases.index(case) % len(PALETTE)]
+            style = {"color": colour, "linewidth": 0.9, "alpha": 0.7}
             for at, run in enumerate(group):
-                label = visibility if at == 0 else None
+                label = f"{case[0]}, {case[1] * 1e3:g} ms" if at == 0 else None
                 shares.plot(run["quantiles_ms"], QUANTILES, label=label, **style)
                 if run.get("around_kill_line_ms"):
                     begin_ms, end_ms = SHOWN_MS

@@ -91,10 +91,17 @@ class SteadyRun:
     """
 
     def __init__(
-        self, context: Context[Any], dsn: str, visibility: str, table: str, chance: np.random.Generator
+        self,
+        context: Context[Any],
+        dsn: str,
+        visibility: str,
+        flush_interval: float,
+        table: str,
+        chance: np.random.Generator,
     ) -> None:
         settings = context.settings
         self._context, self._dsn, self._visibility, self._table = context, dsn, visibility, table
+        self._options = options_of(settings, flush_interval)
         self._after_s = SETTLE_S + settings.seconds
         self._kill_after_s = self._after_s + CALM_S + settings.interval * float(chance.random())
         self._struck = int(chance.integers(settings.parallelism))
@@ -109,7 +116,7 @@ class SteadyRun:
         settings = self._context.settings
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             make_table(connection, self._table, drawn.COLUMNS)
-        env = StreamEnvironment(self._context.spark, **options_of(settings))
+        env = StreamEnvironment(self._context.spark, **self._options)
         drawn.draw(env, self._dsn, self._table, self._visibility, self._count, settings.rate)
         path = self._context.directory / f"{self._table}.npz"
         with (
@@ -155,19 +162,21 @@ class SteadyRun:
         self.figures |= {"exact": found.exact, "lost": found.lost, "doubled": found.doubled, "wrong": found.wrong}
 
 
-def options_of(settings: Any) -> dict[str, Any]:
+def options_of(settings: Any, flush_interval: float) -> dict[str, Any]:
     """The options of a job."""
     options: JobSettings = settings
     return {
         "parallelism": settings.parallelism,
         "checkpoint_interval": settings.interval,
+        "flush_interval": flush_interval,
         **options.job_options(),
     }
 
 
-def throughput(context: Context[Any], dsn: str, visibility: str, table: str) -> dict[str, Any]:
-    """Rows per second of a job at unlimited rate, by what is in the table. Raises as ``run_until``."""
-    env = StreamEnvironment(context.spark, **options_of(context.settings))
+def throughput(context: Context[Any], dsn: str, visibility: str, flush_interval: float, table: str) -> dict[str, Any]:
+    """Rows per second of a job at unlimited rate, by what is in the table. Raises as ``run_until``, and ``RunError``
+    when the table has another number of rows than the job has recorded with them."""
+    env = StreamEnvironment(context.spark, **options_of(context.settings, flush_interval))
     drawn.draw(env, dsn, table, visibility, None, None)
     samples: list[tuple[float, int]] = []
     with env.execute("visibility") as job, psycopg.connect(dsn, autocommit=True) as connection:
@@ -179,6 +188,10 @@ def throughput(context: Context[Any], dsn: str, visibility: str, table: str) -> 
             run_until(job, 0.0, context.stop)
             time.sleep(COUNT_S)
         job.cancel()
+        recorded = connection.execute(PROGRESS[visibility].encode(), [job.job_id]).fetchone()
+        counted = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()
+        if recorded != counted:
+            raise RunError(f"{counted} rows are in the table, and {recorded} are recorded")
     return {"rows_per_s": measure.rate_between_changes(samples)}
 
 

@@ -14,13 +14,15 @@ READER = ("reader_p50_ms", "reader_p99_ms", "reader_max_ms")
 
 
 def summarize(runs: Sequence[dict[str, Any]], rate: float, parallelism: int, seed: int) -> list[dict[str, Any]]:
-    """A row for each visibility. ``n``: its steady runs; figures are medians over runs, ``around_kill_highest_ms`` is
-    the highest of all runs."""
+    """A row for each visibility and ``flush_interval``. ``n``: its steady runs; figures are medians over runs,
+    ``around_kill_highest_ms`` is the highest of all runs."""
     copies = [run["rows_per_s"] for run in runs if run["kind"] == COPY]
     rows = []
-    for (visibility,), group in grouped([run for run in runs if run["kind"] != COPY], "visibility").items():
+    jobs = [run for run in runs if run["kind"] != COPY]
+    for (visibility, flush_interval), group in grouped(jobs, "visibility", "flush_interval").items():
         steady = [run for run in group if run["kind"] == STEADY]
-        row: dict[str, Any] = {"visibility": visibility, "rate": rate, "parallelism": parallelism, "n": len(steady)}
+        row: dict[str, Any] = {"visibility": visibility, "flush_interval": flush_interval, "rate": rate}
+        row |= {"parallelism": parallelism, "n": len(steady)}
         row["exact"] = bool(steady) and all(run["exact"] for run in steady)
         for name in FIGURES:
             row |= with_interval(name, "ms", [run.get(f"{name}_ms") for run in steady], seed)

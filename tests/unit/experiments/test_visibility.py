@@ -141,13 +141,14 @@ def content() -> dict[str, Any]:
     steady |= {"quantiles_ms": list(range(1, 104)), "around_kill_line_ms": line, "exact": True, "error": None}
     steady |= {"reader_p50_ms": 1.5, "reader_p99_ms": 3.0, "reader_max_ms": 9.0}
     failed = {"kind": "steady", "run": 1, "p50_ms": None, "p99_ms": None, "exact": False, "error": "RunError: no"}
-    runs = [
+    runs: list[dict[str, Any]] = [
         {**steady, "visibility": "at_once"},
         {**steady, "visibility": "checkpoint", "p50_ms": 600.0},
         {**failed, "visibility": "checkpoint"},
         {"kind": "throughput", "visibility": "at_once", "run": 0, "rows_per_s": 50_000.0, "error": None},
         {"kind": "copy", "visibility": None, "run": 0, "rows_per_s": 500_000.0, "error": None},
     ]
+    runs = [{"flush_interval": 0.015, **run} for run in runs]
     return {"runs": runs, "summary": summarize(runs, 10_000.0, 4, 1)}
 
 
@@ -171,8 +172,9 @@ def test_tables_and_the_picture_show_them(tmp_path: Path, capsys: pytest.Capture
 
 def test_what_a_round_has_and_no_password_in_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(VisibilitySettings().kinds) == 5
-    assert VisibilitySettings(throughput=False, visibility=("at_once",)).kinds == (("steady", "at_once"),)
+    assert VisibilitySettings(throughput=False, visibility=("at_once",)).kinds == (("steady", "at_once", 0.015),)
     assert EXPERIMENT.total(VisibilitySettings(runs=3)) == 15
+    assert EXPERIMENT.total(VisibilitySettings(runs=1, flush_interval=(0.015, 0.005))) == 9
     dsn = "postgresql://me:secret@host/shop"
     monkeypatch.setattr("sys.argv", ["/bin/flinkplus", "experiment", "visibility", "--dsn", dsn])
     assert "secret" not in str(_without_password(VisibilitySettings(dsn=dsn)))
