@@ -64,7 +64,7 @@ def drawn(number: int, seed: int, pipeline: str, kinds: Sequence[str], count: in
     """``kinds``: that may come."""
     chance = np.random.default_rng((seed, number))
     weights = np.array([WEIGHTS[kind] for kind in kinds], np.float64)
-    draws = []
+    draws: list[Draw] = []
     for _ in range(count):
         overlaps = bool(draws) and bool(chance.random() < OVERLAPPING)
         draws.append(
