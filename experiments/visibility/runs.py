@@ -157,8 +157,8 @@ class SteadyRun:
         """Compare the table with the input."""
         with psycopg.connect(self._dsn) as connection:
             rows = connection.execute(f"SELECT key, value, n FROM {self._table}".encode()).fetchall()
-        columns = np.array(rows, np.int64).reshape(-1, 3).T
-        found = drawn.check(*columns, count=self._count)
+        keys, values, ns = np.array(rows, np.int64).reshape(-1, 3).T
+        found = drawn.check(keys, values, ns, self._count)
         self.figures |= {"exact": found.exact, "lost": found.lost, "doubled": found.doubled, "wrong": found.wrong}
 
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from experiments.harness.running import Context
-from experiments.visibility import experiment, runs
+from experiments.visibility import experiment, measure, runs
 from experiments.visibility.experiment import VisibilitySettings
 from tests.postgres_server import PostgresServer
 
@@ -26,7 +26,7 @@ def test_a_slot_is_killed_while_a_reader_polls(
 ) -> None:
     for name, seconds in (("SETTLE_S", 1.0), ("CALM_S", 0.6), ("AFTER_S", 2.2)):
         monkeypatch.setattr(runs, name, seconds)
-    monkeypatch.setattr(experiment.carried_out.measure, "SHOWN_MS", (-500.0, 1_000.0))
+    monkeypatch.setattr(measure, "SHOWN_MS", (-500.0, 1_000.0))
     given = settings(postgres, visibility=("at_once",), throughput=False)
     (run,) = experiment.runs(Context(spark, given, tmp_path))
     assert run["error"] is None and run["exact"] is True, run

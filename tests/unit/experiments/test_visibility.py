@@ -23,7 +23,8 @@ COUNT = 40_000
 
 def columns(count: int = COUNT) -> tuple[Any, Any, Any]:
     table = job.numbered_rows(count)
-    return tuple(table[name].to_numpy().copy() for name in ("key", "value", "n"))  # type: ignore[return-value]
+    keys, values, ns = (table[name].to_numpy().copy() for name in ("key", "value", "n"))
+    return keys, values, ns
 
 
 def test_the_rows_of_one_client_are_exact() -> None:
