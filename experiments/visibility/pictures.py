@@ -41,6 +41,7 @@ def times(content: dict[str, Any], target: Path) -> bool:
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             axes.grid(which="both", linewidth=0.3, alpha=0.6)
             axes.tick_params(labelsize=FONT_SIZE)
+        line.yaxis.set_minor_formatter(lambda value, _: "")
         line.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         legend_above(shares, 2)
     return True
