@@ -52,7 +52,7 @@ class VisibilitySettings(JobSettings):
     )
     throughput: bool = option(True, flag="--no-throughput", action="store_false", help=NO_THROUGHPUT)
     runs: int = option(10, positive, metavar="N", help="of each kind (default: 10)")
-    poll_ms: float = option(1.0, positive_number, metavar="MS", help="the reader waits between polls (default: 1)")
+    poll_ms: float = option(3.0, positive_number, metavar="MS", help="the reader waits between polls (default: 3)")
     dsn: str | None = option(None, metavar="DSN", help="a PostgreSQL that exists (default: one of its own)")
     seed: int = option(1, int, metavar="S")
 

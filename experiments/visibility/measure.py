@@ -79,12 +79,13 @@ def kill_figures(times: npt.NDArray[np.float64], layout: Layout, killed_s: float
 
 
 def resolution_figures(polls: Polls) -> dict[str, float]:
-    """The reader's own resolution."""
+    """The reader's own resolution, and what it used."""
     spans = polls.resolution_ms()
     return {
         "reader_p50_ms": round(float(np.percentile(spans, 50)), 2),
         "reader_p99_ms": round(float(np.percentile(spans, 99)), 2),
         "reader_max_ms": round(float(spans.max()), 2),
+        "reader_cores": round(polls.cores, 3),
     }
 
 

@@ -33,12 +33,14 @@ _NEW = (
 @dataclass(frozen=True)
 class Polls:
     """What a reader has seen. ``asked_s``, ``answered_s``: of each poll, in seconds since the Unix epoch.
-    ``numbers``: of rows, in the order of the polls that found them; ``poll``: which poll found each."""
+    ``numbers``: of rows, in the order of the polls that found them; ``poll``: which poll found each. ``cores``: what
+    the reader used of a processor, without what the server used for it."""
 
     asked_s: npt.NDArray[np.float64]
     answered_s: npt.NDArray[np.float64]
     numbers: npt.NDArray[np.int64]
     poll: npt.NDArray[np.int64]
+    cores: float = 0.0
 
     @property
     def readable_s(self) -> npt.NDArray[np.float64]:
@@ -53,7 +55,8 @@ class Polls:
 def read_polls(path: Path) -> Polls:
     """What a reader has written."""
     with np.load(path) as arrays:
-        return Polls(**{name: arrays[name] for name in ("asked_s", "answered_s", "numbers", "poll")})
+        found = {name: arrays[name] for name in ("asked_s", "answered_s", "numbers", "poll")}
+        return Polls(**found, cores=float(arrays["cores"]))
 
 
 def make_table(connection: Any, table: str, columns: str) -> None:
@@ -75,6 +78,7 @@ def main() -> None:
     with psycopg.connect(given["dsn"], autocommit=True) as connection:
         (known,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
         print(READY, flush=True)
+        begun_s, before_s = time.monotonic(), time.process_time()
         while not select.select([sys.stdin], [], [], given["poll_s"])[0]:
             asked.append(time.time())
             row = connection.execute(query, {"known": known}, binary=True, prepare=True).fetchone()
@@ -83,12 +87,14 @@ def main() -> None:
             known = row[0]
             if row[1]:
                 found.append((len(asked) - 1, row[1]))
+        cores = (time.process_time() - before_s) / (time.monotonic() - begun_s)
     np.savez(
         given["path"],
         asked_s=np.array(asked, np.float64),
         answered_s=np.array(answered, np.float64),
         numbers=np.array([number for _, numbers in found for number in numbers], np.int64),
         poll=np.array([poll for poll, numbers in found for _ in numbers], np.int64),
+        cores=np.float64(cores),
     )
 
 

@@ -10,7 +10,7 @@ from experiments.harness.statistics import grouped, median, percentile, with_int
 AT_ONCE, CHECKPOINT = VISIBILITIES = ("at_once", "checkpoint")
 STEADY, THROUGHPUT, COPY = "steady", "throughput", "copy"
 FIGURES = ("p50", "p99", "around_kill")
-READER = ("reader_p50_ms", "reader_p99_ms", "reader_max_ms")
+READER = ("reader_p50_ms", "reader_p99_ms", "reader_max_ms", "reader_cores")
 
 
 def summarize(runs: Sequence[dict[str, Any]], rate: float, parallelism: int, seed: int) -> list[dict[str, Any]]:

@@ -64,9 +64,9 @@ def _rates(row: dict[str, Any]) -> tuple[str, str, str]:
 
 def _resolution(row: dict[str, Any]) -> str:
     shown = (number(row[f"reader_{name}_ms"]) for name in ("p50", "p99", "max"))
-    return (
-        "resolution of the reader, {}: median {} ms, 99th percentile {} ms, highest {} ms (all in the times above)"
-    ).format(", ".join(_case(row)), *shown)
+    cores = number(row["reader_cores"], 2)
+    times = "resolution of the reader, {}: median {} ms, 99th percentile {} ms, highest {} ms (all in the times above)"
+    return f"{times.format(', '.join(_case(row)), *shown)}; it used {cores} of a core"
 
 
 def _wrong(run: dict[str, Any]) -> str:

@@ -140,7 +140,7 @@ def content() -> dict[str, Any]:
     line = [30.0] * 150
     steady = {"kind": "steady", "run": 0, "p50_ms": 18.0, "p99_ms": 40.0, "max_ms": 60.0, "around_kill_ms": 90.0}
     steady |= {"quantiles_ms": list(range(1, 104)), "around_kill_line_ms": line, "exact": True, "error": None}
-    steady |= {"reader_p50_ms": 1.5, "reader_p99_ms": 3.0, "reader_max_ms": 9.0}
+    steady |= {"reader_p50_ms": 1.5, "reader_p99_ms": 3.0, "reader_max_ms": 9.0, "reader_cores": 0.1}
     failed = {"kind": "steady", "run": 1, "p50_ms": None, "p99_ms": None, "exact": False, "error": "RunError: no"}
     runs: list[dict[str, Any]] = [
         {**steady, "visibility": "at_once"},
