@@ -22,7 +22,7 @@ import psycopg
 
 from experiments.blackbox.broken import FAULTS as BROKEN
 from experiments.blackbox.broken import LATE
-from experiments.blackbox.faults import EVERYWHERE, OF_SERVERS, Round, drawn
+from experiments.blackbox.faults import KINDS, OF_SERVERS, Round, drawn
 from experiments.blackbox.pipelines import AT_ONCE, PIPELINES, TABLE_COLUMNS, Job, Place
 from experiments.blackbox.processes import TEMPORARY, Checker, Driver
 from experiments.blackbox.striking import Striking
@@ -56,9 +56,7 @@ class BlackBoxSettings(JobSettings):
     faults: int = option(1_000, positive, metavar="N", help="in all (default: 1,000)")
     seed: int = option(1, int, metavar="S")
     pipeline: tuple[str, ...] = option(tuple(PIPELINES), choices(tuple(PIPELINES)), metavar=",".join(PIPELINES))
-    kind: tuple[str, ...] = option(
-        (*EVERYWHERE, *OF_SERVERS), choices((*EVERYWHERE, *OF_SERVERS)), metavar="KIND,...", help="faults that may come"
-    )
+    kind: tuple[str, ...] = option(KINDS, choices(KINDS), metavar="KIND,...", help="faults that may come")
     per_round: int = option(25, positive, metavar="N", help="faults of one job at most (default: 25)")
     first: int = option(0, int, metavar="N", help="number of the first round (default: 0)")
     rounds: int | None = option(None, positive, metavar="N", help="at most (default: as many as the faults take)")
@@ -209,12 +207,13 @@ class _Round:
             far_end = self._pipeline.far_end(job, "" if server is None else server.dsn)
             checker = Checker({"input": self._pipeline.input(job), **far_end}, self._directory)
             stack.callback(checker.close)
-            driver = Driver({"job": job.to_json(), "master": default_master(settings.parallelism)}, self._directory)
+            driver = Driver({"job": job.to_json(), "master": default_master(settings.parallelism + 1)}, self._directory)
             stack.callback(driver.close)
             driver.start()
             striking = Striking(driver, checker, server, proxy, settings.parallelism, self._context.stop)
             self._strike(striking, checker, known)
-            known |= {"drivers": driver.started, "fallback_reasons": driver.status().get("fallback_reasons")}
+            last = driver.status()
+            known |= {"drivers": driver.started, **{name: last.get(name) for name in ("fallback_reasons", "rescales")}}
             if server is not None and any(known["found"].values()):
                 self._dump(server)
 
@@ -249,7 +248,7 @@ class _Round:
             dsn = self._server.dsn_at(host, int(port))
         options = {**settings.options(one.recovery), "checkpoint_dir": str(self._directory / "checkpoints")}
         place = Place(str(self._directory), dsn, self._table)
-        return Job(one.pipeline, self._rows, settings.rate, one.seed, place, options, settings.broken)
+        return Job(one.pipeline, self._rows, settings.rate, one.seed, place, options, settings.broken, one.rescales)
 
     def _dump(self, server: PostgresServer) -> None:
         """What the tables hold, for whoever looks for the cause."""
@@ -275,7 +274,7 @@ def passed(settings: BlackBoxSettings, content: dict[str, Any]) -> bool:
 EXPERIMENT = Experiment(
     "black-box",
     BlackBoxSettings,
-    slots=lambda settings: settings.parallelism,
+    slots=lambda settings: settings.parallelism + 1,
     total=lambda settings: settings.rounds or -(-settings.faults // settings.per_round),
     runs=runs,
     derive=lambda runs, settings: summarize(runs),

@@ -16,6 +16,9 @@ process is stopped and continued."""
 SERVER, CUT, DEAF, PAUSE = OF_SERVERS = ("server", "cut", "deaf", "pause")
 """SIGKILL of the database server, which is started again; all connections to it break; its answers are lost, and then
 all connections break; nothing passes for a while, and then everything does."""
+RESCALE = "rescale"
+"""The job is given another parallelism. Not where rows are visible at once."""
+KINDS = (*EVERYWHERE, *OF_SERVERS, RESCALE)
 WEIGHTS = {
     SLOT: 30,
     TWO_SLOTS: 10,
@@ -26,7 +29,10 @@ WEIGHTS = {
     CUT: 10,
     DEAF: 8,
     PAUSE: 8,
+    RESCALE: 15,
 }
+RESCALED_ROUNDS = 1 / 3
+"""The share of rounds with rescales, where they may come. The order in which readers had read is not checked there."""
 OVERLAPPING = 0.25
 OVERLAP_S = 0.6
 """Until the next fault comes, while the job recovers, at most."""
@@ -59,10 +65,17 @@ class Round:
     recovery: str
     draws: tuple[Draw, ...]
 
+    @property
+    def rescales(self) -> bool:
+        """Whether the parallelism changes."""
+        return any(draw.kind == RESCALE for draw in self.draws)
+
 
 def drawn(number: int, seed: int, pipeline: str, kinds: Sequence[str], count: int) -> Round:
     """``kinds``: that may come."""
     chance = np.random.default_rng((seed, number))
+    if float(chance.random()) >= RESCALED_ROUNDS:
+        kinds = [kind for kind in kinds if kind != RESCALE] or kinds
     weights = np.array([WEIGHTS[kind] for kind in kinds], np.float64)
     draws: list[Draw] = []
     for _ in range(count):

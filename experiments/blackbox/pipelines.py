@@ -47,9 +47,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as its driver is given it. ``rows``: of the input, a multiple of the parallelism; they come at ``rate``.
-    ``broken``: a deliberate fault
-    of its sink (``broken.FAULTS``)."""
+    """A job as its driver is given it.
+
+    ``rows``: of the input, a multiple of the parallelism; they come at ``rate``.
+    ``broken``: a deliberate fault of its sink (``broken.FAULTS``).
+    ``rescales``: whether its parallelism may change.
+    """
 
     pipeline: str
     rows: int
@@ -58,6 +61,13 @@ class Job:
     place: Place
     options: Mapping[str, Any] = field(default_factory=dict)
     broken: str | None = None
+    rescales: bool = False
+
+    @property
+    def readers(self) -> int:
+        """Of which the checker knows the rows: row *i* belongs to the reader ``i % readers``. With rescales each row
+        is given a reader of its own, since rows that are left are dealt anew."""
+        return self.rows if self.rescales else int(self.options["parallelism"])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -156,11 +166,10 @@ class ToPostgres(Pipeline):
         stream.to_postgres(job.place.dsn, job.place.table, visibility=self.visibility, name=OUT)
 
     def input(self, job: Job) -> dict[str, Any]:
-        cuts = self.visibility == "checkpoint"
-        readers = job.options["parallelism"]  # row i belongs to the reader i % parallelism
+        cuts = self.visibility == "checkpoint" and not job.rescales
         return {
             "rows": job.rows,
-            "readers": readers,
+            "readers": job.readers,
             "keys": KEYS,
             "buckets": BUCKETS,
             "seed": job.seed,
@@ -217,13 +226,14 @@ class FilesToParquet(Pipeline):
         rows.key_by("a").process(numbered, schema=LINKED, name=NUMBER).to_parquet(self._output(job), name=OUT)
 
     def input(self, job: Job) -> dict[str, Any]:
+        cuts = not job.rescales
         return {
             "rows": job.rows,
-            "readers": job.options["parallelism"],
+            "readers": job.readers,
             "keys": KEYS,
             "buckets": 0,
             "seed": job.seed,
-            "cuts": True,
+            "cuts": cuts,
         }
 
     def far_end(self, job: Job, dsn: str) -> dict[str, Any]:
@@ -235,7 +245,7 @@ PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
     for pipeline in (
         ToPostgres(AT_ONCE),
-        ToPostgres("postgres-checkpoint", visibility="checkpoint"),
-        FilesToParquet("files-parquet"),
+        ToPostgres("postgres-checkpoint", faults.KINDS, visibility="checkpoint"),
+        FilesToParquet("files-parquet", (*faults.EVERYWHERE, faults.RESCALE)),
     )
 }

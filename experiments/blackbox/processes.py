@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from experiments.blackbox.driver import ORDER
 from experiments.harness.running import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +63,12 @@ class Driver:
                 cwd=self._directory,
                 start_new_session=True,  # Ctrl-C is for the experiment, which ends it
             )
+
+    def rescale(self, parallelism: int) -> None:
+        """Order another parallelism. A driver that dies before leaves the order to the next one."""
+        beside = self._directory / f"{ORDER}.new"
+        beside.write_text(str(parallelism))
+        os.replace(beside, self._directory / ORDER)
 
     @property
     def ended(self) -> int | None:

@@ -71,16 +71,25 @@ class Striking:
             case faults.TWO_SLOTS:
                 return self._kill(draw, 2)
             case faults.ALL_SLOTS:
-                return self._kill(draw, self._parallelism)
+                return self._kill(draw, len(self._slots()))
             case faults.DRIVER:
                 self._driver.kill()
                 return self._driver.start()
+            case faults.RESCALE:
+                return self._rescale(draw)
             case faults.STOP:
                 return self._pause_slot(draw)
             case faults.SERVER:
                 return self._restart_server(draw)
             case _:
                 return self._disturb(draw)
+
+    def _rescale(self, draw: Draw) -> int:
+        """To one more or one less than at the start, or back."""
+        others = {self._parallelism - 1, self._parallelism, self._parallelism + 1} - {0, 1}
+        known = sorted(others - {self._driver.status().get("parallelism")})
+        self._driver.rescale(known[draw.target % len(known)])
+        return known[draw.target % len(known)]
 
     def _slots(self) -> dict[str, int]:
         """The processes of the slots that were not killed; empty while there are none."""
@@ -159,7 +168,7 @@ class Striking:
             return True
         return (
             status.get("state") == "running"
-            and len(status["slots"]) == self._parallelism
+            and len(status["slots"]) == status["parallelism"]
             and all(pid and pid not in self._killed for pid in status["slots"].values())
             and not status["missing"]
         )

@@ -33,7 +33,8 @@ from experiments.blackbox.checker.history import (
     linked,
 )
 from experiments.blackbox.experiment import EXPERIMENT, BlackBoxSettings
-from experiments.blackbox.faults import EVERYWHERE, OF_SERVERS, WEIGHTS, drawn
+from experiments.blackbox.faults import KINDS as FAULTS
+from experiments.blackbox.faults import RESCALE, WEIGHTS, drawn
 from experiments.blackbox.pipelines import PIPELINES, Job, Place
 from experiments.blackbox.tables import summarize, tables
 from experiments.harness.console import show
@@ -307,11 +308,13 @@ def test_the_checker_runs_by_itself(tmp_path: Path) -> None:
 
 
 def test_faults_come_from_the_seed() -> None:
-    kinds = (*EVERYWHERE, *OF_SERVERS)
+    kinds = FAULTS
     assert set(kinds) == set(WEIGHTS)
     one = drawn(3, 1, "postgres-at-once", kinds, 400)
     assert one == drawn(3, 1, "postgres-at-once", kinds, 400) != drawn(4, 1, "postgres-at-once", kinds, 400)
-    assert {draw.kind for draw in one.draws} == set(kinds)
+    assert {draw.kind for draw in one.draws} >= set(kinds) - {RESCALE}
+    rescaled = [number for number in range(60) if drawn(number, 1, "", kinds, 100).rescales]
+    assert 10 < len(rescaled) < 30 and drawn(0, 1, "", (RESCALE,), 1).rescales
     assert 50 < sum(draw.overlaps for draw in one.draws) < 150
     assert not one.draws[0].overlaps
     assert {drawn(number, 1, "", kinds, 1).recovery for number in range(20)} == {"standby", "rollback", "partial"}
@@ -331,6 +334,8 @@ def test_what_may_come_and_how_a_round_is_repeated() -> None:
 def test_a_job_survives_its_document() -> None:
     job = Job("files-parquet", 10, 5.0, 3, Place("here"), {"parallelism": 3})
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+    assert (job.readers, replace(job, rescales=True).readers) == (3, 10)
+    assert RESCALE in PIPELINES["files-parquet"].kinds and RESCALE not in PIPELINES["postgres-at-once"].kinds
 
 
 def rounds() -> list[dict[str, Any]]:
