@@ -20,7 +20,12 @@ EXPERIMENTS = {
     "scaling": ("scaling.experiment", "running time of a fixed input by parallelism"),
     "usage": ("usage", "processors and memory before, during and after a failure"),
     "snapshots": ("snapshots", "incremental against full snapshots by size of state and what changes"),
+    "visibility": ("visibility.experiment", "row due to row readable in PostgreSQL, at once and by checkpoint"),
     "exactness": ("exactness.experiment", "three keyed stages under seeded kills, checked row by row"),
+    "black-box": (
+        "blackbox.experiment",
+        "drawn faults, watched at the far end by a checker that knows the input alone",
+    ),
     "soak": ("soak.experiment", "one long job, a fault every few seconds, all flat and exact"),
 }
 """Name -> module in this package, and what the help says."""

@@ -48,13 +48,13 @@ from chain_backup.zookeeper.records import (
 from chain_backup.zookeeper.registry import Registry
 from chain_backup.zookeeper.session import SlotSession
 from chain_backup.zookeeper.succession import follow
+from experiments.harness.tcp_proxy import Proxy
 from flinkplus.config import Options
 from flinkplus.protocol.vocabulary.ids import Generation, SubtaskId
 from flinkplus.runtime.coordinator.dispatch import registry as registry_module
 from flinkplus.runtime.coordinator.dispatch.registry import URGENT_TIMEOUT_S, JobRegistry
 from flinkplus.runtime.transport.auth.tls import context, made_for
 from tests.integration.conftest import PATIENCE_S, wait_until
-from tests.integration.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.integration
 

@@ -1,4 +1,4 @@
-"""A TCP proxy with a fault: it can swallow what the server answers, or pass nothing at all."""
+"""A TCP proxy with faults: it can swallow what the server answers, pass nothing, hold everything back, or break all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Proxy:
             set()
         )  # where something was kept back: what follows must not pass, as in any TCP
         self._wake, self._woken = socket.socketpair()
-        self._cut = False
+        self._cut = self._paused = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tcp-proxy")
         self._thread.start()
@@ -40,9 +40,19 @@ class Proxy:
         self._cut = True
         self._wake.send(b"x")
 
+    def pause(self) -> None:
+        """Hold back everything, also new connections, until ``resume``; nothing is lost."""
+        self._paused = True
+        self._wake.send(b"x")
+
+    def resume(self) -> None:
+        """Pass on what was held back."""
+        self._paused = False
+        self._wake.send(b"x")
+
     def close(self) -> None:
         """End it."""
-        self._stopping = True
+        self._stopping, self._paused = True, False
         self._wake.send(b"x")
         self._thread.join()
         for end in (self._wake, self._woken, self._listener, *self._pairs, *self._held):
@@ -53,6 +63,8 @@ class Proxy:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
             while not self._stopping:
+                while self._paused:
+                    self._woken.recv(CHUNK)
                 for key, _ in selector.select():
                     end = key.fileobj
                     assert isinstance(end, socket.socket)

@@ -1,0 +1,167 @@
+"""Sinks with a deliberate fault, each of which the checker must find. They are made here, of the product's own classes,
+and nothing of the product can make them.
+
+- ``apart``: rows and progress are written in two transactions, with a moment between them;
+- ``unfenced``: a writer that was replaced goes on for a moment, and nothing stops it: its connection is not ended, and
+  neither the generation nor the step that is recorded is compared (its recipe, whose numbers are taken, is left out);
+- ``forgotten``: a recipe is stored and not read back, so that a rollback chooses anew; the digest that would notice it
+  is not compared.
+
+``late`` is no fault: its writer goes on in the same way, and is fenced as the product fences. It must not be found.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from typing_extensions import override
+
+from flinkplus.api.stream import Stream
+from flinkplus.operators.base.operator import OperatorContext
+from flinkplus.protocol.determinants.recipe import StoredOutput
+from flinkplus.sinks.base import RecipeWriter
+from flinkplus.sinks.postgres.at_once import AtOnceKeeper, PostgresAtOnceSink
+from flinkplus.sinks.postgres.at_once_writer import AtOnceWriter
+from flinkplus.sinks.postgres.connecting import Address
+from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate
+
+FAULTS = APART, UNFENCED, FORGOTTEN = ("apart", "unfenced", "forgotten")
+LATE = "late"
+APART_S = 0.02
+LAG_S, LATE_S = 0.05, 2.0
+"""How long each transaction of a late writer waits, and how long one that comes when its subtask is retired."""
+
+
+def broken(stream: Stream, dsn: str, table: str, fault: str, name: str) -> None:
+    """Write ``stream`` to ``table`` by a sink with this fault."""
+    stream._sink(BrokenSink(name, address=Address.parse(dsn), table=tuple(table.split(".")), fault=fault))
+
+
+@dataclass(frozen=True)
+class BrokenSink(PostgresAtOnceSink):
+    """``fault``: one of ``FAULTS``, or ``LATE``."""
+
+    fault: str = ""
+
+    @override
+    def writer(self, context: OperatorContext, generation: int) -> RecipeWriter:
+        made = {APART: ApartWriter, UNFENCED: UnfencedWriter, FORGOTTEN: ForgetfulWriter, LATE: LateWriter}
+        return made[self.fault](self, context, generation)
+
+    @override
+    def committer(self) -> AtOnceKeeper:
+        keeper = AtOnceKeeper(self.name, self.job_id, self.address, self.output_table())
+        if self.fault == FORGOTTEN:
+            return ForgetfulKeeper(self.name, self.job_id, self.address, self.output_table())
+        if self.fault == UNFENCED:
+            keeper._tables = UnfencedTables(keeper._table, self.job_id)
+        return keeper
+
+
+class ApartWriter(AtOnceWriter):
+    """Writes rows first, and then, in another transaction, that they are there."""
+
+    @override
+    def _transact(self, step: int, rows: int, texts: Sequence[bytes]) -> None:
+        def once() -> None:
+            if self._connection is None:
+                self._connect()
+            with self._connection.transaction():
+                if texts:
+                    self._table.add(self._connection, texts)
+
+        self._patiently(once)
+        time.sleep(APART_S)
+        super()._transact(step, rows, [])
+
+
+class LateWriter(AtOnceWriter):
+    """Is slow, and stores what waits when its subtask is retired, some seconds later."""
+
+    def __init__(self, sink: Any, context: OperatorContext, generation: int) -> None:
+        super().__init__(sink, context, generation)
+        self._retired = threading.Event()
+
+    @override
+    def _transact(self, step: int, rows: int, texts: Sequence[bytes]) -> None:
+        if self._retired.wait(LAG_S):
+            time.sleep(LATE_S)
+        super()._transact(step, rows, texts)
+
+    @override
+    def close(self) -> None:
+        self._retired.set()
+        timer = threading.Timer(2 * LATE_S, super().close)
+        timer.daemon = True
+        timer.start()
+
+
+class UnfencedWriter(LateWriter):
+    """Writes on, whoever else writes."""
+
+    def __init__(self, sink: Any, context: OperatorContext, generation: int) -> None:
+        super().__init__(sink, context, generation)
+        self._tables = UnfencedTables(self._table, sink.job_id, generation)
+
+
+class UnfencedTables(RecipeTables):
+    """Takes every transaction of every generation. ``generation``: that of the writer, which it is always told."""
+
+    def __init__(self, table: Any, job: str, generation: int | None = None) -> None:
+        super().__init__(table, job)
+        self._mine = generation
+
+    @override
+    def fence(self, connection: Any, generation: int, subtasks: Collection[int]) -> Mapping[int, StoredOutput]:
+        return super().fence(_WithoutEnding(connection), generation, subtasks)
+
+    @override
+    def row(self, connection: Any, subtask: int) -> StepsRow | None:
+        found = super().row(connection, subtask)
+        return found if found is None or self._mine is None else replace(found, generation=self._mine)
+
+    @override
+    def update(self, connection: Any, subtask: int, generation: int, update: StepsUpdate) -> bool:
+        found = super().row(connection, subtask)
+        if found is None:
+            return False
+        step = max(update.step, found.step)
+        entries = update.entries if found.generation == generation else ()  # they have the numbers of others by now
+        changed = replace(update, before=found.step, step=step, entries=entries)
+        return super().update(connection, subtask, found.generation, changed)
+
+
+class _WithoutEnding:
+    """A connection that ends no other one."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def execute(self, query: Any, *values: Any) -> Any:
+        if isinstance(query, str) and "pg_terminate_backend" in query:
+            return None
+        return self._connection.execute(query, *values)
+
+
+class ForgetfulWriter(AtOnceWriter):
+    """Compares no digest."""
+
+    @override
+    def _store(self, cuts: Any, texts: Sequence[bytes]) -> None:
+        self._recorded = replace(self._recorded, step=-1)  # no cut is the recorded one
+        super()._store(cuts, texts)
+
+
+class ForgetfulKeeper(AtOnceKeeper):
+    """Reads no recipe."""
+
+    @override
+    def fence(
+        self, generation: int, subtasks: Collection[int], parallelism: int, patience_s: float
+    ) -> Mapping[int, StoredOutput]:
+        found = super().fence(generation, subtasks, parallelism, patience_s)
+        return {index: replace(stored, entries=()) for index, stored in found.items()}

@@ -1,0 +1,369 @@
+"""The checker that knows the input alone, with made-up outputs; and what comes of its findings."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from experiments.blackbox import pipelines
+from experiments.blackbox.checker.files import FilesWatch
+from experiments.blackbox.checker.history import (
+    DOUBLED,
+    KINDS,
+    LOST,
+    REORDERED,
+    RETRACTED,
+    TORN,
+    WRONG,
+    History,
+    Input,
+    Row,
+    linked,
+)
+from experiments.blackbox.experiment import EXPERIMENT, BlackBoxSettings
+from experiments.blackbox.faults import KINDS as FAULTS
+from experiments.blackbox.faults import RESCALE, WEIGHTS, drawn
+from experiments.blackbox.pipelines import PIPELINES, Job, Place
+from experiments.blackbox.tables import summarize, tables
+from experiments.harness.console import show
+from flinkplus.errors import ConfigurationError
+
+CHECKER = Path(pipelines.__file__).parent / "checker"
+TWO_STAGES = Input(rows=600, readers=3, keys=7, buckets=5, seed=11, cuts=False)
+ONE_STAGE = replace(TWO_STAGES, buckets=0, cuts=True)
+
+
+def interleaving(given: Input, seed: int) -> list[Row]:
+    """What a job makes that takes rows of its readers in a random order, by the words of ``history``."""
+    chance = random.Random(seed)
+    readers = [list(range(reader, given.rows, given.readers)) for reader in range(given.readers)]
+    counts: defaultdict[int, int] = defaultdict(int)
+    ends: defaultdict[int, tuple[int, str]] = defaultdict(lambda: (0, ""))
+    rows = []
+    while left := [reader for reader in readers if reader]:
+        i = chance.choice(left).pop(0)
+        a = given.key(i)
+        counts[a] += 1
+        n = counts[a]
+        place = given.bucket(a, n) if given.buckets else a
+        m, chain = ends[place]
+        chain = linked(chain, i, a, n)
+        ends[place] = m + 1, chain
+        rows.append(Row(i, a, n, place if given.buckets else 0, m + 1 if given.buckets else 0, chain))
+    return rows
+
+
+def looks(rows: list[Row], seed: int) -> Iterator[list[Row]]:
+    """Rows as they become visible: in their order, some at a time."""
+    chance = random.Random(seed)
+    rows = list(rows)
+    while rows:
+        count = chance.randint(1, 40)
+        found, rows = rows[:count], rows[count:]
+        chance.shuffle(found)
+        yield found
+
+
+def history(given: Input, rows: list[Row], seed: int = 1) -> History:
+    found = History(given)
+    for seen in looks(rows, seed):
+        found.take(seen)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("given", [TWO_STAGES, ONE_STAGE], ids=["two", "one"])
+def test_any_interleaving_is_exact(given: Input, seed: int) -> None:
+    rows = interleaving(given, seed)
+    found = history(replace(given, cuts=False), rows, seed)
+    found.compare(random.Random(seed).sample(rows, len(rows)))
+    found.end()
+    assert found.exact, found.examples
+
+
+def test_a_cut_has_the_first_rows_of_each_reader() -> None:
+    rows = interleaving(ONE_STAGE, 1)
+    found = History(ONE_STAGE)
+    for at in range(0, len(rows), 50):
+        found.take(rows[at : at + 50])
+    found.end()
+    assert found.exact, found.examples
+    torn = History(ONE_STAGE)
+    torn.take([row for row in rows[:300] if row.a != 3])  # as if one subtask's file were not committed
+    assert torn.found[TORN] > 0 and torn.found[REORDERED] == 0
+
+
+def without(rows: list[Row], at: int) -> list[Row]:
+    return rows[:at] + rows[at + 1 :]
+
+
+def swapped(rows: list[Row], at: int) -> list[Row]:
+    """Two rows of a key and a reader have changed numbers."""
+    one = rows[at]
+    other = next(row for row in rows[at + 1 :] if row.a == one.a and row.i % 3 == one.i % 3)
+    changed = {one.i: one._replace(i=other.i), other.i: other._replace(i=one.i)}
+    return [changed.get(row.i, row) for row in rows]
+
+
+DAMAGE: dict[str, tuple[str, Callable[[list[Row]], list[Row]]]] = {
+    "a row is missing in the middle": (REORDERED, lambda rows: without(rows, 300)),
+    "the last row is missing": (LOST, lambda rows: rows[:-1]),
+    "a row comes again": (DOUBLED, lambda rows: [*rows, rows[17]]),
+    "a number comes again": (
+        DOUBLED,
+        lambda rows: [*rows[:-1], rows[-1]._replace(n=1, b=TWO_STAGES.bucket(rows[-1].a, 1))],
+    ),
+    "rows of a reader change places": (REORDERED, lambda rows: swapped(rows, 100)),
+    "a hash does not follow": (REORDERED, lambda rows: [*rows[:50], rows[50]._replace(chain="no"), *rows[51:]]),
+    "no such row": (WRONG, lambda rows: [*rows, rows[0]._replace(i=600)]),
+    "another key": (WRONG, lambda rows: [rows[0]._replace(a=rows[0].a + 1), *rows[1:]]),
+    "another bucket": (WRONG, lambda rows: [rows[0]._replace(b=rows[0].b + 1), *rows[1:]]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found(damage: str) -> None:
+    kind, change = DAMAGE[damage]
+    found = history(TWO_STAGES, change(interleaving(TWO_STAGES, 5)))
+    found.end()
+    assert found.found[kind] > 0, found.found
+    assert found.examples[kind]
+
+
+def test_a_row_that_is_taken_back_is_found_once() -> None:
+    rows = interleaving(TWO_STAGES, 2)
+    found = history(TWO_STAGES, rows[:200])
+    found.compare(without(rows[:200], 100))
+    found.compare(without(rows[:210], 100))
+    assert {kind: times for kind, times in found.found.items() if times} == {RETRACTED: 1}
+    assert "it is gone" in found.examples[RETRACTED][0]
+    changed = history(TWO_STAGES, rows[:200])
+    changed.compare([*rows[:199], rows[199]._replace(m=rows[199].m + 1)])
+    assert changed.found[RETRACTED] == 1 and "now it is Row" in changed.examples[RETRACTED][0]
+
+
+def test_a_mixed_history_is_found() -> None:
+    """What a job shows that goes back after row 200 and then chooses otherwise, without taking anything back."""
+    first, second = interleaving(TWO_STAGES, 3), interleaving(TWO_STAGES, 4)
+    shown = {row.i for row in first[:200]}
+    found = history(TWO_STAGES, [*first[:200], *(row for row in second if row.i not in shown)])
+    assert found.found[DOUBLED] > 0
+
+
+def test_a_second_copy_is_found_by_a_full_look() -> None:
+    rows = interleaving(TWO_STAGES, 2)
+    found = history(TWO_STAGES, rows)
+    found.compare([*rows, rows[3]])
+    found.compare([*rows, rows[3]])
+    assert {kind: times for kind, times in found.found.items() if times} == {DOUBLED: 1}
+
+
+# --- the stages of the jobs, against the words of the checker
+
+
+class Context:
+    """The state of a key, as a stage uses it."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def state(self, name: str) -> Context:
+        return self
+
+    def get(self, default: Any) -> Any:
+        return default if self.value is None else self.value
+
+    def put(self, value: Any) -> None:
+        self.value = value
+
+
+class Given:
+    """A row, as a stage is given it."""
+
+    def __init__(self, **columns: Any) -> None:
+        self.__dict__.update(columns)
+
+
+def test_the_stages_do_what_the_checker_expects() -> None:
+    given = Input(rows=300, readers=2, keys=pipelines.KEYS, buckets=pipelines.BUCKETS, seed=9, cuts=False)
+    contexts: defaultdict[int, Context] = defaultdict(Context)
+    counts: defaultdict[int, int] = defaultdict(int)
+    two, one = [], []
+    keyed: defaultdict[int, Context] = defaultdict(Context)
+    for i in range(300):
+        row = pipelines.NumberedRow(9)(i)
+        counts[row[1]] += 1
+        batch = pa.record_batch({"i": [row[0]], "a": [row[1]], "n": [counts[row[1]]]})
+        (b,) = pipelines.with_bucket(batch).column("b").to_pylist()
+        two += pipelines.ranked(b, Given(i=row[0], a=row[1], n=counts[row[1]]), contexts[b])
+        one += [
+            (*found[:3], 0, 0, found[3])
+            for found in pipelines.numbered(row[1], Given(i=row[0], a=row[1]), keyed[row[1]])
+        ]
+    for rows, spec in ((two, given), (one, replace(given, buckets=0))):
+        found = history(spec, [Row(*row) for row in rows])
+        found.end()
+        assert found.exact, found.examples
+    lines = pa.record_batch({"value": ["7", "8"]})
+    assert pipelines.Numbers(9)(lines).column("a").to_pylist() == [given.key(7), given.key(8)]
+
+
+# --- files
+
+
+def write_batch(directory: Path, batch: str, *files: tuple[str, list[Row]]) -> None:
+    lines = ["v1"]
+    for name, rows in files:
+        path = directory / name
+        if rows:
+            columns = {field: [getattr(row, field) for row in rows] for field in ("i", "a", "n", "chain")}
+            pq.write_table(pa.table(columns), path)
+        lines.append(json.dumps({"path": path.as_uri(), "size": 1, "action": "add"}))
+    (directory / "_spark_metadata").mkdir(exist_ok=True)
+    (directory / "_spark_metadata" / batch).write_text("\n".join(lines))
+
+
+def test_files_are_visible_when_the_list_names_them(tmp_path: Path) -> None:
+    rows = interleaving(ONE_STAGE, 6)
+    found = History(ONE_STAGE)
+    watch = FilesWatch(found, tmp_path)
+    watch.look()
+    assert watch.looks == 0 and not watch.look_at_all()
+    write_batch(tmp_path, "9.compact")
+    write_batch(tmp_path, "10", ("a b.parquet", rows[:300]))
+    pq.write_table(pa.table({"i": [1]}), tmp_path / "not-listed.parquet")
+    watch.look()
+    assert len(found.known) == 300
+    write_batch(tmp_path, "11", ("c.parquet", rows[300:]))
+    assert watch.look_at_all() and len(found.known) == 600
+    found.end()
+    assert found.exact, found.examples
+
+
+def test_files_that_go_and_files_that_are_torn(tmp_path: Path) -> None:
+    rows = interleaving(ONE_STAGE, 6)
+    found = History(ONE_STAGE)
+    watch = FilesWatch(found, tmp_path)
+    write_batch(tmp_path, "10", ("a.parquet", rows[:200]), ("b.parquet", rows[200:300]))
+    watch.look()
+    write_batch(tmp_path, "10", ("a.parquet", rows[:200]))
+    watch.look()
+    assert found.found[RETRACTED] == 100
+    (tmp_path / "d.parquet").write_bytes(b"PAR1")
+    write_batch(tmp_path, "11", ("d.parquet", []), ("gone.parquet", []))
+    watch.look()
+    assert found.found[TORN] == 2
+
+
+# --- the checker as a program
+
+
+def test_the_checker_imports_nothing_of_the_project() -> None:
+    allowed = {*sys.stdlib_module_names, "psycopg", "pyarrow"}
+    sources = sorted(CHECKER.glob("*.py"))
+    assert len(sources) == 5
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level <= 1
+                names = [] if node.level else [node.module or ""]
+            assert {name.partition(".")[0] for name in names} <= allowed, (path.name, names)
+
+
+def test_the_checker_runs_by_itself(tmp_path: Path) -> None:
+    rows = interleaving(ONE_STAGE, 7)
+    output = tmp_path / "output"
+    output.mkdir()
+    write_batch(output, "10", ("a.parquet", rows[:-1]))
+    given = {"input": ONE_STAGE.__dict__, "directory": str(output), "status": str(tmp_path / "status.json")}
+    for more, lost in (("", 1), ("unfinished\n", 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "checker"],
+            cwd=CHECKER.parent,
+            input=json.dumps(given) + "\n" + more,
+            text=True,
+            timeout=60,
+            check=False,
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        status = json.loads((tmp_path / "status.json").read_text())
+        assert status["done"] and status["rows"] == 599 and status["found"][LOST] == lost
+
+
+# --- faults, rounds, rows
+
+
+def test_faults_come_from_the_seed() -> None:
+    kinds = FAULTS
+    assert set(kinds) == set(WEIGHTS)
+    one = drawn(3, 1, "postgres-at-once", kinds, 400)
+    assert one == drawn(3, 1, "postgres-at-once", kinds, 400) != drawn(4, 1, "postgres-at-once", kinds, 400)
+    assert {draw.kind for draw in one.draws} >= set(kinds) - {RESCALE}
+    rescaled = [number for number in range(60) if drawn(number, 1, "", kinds, 100).rescales]
+    assert 10 < len(rescaled) < 30 and drawn(0, 1, "", (RESCALE,), 1).rescales
+    assert 50 < sum(draw.overlaps for draw in one.draws) < 150
+    assert not one.draws[0].overlaps
+    assert {drawn(number, 1, "", kinds, 1).recovery for number in range(20)} == {"standby", "rollback", "partial"}
+
+
+def test_what_may_come_and_how_a_round_is_repeated() -> None:
+    settings = BlackBoxSettings(seed=7, kind=("slot", "cut"))
+    assert settings.kinds("files-parquet") == ("slot",) and settings.kinds("postgres-at-once") == ("slot", "cut")
+    assert [settings.round(number).pipeline for number in range(4)] == [*PIPELINES, "postgres-at-once"]
+    assert "--seed 7 --first 2 --rounds 1" in settings.repeated(settings.round(2))
+    with pytest.raises(ConfigurationError, match="meets none"):
+        BlackBoxSettings(kind=("cut",)).check()
+    with pytest.raises(ConfigurationError, match="--break is for"):
+        BlackBoxSettings(broken="apart").check()
+
+
+def test_a_job_survives_its_document() -> None:
+    job = Job("files-parquet", 10, 5.0, 3, Place("here"), {"parallelism": 3})
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+    assert (job.readers, replace(job, rescales=True).readers) == (3, 10)
+    assert RESCALE in PIPELINES["files-parquet"].kinds and RESCALE not in PIPELINES["postgres-at-once"].kinds
+
+
+def rounds() -> list[dict[str, Any]]:
+    def fault(kind: str, **found: int) -> dict[str, Any]:
+        return {"kind": kind, "overlaps": False, "found": found, "recovered_s": 1.5}
+
+    exact = {"round": 0, "pipeline": "postgres-at-once", "struck": [fault("slot"), fault("driver")], "found": {}}
+    exact |= {"exact": True, "error": None, "rows": 10, "looks": 4, "took_s": 2.0, "examples": {}}
+    damaged = {**exact, "round": 1, "struck": [fault("slot", doubled=2)], "found": {"doubled": 2}, "exact": False}
+    failed = {**exact, "round": 2, "pipeline": "files-parquet", "struck": [], "exact": False, "error": "RunError: no"}
+    return [exact, {**damaged, "examples": {"doubled": ["row 4"]}}, failed]
+
+
+def test_rows_by_pipeline_and_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    found = summarize(rounds())
+    files, table, everything = found["summary"]
+    assert (files["pipeline"], files["failed"], files["faults"]) == ("files-parquet", 1, 0)
+    assert (table["rounds"], table["exact"], table["faults"], table["doubled"]) == (2, 1, 3, 2)
+    assert everything["pipeline"] == "all" and {*KINDS, "rows", "looks", "took_s"} <= set(everything)
+    assert [(row["kind"], row["faults"], row["doubled"]) for row in found["by_kind"]] == [
+        ("driver", 1, 0),
+        ("slot", 2, 2),
+    ]
+    show(*tables({"runs": rounds(), **found}))
+    shown = capsys.readouterr().out
+    assert "RunError: no" in shown and "row 4" in shown
+    settings = BlackBoxSettings()
+    assert not EXPERIMENT.passed(settings, {"runs": rounds()})
+    assert EXPERIMENT.passed(settings, {"runs": rounds()[:1]})
+    broken = replace(settings, broken="apart")
+    assert EXPERIMENT.passed(broken, {"runs": rounds()}) and not EXPERIMENT.passed(broken, {"runs": rounds()[:1]})
