@@ -161,12 +161,20 @@ class Backlog:
 
     def with_upper_half(self, half: int) -> SeenFile | None:
         """The oldest file that was not begun with this upper half of its fingerprint."""
+        oldest = self.oldest()
+        if oldest is not None and upper_half(oldest.fingerprint) == half:
+            return oldest
         return min((f for number, f in self._unread.items() if upper_half(number) == half), default=None)
 
     def remove(self, file: SeenFile) -> None:
-        """A file that was not begun is no longer there."""
+        """A file is no longer among those that were not begun."""
         if self._unread.pop(file.fingerprint, None) is not None:
             self._unread_bytes -= file.size
+
+    def forget(self, file: SeenFile) -> None:
+        """As if a file that was not begun had never been there."""
+        self.remove(file)
+        self._present.pop(file.key, None)
 
     def begin(self, file: SeenFile) -> None:
         """A file is being read."""

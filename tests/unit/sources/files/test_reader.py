@@ -16,6 +16,7 @@ import pytest
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.sources.files import decoding, directory
 from flinkplus.sources.files.directory import InputDirectory
+from flinkplus.sources.files.seen import SeenFile
 from flinkplus.sources.files.source import DirectoryFiles
 from tests.unit.sources.files.driven import Driven, put, repeated, source_of
 
@@ -182,6 +183,43 @@ def test_a_file_that_is_removed_before_it_is_begun_is_no_error(tmp_path: Path) -
         found += split(values(run.step()))
     assert {(0, 0), (0, 1), (2, 0)} <= {*found} and len(found) in (4, 6)  # what was decoded by then is read
     run.idle()
+    run.close()
+
+
+def test_a_file_that_cannot_be_found_for_a_while_is_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listing shows it, and opening it fails: as in network file systems."""
+    put(tmp_path / "a", lines(0, 3), NOW_S)
+    put(tmp_path / "b", lines(1, 3), NOW_S + 1)
+    real, failures = InputDirectory.open, [0]
+
+    def opened(self: InputDirectory, file: SeenFile) -> Any:
+        if file.path == "a" and failures[0] < 3:
+            failures[0] += 1
+            raise FileNotFoundError(file.path)
+        return real(self, file)
+
+    monkeypatch.setattr(InputDirectory, "open", opened)
+    run = Driven(source_of(tmp_path))
+    assert sorted(split(values(run.rows(6)))) == [(file, line) for file in range(2) for line in range(3)]
+    assert failures[0] == 3
+    run.idle()
+    run.close()
+
+
+@pytest.mark.parametrize("changed", ["fail", "ignore"])
+def test_a_planned_file_must_stay_as_it_is(tmp_path: Path, changed: str) -> None:
+    for file in range(2):
+        put(tmp_path / f"{file}", lines(file, 2), NOW_S + file)
+    planned = source_of(tmp_path, watch=False, changed=changed).planned()
+    put(tmp_path / "1", lines(1, 3))
+    run = Driven(planned)
+    with pytest.raises(InputError, match="1' has changed"):
+        run.all_rows()
+    run.close()
+    (tmp_path / "1").unlink()
+    run = Driven(planned)
+    with pytest.raises(InputError, match="1' was removed before it was read"):
+        run.all_rows()
     run.close()
 
 
