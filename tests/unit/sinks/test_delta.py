@@ -23,7 +23,17 @@ from flinkplus.sinks.delta.sink import DeltaSink, delta_sink
 from flinkplus.sinks.delta.table import Conflict, DeltaOutput
 from flinkplus.sinks.former import former_sink
 from tests.s3_server import s3_server
-from tests.unit.sinks.harness import SCHEMA, TAG, FaultyFiles, Job, at_every_operation, context, in_new_process, rows
+from tests.unit.sinks.harness import (
+    SCHEMA,
+    TAG,
+    Crash,
+    FaultyFiles,
+    Job,
+    at_every_operation,
+    context,
+    in_new_process,
+    rows,
+)
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'flinkplus[delta]'")
 
@@ -472,6 +482,26 @@ def test_two_sinks_of_a_job_do_not_share_a_table(tmp_path: Path) -> None:
         job(tmp_path, name="other")
 
 
+def test_two_sinks_that_resume_one_table_do_not_lose_rows(tmp_path: Path) -> None:
+    """The first start was refused; the next one finds a job that has begun, and each sink takes the table over."""
+    job(tmp_path, name="first")
+    first, second = next_driver(tmp_path, name="first"), next_driver(tmp_path, name="second")
+    with pytest.raises(OutputTableError, match="give each sink of a job a table of its own"):
+        first.checkpoint(1)
+    second.checkpoint(1)
+    assert content(tmp_path) == expected(1)
+
+
+def test_two_sinks_from_a_savepoint_do_not_lose_rows(tmp_path: Path) -> None:
+    job(tmp_path).checkpoint(1)
+    first, second = (job(tmp_path, name=name, job_id="job-2", resume=True) for name in ("first", "second"))
+    first.committer.succeed("job-1", 1)
+    second.committer.succeed(None, 1)
+    first.deploy()
+    with pytest.raises(OutputTableError, match="give each sink of a job a table of its own"):
+        first.checkpoint(2)
+
+
 def test_a_table_of_another_job_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(OutputTableError, match="does not hold the output of the job to be resumed"):
         next_driver(tmp_path / "none")
@@ -487,13 +517,22 @@ def test_a_sink_of_another_name_continues_the_table(tmp_path: Path) -> None:
     assert content(tmp_path) == expected(1, 2)
 
 
-def test_a_sink_that_is_gone_must_have_committed(tmp_path: Path) -> None:
+def crashing(*arguments: Any) -> None:
+    raise Crash("before the commit")
+
+
+def test_a_sink_that_is_gone_must_have_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = job(tmp_path)
     described = running.stage(1)
     gone = former_sink("out", dict(running.sink.settings()), "job-1", "unused")
     assert gone is not None
     with pytest.raises(ConfigurationError, match="output of checkpoint 1 waits to be committed"):
         gone.committer().commit(1, described)
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(DeltaOutput, "commit", crashing)
+        running.committer.commit(1, described)
+    with pytest.raises(ConfigurationError, match="output of checkpoint 1 waits to be committed"):
+        gone.committer().commit(1, described)  # its files are not staged any more, and not in the table
     running.committer.commit(1, described)
     gone.committer().commit(1, described)
 
