@@ -163,6 +163,19 @@ def test_the_number_of_open_files_is_limited(tmp_path: Path, monkeypatch: pytest
     assert list((tmp_path / "_staging" / "job-1").iterdir()) == []
 
 
+def test_many_partitions_do_not_make_a_file_for_every_few_rows(tmp_path: Path) -> None:
+    """Otherwise each MiB of rows, or each 128 batches, ended a file of almost every partition."""
+    running = by_word(tmp_path)
+    count = file_writer.MAX_OPEN_FILES * 4
+    many = rows(*((f"w{index:03d}", index) for index in range(count)))
+    for _ in range(file_writer.GATHERED_BATCHES * 8):
+        running.writers[0].write(many)
+    described = running.stage(1, with_rows=False)
+    assert len(described) <= 2 * count
+    assert Counter(file.folder for file in described).keys() == {f"word=w{index:03d}" for index in range(count)}
+    assert sum(file.rows for file in described) == count * file_writer.GATHERED_BATCHES * 8
+
+
 def test_a_large_file_is_followed_by_another(tmp_path: Path) -> None:
     job = Job(parquet_sink("out", str(tmp_path), (), 1 << 20, False))
     for begin in range(0, 600_000, 2_000):
