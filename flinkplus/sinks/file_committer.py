@@ -86,6 +86,8 @@ class FileCommitter(SinkCommitter):
             )
         if owner != self._owner:  # the sink was renamed
             self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+        if not self._log.is_made() and not any(self._own(entry.name) for _, entry in self._files.data_files()):
+            self._prepare_new()  # a run before died while it did so; with files of the job, its list was lost
 
     def _what_is_in_the_way(self) -> str | None:
         """The name of an entry that belongs neither to this job nor to one that ended before its first commit."""
