@@ -24,11 +24,14 @@ from typing import Any
 from typing_extensions import override
 
 from flinkplus.errors import OutputTableError
+from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import SinkCommitter, not_yet_committed
 from flinkplus.sinks.delta.table import AddedFile, DeltaOutput, attempts, version_of
+from flinkplus.sinks.file_names import OWNER_FILE
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.partitions import values_of
+from flinkplus.sinks.spark_log import LOG_DIRECTORY
 from flinkplus.sinks.staging import StagingFolder, placed_name
 
 TAKEN = 1 << 62
@@ -97,10 +100,12 @@ class DeltaCommitter(SinkCommitter):
         self._output.commit(table, versions)
 
     def _check_no_data(self) -> None:
-        found = next(self._files.data_files(), None)
+        other = next((name for name in (OWNER_FILE, LOG_DIRECTORY) if self._files.info(name) is not None), None)
+        found = other or next((name for name, _ in self._files.data_files()), None)
         if found is not None:
             raise OutputTableError(
-                f"{self._output} does not exist, and there is other data in its place ({found[0]}): choose another path"
+                f"{self._output} does not exist, and there is other data in its place ({printable(found)}): choose "
+                "another path"
             )
 
     def _take_over(self) -> None:

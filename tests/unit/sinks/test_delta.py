@@ -22,6 +22,7 @@ from flinkplus.sinks.delta.location import StorageOptions, TableLocation
 from flinkplus.sinks.delta.sink import DeltaSink, delta_sink
 from flinkplus.sinks.delta.table import Conflict, DeltaOutput
 from flinkplus.sinks.former import former_sink
+from flinkplus.sinks.parquet import ParquetSink
 from tests.s3_server import s3_server
 from tests.unit.sinks.harness import (
     SCHEMA,
@@ -113,6 +114,18 @@ def test_partitions_of_any_text_are_read_back(tmp_path: Path, word: str | None) 
     found = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(tmp_path)))
     read = pa.table(found.execute("SELECT word, count FROM t").read_all())
     assert [tuple(row.values()) for row in read.to_pylist()] == [(word or None, 1)]
+
+
+def test_an_empty_text_is_allowed_where_no_null_is(tmp_path: Path) -> None:
+    """It is a null in the table: a column that forbids nulls could not be read any more."""
+    schema = pa.schema([pa.field("word", pa.string(), nullable=False), ("count", pa.int64())])
+    bound = sink(tmp_path, partition_by="word").bind(schema, "job-1")
+    committer = bound.committer()
+    committer.prepare(resume=False)
+    writer = bound.writer(context(0), 1)
+    writer.write(rows(("", 1), schema=schema))
+    committer.commit(1, writer.settle(writer.stage(1)))
+    assert pa.table(deltalake.DeltaTable(str(tmp_path)).to_pyarrow_table()).to_pylist() == [{"word": None, "count": 1}]
 
 
 TYPES = {
@@ -455,6 +468,20 @@ def test_other_data_in_the_place_of_a_table_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
     with pytest.raises(OutputTableError, match="there is other data in its place"):
         job(tmp_path)
+
+
+def test_a_table_is_not_made_in_the_directory_of_another_output(tmp_path: Path) -> None:
+    """Both would stage files of the same names in the same folder."""
+    Job(ParquetSink("files", str(tmp_path)))
+    with pytest.raises(OutputTableError, match=r"there is other data in its place \(_flinkplus.json\)"):
+        job(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/tmp/a%20b", "file:///tmp/a%2520b"])
+def test_a_local_path_that_deltalake_does_not_find_is_refused(path: str) -> None:
+    """It decodes the path once more than it encodes it."""
+    with pytest.raises(ConfigurationError, match="deltalake does not find a local path with '/tmp/a%20b'"):
+        sink(path)
 
 
 def test_merge_adds_columns(tmp_path: Path) -> None:

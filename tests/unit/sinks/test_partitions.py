@@ -482,6 +482,16 @@ def test_a_folder_that_others_have_removed_is_made_again(tmp_path: Path) -> None
     assert len(list((tmp_path / "word=r0001").iterdir())) == 1
 
 
+def test_what_others_put_into_the_directory_stays(tmp_path: Path) -> None:
+    """Also a file of another job: it is invisible, and may be the only one."""
+    running = by_word(tmp_path, append=True)
+    running.checkpoint(1)
+    copy = tmp_path / "word=r0001" / "part-c00000001-s0-g2-0-0000abcd.parquet"
+    shutil.copy(next(copy.parent.iterdir()), copy)
+    running.committer.finish()
+    assert copy.exists()
+
+
 def test_nested_columns_are_added_to_those_of_a_job_before(tmp_path: Path) -> None:
     """Parquet names the parts of lists and maps otherwise, and has other units."""
     parts = pa.struct([pa.field("at", pa.timestamp("ns"), nullable=False), ("text", pa.large_string())])
