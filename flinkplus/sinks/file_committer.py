@@ -11,7 +11,8 @@ The output directory::
 Invariants: a listed file exists, whole, from before it is listed until it is no longer listed. A file is moved only
 when the checkpoint that covers it is complete. The highest checkpoint in the names of the job's listed files is the
 only record of what is committed. Files of generations that were rolled back are removed at the latest by ``finish``.
-What others have written to the directory (``append``) is listed from the start, and never touched.
+What others have written to the directory (``append``) is listed from the start, and never touched; nor is what they
+put there later.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class FileCommitter(SinkCommitter):
             )
         if owner != self._owner:  # the sink was renamed
             self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+        if not self._log.is_made() and not any(self._own(entry.name) for _, entry in self._files.data_files()):
+            self._prepare_new()  # a run before died while it did so; with files of the job, its list was lost
 
     def _what_is_in_the_way(self) -> str | None:
         """The name of an entry that belongs neither to this job nor to one that ended before its first commit."""
@@ -214,7 +217,9 @@ class FileCommitter(SinkCommitter):
         with self._loaded():
             visible = {entry.name for entry in self._log.all_files()} or {self._commit_empty_file()}
             for name, entry in list(self._files.data_files()):
-                if PartName.parse(entry.name) is not None and entry.name not in visible:
+                part = PartName.parse(entry.name)
+                may_be_mine = part is not None and (part.job == self._tag or not self._form.append)
+                if may_be_mine and entry.name not in visible:
                     self._files.delete(name)
             for entry in self._files.entries():
                 if entry.name.endswith(TEMPORARY_SUFFIX):

@@ -21,7 +21,7 @@ class StagingFolder:
         self._files = files
         self.name = name
         self._generations: dict[int, int] = {}  # the newest one seen of each subtask
-        self._folders: set[str] = set()  # of partitions, known to exist
+        self._folders: set[str] = set()  # of partitions, made once where that costs requests
 
     def path(self, name: str) -> str:
         """Where the staged file ``name`` is, in ``files``."""
@@ -46,8 +46,8 @@ class StagingFolder:
             staged = self._files.info(self.path(file.name))
             if staged is None or staged.size != file.bytes:
                 return None
-            if file.folder and file.folder not in self._folders:
-                self._files.make_dir(file.folder)
+            if file.folder and (self._files.has_folders or file.folder not in self._folders):
+                self._files.make_dir(file.folder)  # each time: others may remove one that is empty
                 self._folders.add(file.folder)
             self._files.move(self.path(file.name), name)
             entry = self._files.info(name)

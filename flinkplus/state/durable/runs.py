@@ -21,6 +21,8 @@ from flinkplus.state.file_system import Files
 
 RUNS_BLOB = "runs"
 CUTS_BLOB = "cuts-"
+CALLS_FOLDER = "calls"
+"""With which batches the driver has called the functions of a job (``sinks.foreach_batch``)."""
 _CUTS_NAME = re.compile(rf"{CUTS_BLOB}[0-9]+\Z")
 
 log = logging.getLogger("flinkplus")
@@ -51,7 +53,7 @@ class Runs:
         """Take the directory over for run ``number`` of the job."""
         run = b"%d %s" % (number, secrets.token_hex(8).encode())
         self._blobs.put(RUNS_BLOB, run)
-        for folder in (FOLDER, "checkpoints"):
+        for folder in (FOLDER, "checkpoints", CALLS_FOLDER):
             self._files.delete_unfinished(folder)
         self._uploads.abort()
         self._run, self._number, self.epoch = run, number, number * EPOCHS_PER_RUN
