@@ -209,12 +209,7 @@ class BatchCommitter(LastingCommitter):
             calls, new = self._known(), [file for file in new if file not in begun]
         if new:
             self._call(calls, checkpoint, new)
-        is_new = self._staging.is_new_generation(files)
-        for file in files:
-            self._files.delete(self._staging.path(file.name))
-        if is_new:
-            self._staging.sweep(checkpoint)
-        self._files.uploads.abort_old(self._staging.name)
+        self._staging.remove_committed(checkpoint, files)
 
     def _call(self, calls: BatchCalls, batch: int, files: Sequence[StagedFile]) -> None:
         """Call the function with the rows of ``files``, and store that it was called."""

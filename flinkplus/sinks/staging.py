@@ -76,6 +76,16 @@ class StagingFolder:
             lambda left: left.generation < self._generations.get(left.subtask, -1),
         )
 
+    def remove_committed(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
+        """Remove ``files``, whose rows are committed and are needed no more. After a new generation, also what is
+        staged up to ``checkpoint`` and described by no snapshot."""
+        is_new = self.is_new_generation(files)
+        for file in files:
+            self._files.delete(self.path(file.name))
+        if is_new:
+            self.sweep(checkpoint)
+        self._files.uploads.abort_old(self.name)
+
     def remove_after(self, checkpoint: int | None) -> None:
         """Remove what is staged after ``checkpoint``; ``None``: everything that is staged."""
         self._remove(lambda _, part: is_later(part, checkpoint), lambda _: False)

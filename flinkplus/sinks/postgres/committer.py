@@ -93,12 +93,7 @@ class PostgresCommitter(LastingCommitter, RunKeeper):
                 f"checkpoint {checkpoint} is committed",
                 COMMIT_LOCK_TIMEOUT,
             )
-        is_new = self._staging.is_new_generation(files)
-        for file in files:
-            self._files.delete(self._staging.path(file.name))
-        if is_new:
-            self._staging.sweep(checkpoint)
-        self._files.uploads.abort_old(self._staging.name)
+        self._staging.remove_committed(checkpoint, files)
 
     def _commit(self, connection: Any, checkpoint: int, files: Sequence[StagedFile]) -> int:
         known = self._locked(connection)
