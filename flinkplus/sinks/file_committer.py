@@ -161,7 +161,7 @@ class FileCommitter(SinkCommitter):
         if owner is not None and owner != self._owner:
             raise OutputDirectoryError(
                 f"output directory {self._files.location} belongs to another job now, which was started from a "
-                "savepoint of this one"
+                "savepoint of this one, or adds to its output"
             )
 
     # --- while the job runs -------------------------------------------------------------------------------------------

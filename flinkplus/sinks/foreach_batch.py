@@ -38,7 +38,7 @@ from flinkplus.sinks.base import SinkCommitter, not_yet_committed
 from flinkplus.sinks.file_names import PartName, table_staging
 from flinkplus.sinks.file_writer import Encoder, FileSink
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.staging import StagingFolder
+from flinkplus.sinks.staging import LastingCommitter, StagingFolder
 from flinkplus.state.durable.runs import CALLS_FOLDER
 from flinkplus.state.file_system import Files, open_directory
 
@@ -155,7 +155,7 @@ class BatchCalls(Document):
             checked_name(name)
 
 
-class BatchCommitter(SinkCommitter):
+class BatchCommitter(LastingCommitter):
     """Calls the function of one sink. ``path``: the checkpoint directory; ``staging``: the folder with its rows."""
 
     def __init__(self, sink: str, job_id: str, function: BatchFunction, path: str, staging: str) -> None:
@@ -209,12 +209,7 @@ class BatchCommitter(SinkCommitter):
             calls, new = self._known(), [file for file in new if file not in begun]
         if new:
             self._call(calls, checkpoint, new)
-        is_new = self._staging.is_new_generation(files)
-        for file in files:
-            self._files.delete(self._staging.path(file.name))
-        if is_new:
-            self._staging.sweep(checkpoint)
-        self._files.uploads.abort_old(self._staging.name)
+        self._staging.remove_committed(checkpoint, files)
 
     def _call(self, calls: BatchCalls, batch: int, files: Sequence[StagedFile]) -> None:
         """Call the function with the rows of ``files``, and store that it was called."""
@@ -257,25 +252,16 @@ class BatchCommitter(SinkCommitter):
         return pa.ipc.open_stream(content).read_all()
 
     @override
-    def retract_after(self, checkpoint: int | None) -> None:
-        through, calls = checkpoint or 0, self._known()
-        called = max(calls.checkpoint, calls.begun)
-        if called > through:
-            raise OutputFunctionError(
-                f"sink {self._sink!r}: its function was called with the rows of checkpoint {called}, which cannot be "
-                f"taken back: the job cannot continue from {f'checkpoint {through}' if through else 'the start'}"
-            )
-        self._staging.remove_after(through)
-
-    # --- at the end ---------------------------------------------------------------------------------------------------
+    def _last_committed(self) -> int:
+        calls = self._known()
+        return max(calls.checkpoint, calls.begun)
 
     @override
-    def finish(self) -> None:
-        self.discard()
-
-    @override
-    def discard(self) -> None:
-        self._staging.discard()
+    def _lasts(self, checkpoint: int, consequence: str) -> OutputFunctionError:
+        return OutputFunctionError(
+            f"sink {self._sink!r}: its function was called with the rows of checkpoint {checkpoint}, which "
+            f"{consequence}"
+        )
 
 
 class CallRecord:

@@ -33,7 +33,7 @@ from urllib.parse import unquote
 from flinkplus.documents import fits, parse_document
 from flinkplus.errors import OutputDirectoryError
 from flinkplus.local_files import NoRegularFile
-from flinkplus.path_names import checked_name
+from flinkplus.path_names import checked_foreign
 from flinkplus.printable import printable
 from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
 
@@ -280,5 +280,5 @@ def parse_logged(line: str) -> LoggedFile:
     entry = LoggedFile(**{name: found[name] for name in _FIELDS})
     if not all(fits(getattr(entry, name), hint) for name, hint in _FIELDS.items()):
         raise TypeError(f"{printable(line, 100)} lists no file")
-    checked_name(entry.name)
+    checked_foreign(entry.name)
     return entry

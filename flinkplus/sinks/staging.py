@@ -6,10 +6,15 @@ Rules: before a file, an upload or a folder goes it is checked that this driver 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from posixpath import join
 
+from typing_extensions import override
+
+from flinkplus.errors import OutputError
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.base import SinkCommitter
 from flinkplus.sinks.file_names import STAGING_DIRECTORY, OpenName, PartName
 from flinkplus.sinks.files import FileEntry, OutputFiles
 
@@ -71,6 +76,16 @@ class StagingFolder:
             lambda left: left.generation < self._generations.get(left.subtask, -1),
         )
 
+    def remove_committed(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
+        """Remove ``files``, whose rows are committed and are needed no more. After a new generation, also what is
+        staged up to ``checkpoint`` and described by no snapshot."""
+        is_new = self.is_new_generation(files)
+        for file in files:
+            self._files.delete(self.path(file.name))
+        if is_new:
+            self.sweep(checkpoint)
+        self._files.uploads.abort_old(self.name)
+
     def remove_after(self, checkpoint: int | None) -> None:
         """Remove what is staged after ``checkpoint``; ``None``: everything that is staged."""
         self._remove(lambda _, part: is_later(part, checkpoint), lambda _: False)
@@ -89,6 +104,36 @@ class StagingFolder:
         for folder in (self.name, STAGING_DIRECTORY):
             if not self._files.entries(folder):  # files of a later run were not in the listing above
                 self._files.delete_dir(folder)
+
+
+class LastingCommitter(SinkCommitter):
+    """A committer that stages in a folder, and whose commits are not taken back: those to a table, calls."""
+
+    _staging: StagingFolder
+
+    @abstractmethod
+    def _last_committed(self) -> int:
+        """Up to which checkpoint rows are committed, or may be."""
+
+    @abstractmethod
+    def _lasts(self, checkpoint: int, consequence: str) -> OutputError:
+        """The error for a job that would have to go back behind ``checkpoint``, with what that means for it."""
+
+    @override
+    def retract_after(self, checkpoint: int | None) -> None:
+        through, committed = checkpoint or 0, self._last_committed()
+        if committed > through:
+            target = f"checkpoint {through}" if through else "the start"
+            raise self._lasts(committed, f"cannot be taken back: the job cannot continue from {target}")
+        self._staging.remove_after(through)
+
+    @override
+    def finish(self) -> None:
+        self.discard()
+
+    @override
+    def discard(self) -> None:
+        self._staging.discard()
 
 
 def is_later(part: PartName | None, checkpoint: int | None) -> bool:

@@ -26,13 +26,13 @@ from typing_extensions import override
 from flinkplus.errors import OutputTableError
 from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import SinkCommitter, not_yet_committed
+from flinkplus.sinks.base import not_yet_committed
 from flinkplus.sinks.delta.table import AddedFile, DeltaOutput, attempts, version_of
 from flinkplus.sinks.file_names import OWNER_FILE
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.partitions import values_of
 from flinkplus.sinks.spark_log import LOG_DIRECTORY
-from flinkplus.sinks.staging import StagingFolder, placed_name
+from flinkplus.sinks.staging import LastingCommitter, StagingFolder, placed_name
 
 TAKEN = 1 << 62
 """The version of a job whose table another job has taken over."""
@@ -42,7 +42,7 @@ COMMIT_ATTEMPTS = 10
 """When other writers are faster; the coordinator repeats a failed commit several times."""
 
 
-class DeltaCommitter(SinkCommitter):
+class DeltaCommitter(LastingCommitter):
     """Commits the files of one sink. ``files``: the table's directory; ``staging``: the folder in it."""
 
     def __init__(self, sink: str, job_id: str, output: DeltaOutput, files: OutputFiles, staging: str) -> None:
@@ -219,25 +219,14 @@ class DeltaCommitter(SinkCommitter):
         )
 
     @override
-    def retract_after(self, checkpoint: int | None) -> None:
-        through = checkpoint or 0
-        _, known = self._current()
-        if known > through:
-            raise OutputTableError(
-                f"{self._output} holds the rows of checkpoint {known}, and what is committed to a table is not taken "
-                f"back: the job cannot continue from {f'checkpoint {through}' if through else 'the start'}"
-            )
-        self._staging.remove_after(through)
-
-    # --- at the end ---------------------------------------------------------------------------------------------------
+    def _last_committed(self) -> int:
+        return self._current()[1]
 
     @override
-    def finish(self) -> None:
-        self.discard()
-
-    @override
-    def discard(self) -> None:
-        self._staging.discard()
+    def _lasts(self, checkpoint: int, consequence: str) -> OutputTableError:
+        return OutputTableError(
+            f"{self._output} holds the rows of checkpoint {checkpoint}, and what is committed to a table {consequence}"
+        )
 
 
 def application(job_id: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -306,6 +307,26 @@ def test_data_of_a_batch_job_stays_visible(tmp_path: Path) -> None:
     job.checkpoint(2)
     job.committer.finish()
     assert visible(tmp_path) == old + expected(2)
+
+
+@pytest.mark.parametrize("name", ["a (1)", "données", "a:b@c'd", "a\nb", "x" * 240])
+def test_earlier_files_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """The list is read again: at the end, by a compaction, and by the next job that adds to it."""
+    batch_output(tmp_path, 7)
+    (data,) = (tmp_path / "word=old").iterdir()
+    data.rename(data.with_name(f"{name}.parquet"))
+    finished_job(tmp_path, append=True)
+    by_word(tmp_path, append=True).checkpoint(1)
+    assert visible(tmp_path) == Counter({("old", 7): 1}) + expected(1, 1)
+
+
+def test_a_name_that_no_list_can_hold_is_refused(tmp_path: Path) -> None:
+    batch_output(tmp_path, 7)
+    (data,) = (tmp_path / "word=old").iterdir()
+    os.rename(data, os.path.join(os.fsencode(data.parent), b"\xff.parquet"))
+    with pytest.raises(OutputDirectoryError, match="is no name of a file that can be listed"):
+        by_word(tmp_path, append=True)
+    assert not (tmp_path / "_spark_metadata").exists()
 
 
 def test_the_list_of_a_job_that_has_ended_is_continued(tmp_path: Path) -> None:
