@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import md5
@@ -18,12 +18,20 @@ ISO_DATE = "2025-01-01T00:00:00.000Z"
 
 @dataclass
 class Bucket:
-    """``objects``: key -> content. ``parts``: upload -> number -> content. ``full``: nothing more is taken."""
+    """``objects``: key -> content. ``parts``: upload -> number -> content. ``full``: nothing more is taken.
+
+    ``knows_conditions``: whether ``If-None-Match`` and ``If-Match`` of a write have an effect. ``before_put``: called
+    with the key before a write has its effect; ``after_put``: afterwards, and may return another status to answer with.
+    """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     full: bool = False
     port: int = 0
+    knows_conditions: bool = True
+    before_put: Callable[[str], None] = field(default=lambda key: None)
+    after_put: Callable[[str], int | None] = field(default=lambda key: None)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def uri(self, folder: str) -> str:
         """Of a folder in it, for checkpoints and savepoints."""
@@ -134,9 +142,26 @@ class Handler(BaseHTTPRequestHandler):
         query = self.query
         if "uploadId" in query:
             self.bucket.parts[query["uploadId"]][int(query["partNumber"])] = data
-        else:
-            self.bucket.objects[self.key] = data
-        return self.answer(200, ETag=_tag(data))
+            return self.answer(200, ETag=_tag(data))
+        self.bucket.before_put(self.key)
+        with self.bucket.lock:
+            refused = self._condition_is_false()
+            if not refused:
+                self.bucket.objects[self.key] = data
+        if refused:
+            error = b'<?xml version="1.0"?><Error><Code>PreconditionFailed</Code><Message>it is false</Message></Error>'
+            return self.answer(412, error, Content_Type="application/xml")
+        status = self.bucket.after_put(self.key)
+        return self.answer(200, ETag=_tag(data)) if status is None else self.answer(status)
+
+    def _condition_is_false(self) -> bool:
+        found = self.bucket.objects.get(self.key)
+        if not self.bucket.knows_conditions:
+            return False
+        if self.headers.get("If-None-Match") == "*":
+            return found is not None
+        wanted = self.headers.get("If-Match")
+        return wanted is not None and (found is None or wanted != _tag(found))
 
     def do_POST(self) -> None:
         data, query = self.body(), self.query

@@ -42,6 +42,7 @@ class FileCommitter(SinkCommitter):
         self._empty_file = empty_file
         self._log = SparkFileLog(files)
         self._committed_through: int | None = None  # None: not read from the log yet
+        self._is_fenced = False  # whether writes of earlier drivers have no effect any more
 
     def allow_only_if(self, check: Callable[[], None]) -> None:
         self._files.check = check
@@ -59,24 +60,35 @@ class FileCommitter(SinkCommitter):
 
     def _prepare_new(self) -> None:
         self._files.make_dir()
+        before = self._owner_file()
         blocking = self._what_is_in_the_way()
         if blocking is not None:
             raise OutputDirectoryError(
                 f"output directory {self._files.location} is not empty (it holds {printable(blocking)}): "
                 "choose another one, remove it, or resume the job that wrote it"
             )
-        self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+        self._own(before)
         self._log.create()
 
     def _prepare_resumed(self) -> None:
-        owner = self._read_owner()
+        before = self._owner_file()
+        owner = self._parsed(before)
         if not self._is_of(owner, self._job_id):
             raise OutputDirectoryError(
                 f"output directory {self._files.location} does not hold the output of the job to be resumed: "
                 "give the directory that the job wrote to, unchanged, or start a new job"
             )
         if owner != self._owner:  # the sink was renamed
-            self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+            self._own(before)
+
+    def _own(self, before: bytes | None) -> None:
+        """Make the directory this job's. ``before``: the file that says whose it was."""
+        mine = json.dumps(self._owner).encode()
+        files = self._files
+        if not (files.create(OWNER_FILE, mine) if before is None else files.swap(OWNER_FILE, before, mine)):
+            raise OutputDirectoryError(
+                f"output directory {files.location} was taken by another job at the same time: choose another one"
+            )
 
     def _what_is_in_the_way(self) -> str | None:
         """The name of an entry that belongs neither to this job nor to one that ended before its first commit."""
@@ -90,11 +102,18 @@ class FileCommitter(SinkCommitter):
 
         return next((entry.name for entry in self._files.entries() if is_in_the_way(entry.name)), None)
 
-    def _read_owner(self) -> object:
+    def _owner_file(self) -> bytes | None:
         try:
-            return json.loads(self._files.read(OWNER_FILE))
+            return self._files.read(OWNER_FILE)
         except FileNotFoundError:
             return None
+
+    def _read_owner(self) -> object:
+        return self._parsed(self._owner_file())
+
+    def _parsed(self, owner_file: bytes | None) -> object:
+        try:
+            return None if owner_file is None else json.loads(owner_file)
         except (ValueError, RecursionError) as error:
             raise OutputDirectoryError(
                 f"output directory {self._files.location}: {OWNER_FILE} is damaged ({error}); choose another directory"
@@ -131,8 +150,9 @@ class FileCommitter(SinkCommitter):
     def succeed(self, job_id: str | None, checkpoint: int) -> None:
         self.check_successor(job_id, checkpoint)
         try:
-            if self._is_of(self._read_owner(), job_id):
-                self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+            before = self._owner_file()
+            if self._is_of(self._parsed(before), job_id):
+                self._own(before)
             is_mine = self._read_owner() == self._owner
         except OSError as error:
             raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
@@ -168,6 +188,9 @@ class FileCommitter(SinkCommitter):
     def retract_after(self, checkpoint: int | None) -> None:
         self._check_owner()
         with self._loaded():
+            if not self._is_fenced:
+                self._log.fence()
+                self._is_fenced = True
             self._log.retain(lambda entry: not is_later(PartName.parse(entry.name), checkpoint))
             for entry in self._files.entries():
                 if is_later(PartName.parse(entry.name), checkpoint):
