@@ -143,6 +143,9 @@ class Handler(BaseHTTPRequestHandler):
         if "uploadId" in query:
             self.bucket.parts[query["uploadId"]][int(query["partNumber"])] = data
             return self.answer(200, ETag=_tag(data))
+        source = self.headers.get("x-amz-copy-source")
+        if source is not None:
+            return self._copy(unquote(source).removeprefix("/").removeprefix(f"{BUCKET}/"))
         self.bucket.before_put(self.key)
         with self.bucket.lock:
             refused = self._condition_is_false()
@@ -153,6 +156,14 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(412, error, Content_Type="application/xml")
         status = self.bucket.after_put(self.key)
         return self.answer(200, ETag=_tag(data)) if status is None else self.answer(status)
+
+    def _copy(self, source: str) -> None:
+        found = self.bucket.objects.get(source)
+        if found is None:
+            error = b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>'
+            return self.answer(404, error, Content_Type="application/xml")
+        self.bucket.objects[self.key] = found
+        return self.xml("CopyObjectResult", f"<ETag>{_tag(found)}</ETag><LastModified>{ISO_DATE}</LastModified>")
 
     def _condition_is_false(self) -> bool:
         found = self.bucket.objects.get(self.key)

@@ -71,8 +71,8 @@ class OneDriver:
 
 @dataclass(frozen=True)
 class World:
-    """``objects``: the store. ``late``: writes of dead drivers that have had no effect yet. ``deaths``: drivers that may
-    still die. ``replaced``: the name of a manifest that had another content before."""
+    """``objects``: the store. ``late``: writes of dead drivers that have had no effect yet. ``deaths``: drivers that
+    may still die. ``replaced``: the name of a manifest that had another content before."""
 
     drivers: tuple[OneDriver, ...]
     objects: frozenset[tuple[tuple[str, int, int], str]] = frozenset()
