@@ -47,6 +47,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     bucket: Bucket
 
     @property
