@@ -263,7 +263,8 @@ class Ownership:
     def _check_owner(self, job: dict[str, Any], document: JobFile | None, resume: Resume, upgraded: bool) -> None:
         where = f"checkpoint directory {self._uri!r}"
         if document is None:
-            others = [name for name in self._files.names("") if not name.startswith(".")]
+            names = self._files.names("")
+            others = [name for name in names if not name.startswith(".") and not self._runs.is_of_a_begin(name)]
             if others:
                 raise CheckpointDirectoryError(
                     f"{where} holds other data ({others[0]!r}) and is not a checkpoint directory; choose an empty one"

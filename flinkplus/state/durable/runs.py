@@ -113,6 +113,11 @@ class Runs:
         self._store_cuts(self._stored_cuts())
         return claim.run
 
+    def is_of_a_begin(self, name: str) -> bool:
+        """Whether ``begin`` writes files of this name. A driver may have died right after it."""
+        folder, _, last = name.rpartition("/")
+        return folder == CLAIMS or (folder == FOLDER and _CUTS_NAME.match(last) is not None)
+
     def check(self) -> None:
         """Raises ``JobRunsElsewhere`` when another driver has begun a run since ``begin``."""
         mine = self._mine

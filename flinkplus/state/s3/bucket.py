@@ -127,7 +127,8 @@ class S3Bucket:
                 if status == 501:
                     raise self._unable("the server does not implement them") from None
                 if status > 501 or status == 500:
-                    return self._unanswered(path, error)
+                    _log_unanswered(path, error)
+                    return None
                 if status != 409:
                     raise _failed(path, error) from None
                 time.sleep(CONFLICT_PAUSE_S * 2**number)
@@ -136,11 +137,9 @@ class S3Bucket:
             except NoCredentialsError as error:
                 raise _failed(path, error) from None
             except BotoCoreError as error:
-                return self._unanswered(path, error)
+                _log_unanswered(path, error)
+                return None
         raise OSError(f"{path!r} cannot be written: S3 reports conflicting requests without end")
-
-    def _unanswered(self, path: str, error: Exception) -> None:
-        log.warning("S3 has not answered whether %s was written: %s", path, without_secrets(str(error)))
 
     def _try_again(self, path: str, data: bytes, condition: dict[str, str], kind: str) -> None:
         """The same request once more, which must be refused."""
@@ -203,6 +202,10 @@ class S3Bucket:
                 s3={"addressing_style": "path"} if endpoint else None,
             ),
         )
+
+
+def _log_unanswered(path: str, error: Exception) -> None:
+    log.warning("S3 has not answered whether %s was written: %s", path, without_secrets(str(error)))
 
 
 def _failed(path: str, error: Exception) -> OSError:

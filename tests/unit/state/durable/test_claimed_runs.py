@@ -104,6 +104,13 @@ def test_who_loses_a_new_job_removes_nothing_of_it(place: str) -> None:
     assert CheckpointStorage(place).begin() == 3, "claims stay: another driver may hold one"
 
 
+def test_a_driver_that_dies_right_after_its_claim_leaves_a_free_directory(place: str) -> None:
+    assert CheckpointStorage(place).begin() == 1
+    second = CheckpointStorage(place)
+    assert not second.ownership.prepare(JOB, resume="auto", claim=lambda: bool(second.begin()) and None)
+    assert second.runs.number == 2 and JOB_FILE in second.files.names("")
+
+
 def test_a_directory_that_was_emptied_is_noticed(place: str) -> None:
     first = driver(place, 1)
     for name in first.files.names(""):
