@@ -200,6 +200,8 @@ class S3Bucket:
                 read_timeout=TIMEOUT_S,
                 retries={"max_attempts": ATTEMPTS},
                 s3={"addressing_style": "path"} if endpoint else None,
+                request_checksum_calculation="when_required",  # not every server knows the others
+                response_checksum_validation="when_required",
             ),
         )
 

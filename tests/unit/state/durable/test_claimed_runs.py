@@ -4,7 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,6 +58,15 @@ def driver(place: str, number: int) -> CheckpointStorage:
     return storage
 
 
+def claim_of(storage: CheckpointStorage) -> Callable[[], None]:
+    """As a new job begins its run: before its directory is changed."""
+
+    def claim() -> None:
+        storage.begin()
+
+    return claim
+
+
 def test_of_two_drivers_that_have_seen_the_same_one_begins(place: str) -> None:
     driver(place, 1)
     both = [CheckpointStorage(place) for _ in range(2)]
@@ -93,7 +102,7 @@ def test_at_the_same_moment(place: str) -> None:
 
 def test_who_loses_a_new_job_removes_nothing_of_it(place: str) -> None:
     first = CheckpointStorage(place)
-    first.ownership.prepare(JOB, resume=False, claim=lambda: bool(first.begin()) and None)
+    first.ownership.prepare(JOB, resume=False, claim=claim_of(first))
     second = driver(place, 2)
     second.blobs.put_signed("plan", b"its plan")
     before = first.files.names("")
@@ -107,7 +116,7 @@ def test_who_loses_a_new_job_removes_nothing_of_it(place: str) -> None:
 def test_a_driver_that_dies_right_after_its_claim_leaves_a_free_directory(place: str) -> None:
     assert CheckpointStorage(place).begin() == 1
     second = CheckpointStorage(place)
-    assert not second.ownership.prepare(JOB, resume="auto", claim=lambda: bool(second.begin()) and None)
+    assert not second.ownership.prepare(JOB, resume="auto", claim=claim_of(second))
     assert second.runs.number == 2 and JOB_FILE in second.files.names("")
 
 
