@@ -11,7 +11,7 @@ from pathlib import Path
 import botocore.session
 import pytest
 
-from flinkplus.errors import CheckpointDirectoryError, JobRunsElsewhere, StateError
+from flinkplus.errors import CheckpointDirectoryError, JobRunsElsewhere, OutputDirectoryError, StateError
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.spark_log import LOG_DIRECTORY, LoggedFile, SparkFileLog
 from flinkplus.state.durable.ownership import JOB_FILE
@@ -252,11 +252,11 @@ def test_a_batch_that_an_earlier_driver_sends_late_is_refused(s3: Bucket, earlie
         second = SparkFileLog(OutputFiles(place))
         second.fence()
         assert [file.name for file in second.last_batch()] == earlier
+        delayed.released.set()
+        with pytest.raises(OutputDirectoryError, match="another process has written _spark_metadata/"):
+            late.result()
         second.append([entry("b")])
         second.append([entry("c")])
-        delayed.released.set()
-        with pytest.raises(Exception, match="another process has written _spark_metadata/"):
-            late.result()
     assert listed(place) == [*earlier, "b", "c"]
 
 
@@ -268,6 +268,18 @@ def test_a_batch_that_arrives_before_the_fence_counts(s3: Bucket) -> None:
         second.fence()
     assert [file.name for file in second.last_batch()] == ["a"]
     assert SparkFileLog(OutputFiles(place)).is_empty() is False
+
+
+def test_no_former_content_comes_back(s3: Bucket) -> None:
+    """A request that was given up may arrive at any time, and expects what was there."""
+    log = log_of(s3.uri("out"))
+    log.append([entry("a")])
+    log.append([entry("b")])
+    given_up = dict(s3.objects)
+    log.append([entry("c")])
+    log.retain(lambda file: file.name < "c")
+    changed = {key for key, content in given_up.items() if s3.objects[key] != content}
+    assert listed(s3.uri("out")) == ["a", "b"] and len(changed) == 1
 
 
 def test_output_is_retracted_without_removing_a_batch(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
