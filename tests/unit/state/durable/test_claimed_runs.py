@@ -218,6 +218,15 @@ def test_a_cut_that_is_stored_late_has_no_effect(s3: Bucket, monkeypatch: pytest
     assert CheckpointStorage(place).manifests.checkpoints() == [1, 2], "nor were manifests removed"
 
 
+def test_the_newest_file_with_cuts_counts(place: str) -> None:
+    first = driver(place, 1)
+    for checkpoint in (1, 2):
+        first.manifests.write(manifest_of(checkpoint))
+    for through in range(12, 0, -1):  # more than nine, as their names end with a number
+        first.runs.cut(through)
+    assert CheckpointStorage(place).manifests.checkpoints() == [1]
+
+
 # --- the list of committed files ---
 
 
