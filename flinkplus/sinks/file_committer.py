@@ -141,7 +141,7 @@ class FileCommitter(SinkCommitter):
             elif owner == self._owner:
                 return
             elif self._form.append:
-                self._earlier()
+                self._earlier(owner)
             elif (blocking := self._what_is_in_the_way()) is not None:
                 raise OutputDirectoryError(
                     f"output directory {self._files.location} holds neither the output of the job that the savepoint "
