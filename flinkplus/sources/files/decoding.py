@@ -252,4 +252,4 @@ class FileDecoder:
     def changed(self, decoding: Decoding) -> InputError:
         """The error for a file that has other records than a repeated step has read."""
         shown = self._shown(decoding.at.file)
-        return InputError(f"{shown!r} has other records than when they were read before: files must not change")
+        return InputError(f"{shown!r} has other records than when they were read before: input must not change")
