@@ -302,7 +302,6 @@ def test_lines_of_a_socket_may_be_lost_and_are_not_doubled(spark: SparkSession, 
             wait_until(lambda: handle.done or server.sent > so_far + 500, "more lines")
             server.stop()  # which ends the stream
             handle.await_finish(PATIENCE_S)
-            print(handle.recoveries(), handle.metrics()["fallbacks"])
             assert handle.metrics()["fallbacks"] == (recovery == "standby")
     rows = job.rows()
     numbers = Counter(row["number"] for row in rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -229,11 +230,15 @@ def test_a_row_that_does_not_fit_names_the_source(driven: Callable[..., Driven],
         one.read_until(2)
 
 
+def iterated(row: Any, start: int, end: int) -> Iterator[Any]:
+    yield row
+
+
 def test_a_null_where_there_must_be_none_is_an_error(driven: Callable[..., Driven]) -> None:
     schema = pa.schema([pa.field("n", pa.int64(), False), pa.field("text", pa.string())])
     for row in ((None, "a"), pa.record_batch({"n": pa.array([None], pa.int64()), "text": ["a"]})):
-        rows = [row]
-        one = driven(Stock(size=1, schema=schema, rows=lambda start, end, rows=rows: iter(rows)))
+        rows = partial(iterated, row)
+        one = driven(Stock(size=1, schema=schema, rows=rows))
         with pytest.raises(UserFunctionError, match=r"(?s)null in"):
             one.read_until(1)
 
