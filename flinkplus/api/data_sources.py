@@ -31,23 +31,18 @@ def data_source_rows(
         if not isinstance(option, str) or not isinstance(value, str):
             raise ConfigurationError(f"source {name!r}: options of a data source are text; {option!r} is not")
     described = SparkDataSource.of(kind, options)
-    made = _made(name, described)
-    struct = _struct(name, made, schema)
-    columns = arrow_schema(struct, f"source {name!r}")
-    _check_readers(name, made, struct, batch)
+    try:
+        made = described.instance()
+        struct = _struct(name, made, schema)
+        columns = arrow_schema(struct, f"source {name!r}")
+        _check_readers(name, made, struct, batch)
+    except ConfigurationError:
+        raise
+    except USER_EXCEPTIONS as error:
+        cause = described.hide(described_cause(error))
+        raise ConfigurationError(f"source {name!r}: {kind.__name__} raised {cause}") from error
     what = DataSourcePartitions if batch else DataSourceStream
     return what(name, described, columns, struct.json(), poll_s)
-
-
-def _made(name: str, described: SparkDataSource) -> DataSource:
-    try:
-        return described.instance()
-    except USER_EXCEPTIONS as error:
-        raise _raised(name, described.kind, error) from error
-
-
-def _raised(name: str, kind: type[DataSource], error: BaseException) -> ConfigurationError:
-    return ConfigurationError(f"source {name!r}: {kind.__name__} raised {described_cause(error)}")
 
 
 def _struct(name: str, made: DataSource, schema: Any) -> StructType:
@@ -59,8 +54,6 @@ def _struct(name: str, made: DataSource, schema: Any) -> StructType:
             raise ConfigurationError(
                 f"source {name!r}: {type(made).__name__} has no schema of its own: give schema=..."
             ) from None
-        except USER_EXCEPTIONS as error:
-            raise _raised(name, type(made), error) from error
     if isinstance(schema, str):
         try:
             schema = StructType.fromDDL(schema)
@@ -88,8 +81,6 @@ def _check_readers(name: str, made: DataSource, struct: StructType, batch: bool)
             found = getattr(made, method)(struct)
         except NotImplementedError:
             return False
-        except USER_EXCEPTIONS as error:
-            raise _raised(name, type(made), error) from error
         if not isinstance(found, kinds):
             raise ConfigurationError(
                 f"source {name!r}: {method} of {shown} returned {type(found).__name__}, which is no reader of that kind"

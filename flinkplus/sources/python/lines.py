@@ -18,7 +18,7 @@ from typing import ClassVar
 import pyarrow as pa
 from typing_extensions import override
 
-from flinkplus.errors import InputError, InputLost
+from flinkplus.errors import ConfigurationError, InputError, InputLost
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.base import LAG_ROWS, LiveReader, Source
 from flinkplus.sources.files.watch import Woken
@@ -36,7 +36,10 @@ log = logging.getLogger("flinkplus")
 
 @dataclass(frozen=True)
 class SocketLines(Source):
-    """The lines that the server at ``host`` and ``port`` sends, as text; what is not UTF-8 is replaced."""
+    """The lines that the server at ``host`` and ``port`` sends, as text; what is not UTF-8 is replaced.
+
+    Raises ``ConfigurationError`` for what is no port.
+    """
 
     name: str
     host: str
@@ -45,6 +48,10 @@ class SocketLines(Source):
 
     is_live: ClassVar[bool] = True
     is_repeatable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if type(self.port) is not int or not 0 < self.port < 1 << 16:
+            raise ConfigurationError(f"source {self.name!r}: port must be 1 to 65535, not {self.port!r}")
 
     @property
     def shown(self) -> str:

@@ -73,6 +73,8 @@ class PartitionedSource(Protocol):
     @property
     def shown(self) -> str: ...
 
+    def hide(self, text: str) -> str: ...
+
     def read_partition(self, number: int) -> Any: ...
 
 
@@ -83,7 +85,7 @@ class PartitionsReader(LiveReader):
         super().__init__()
         self._source = source
         self._nothing = pa.RecordBatch.from_pylist([], schema=source.schema)
-        self._rows = SourceRows(source.name, index, source.schema, source.shown)
+        self._rows = SourceRows(source.name, index, source.schema, source.shown, source.hide)
         self._decoder = FileDecoder(self._blocks, 1, lambda number: f"partition {number} of {source.shown}")
         self._errors = Reported(lambda error: None)
         self._left = list(start.left)

@@ -52,6 +52,8 @@ class OffsetSource(Protocol):
     @property
     def shown(self) -> str: ...
 
+    def hide(self, text: str) -> str: ...
+
     def stream_reader(self) -> SimpleReader: ...
 
 
@@ -80,7 +82,7 @@ class OffsetReader(LiveReader):
     def begin(self, woken: Woken) -> None:
         if self._index == 0:
             source = self._source
-            rows = SourceRows(source.name, self._index, source.schema, source.shown)
+            rows = SourceRows(source.name, self._index, source.schema, source.shown, source.hide)
             self._fetcher = BatchFetcher(source.name, source.stream_reader, rows, source.poll_s, woken)
             self._fetcher.start()
 

@@ -7,7 +7,7 @@ schema's types: nothing is converted.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -29,19 +29,22 @@ CHUNK_S = 0.05
 
 
 class SourceRows:
-    """Makes record batches of ``schema``. ``shown``: the data source, for errors."""
+    """Makes record batches of ``schema``. ``shown``: the data source, for errors; ``hide``: takes out secrets."""
 
-    def __init__(self, source: str, index: int, schema: pa.Schema, shown: str) -> None:
+    def __init__(
+        self, source: str, index: int, schema: pa.Schema, shown: str, hide: Callable[[str], str] = lambda text: text
+    ) -> None:
         self._source, self._subtask = source, f"{source}[{index}]"
         self._schema, self._names = schema, set(schema.names)
-        self._shown = shown
+        self._shown, self._hide = shown, hide
         self._converter = RowConverter(source, self._subtask, schema)
 
     def failed(self, method: str, error: BaseException) -> FlinkPlusError:
         """The error for an exception that a method of the data source raised."""
         if isinstance(error, FlinkPlusError):
             return error
-        return InputError(f"source {self._source!r}: {method} of {self._shown} raised {described_cause(error)}")
+        cause = self._hide(described_cause(error))
+        return InputError(f"source {self._source!r}: {method} of {self._shown} raised {cause}")
 
     def batches(self, iterator: Any, method: str) -> Generator[pa.RecordBatch, None, None]:
         """The rows as record batches that are not empty, of ``CHUNK_ROWS`` rows at most if they are not Arrow batches.

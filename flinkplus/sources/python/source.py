@@ -16,7 +16,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceRe
 from pyspark.sql.types import StructType
 from typing_extensions import Self, override
 
-from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.errors import HIDDEN, ConfigurationError, InputError
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.operators.base.row import USER_EXCEPTIONS, described_cause
 from flinkplus.sources.base import LiveReader, Source
@@ -66,6 +66,12 @@ class SparkDataSource:
                 )
         return found
 
+    def hide(self, text: str) -> str:
+        """``text`` of a user's error, without secrets."""
+        for secret in filter(None, self.secrets.values()):
+            text = text.replace(secret, HIDDEN)
+        return text
+
     def instance(self) -> DataSource:
         """A new one."""
         return self.kind(CaseInsensitiveDict({**self.options, **self.secrets}))
@@ -90,6 +96,10 @@ class DataSourceRows(Source):
     def shown(self) -> str:
         """The data source, for errors."""
         return self.source.kind.__name__
+
+    def hide(self, text: str) -> str:
+        """``text`` of a user's error, without secrets."""
+        return self.source.hide(text)
 
     @property
     def spark_schema(self) -> StructType:
@@ -142,7 +152,7 @@ class DataSourcePartitions(DataSourceRows):
             found = _partitions(source.instance().reader(self.spark_schema))
             return replace(self, partitions=tuple(map(cloudpickle.dumps, found)))
         except USER_EXCEPTIONS as error:
-            cause = described_cause(error)
+            cause = source.hide(described_cause(error))
             raise InputError(f"source {self.name!r}: partitions of {self.shown} raised {cause}") from error
 
     @override

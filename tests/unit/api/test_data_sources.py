@@ -78,7 +78,7 @@ class Wrong(Both):
 
 class Broken(Both):
     def schema(self) -> Any:
-        raise LookupError("no table")
+        raise LookupError(f"no table for {self.options.get('password')}")
 
 
 def drawn(kind: Any, **arguments: Any) -> Any:
@@ -158,7 +158,7 @@ def test_partitions_that_cannot_be_planned_are_an_error(given: Any, message: str
         (Nothing, {"schema": STRUCT, "batch": True}, r"Nothing has no reader\(\)"),
         (Planned, {}, r"streamReader.*env.from_spark\(spark.readStream.format\('Planned'\).load\(\)\)"),
         (Wrong, {}, "simpleStreamReader of Wrong returned object"),
-        (Broken, {}, "Broken raised LookupError: no table"),
+        (Broken, {"options": {"password": "hunter2"}}, r"Broken raised LookupError: no table for \*\*\*"),
         (Both, {"schema": 5}, "a schema is text, a StructType or a pyarrow.Schema"),
         (Both, {"schema": types.StructType().add("v", types.VariantType())}, "source 'data-source': column 'v'"),
         (Both, {"poll": "soon"}, "poll must be"),
@@ -171,6 +171,12 @@ def test_what_cannot_be_read_is_refused(kind: Any, arguments: Any, message: str)
 
 def test_the_partitions_of_a_data_source_that_also_streams_can_be_read_once() -> None:
     assert isinstance(drawn(Planned, batch=True), DataSourcePartitions)
+
+
+@pytest.mark.parametrize("port", [0, 65536, "9999", True])
+def test_what_is_no_port_is_refused(port: Any) -> None:
+    with pytest.raises(ConfigurationError, match="source 'socket': port must be 1 to 65535"):
+        environment().from_socket("127.0.0.1", port)
 
 
 def test_a_socket_warns_and_is_refused_where_rows_are_never_taken_back(caplog: pytest.LogCaptureFixture) -> None:

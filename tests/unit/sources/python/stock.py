@@ -41,6 +41,9 @@ class Stock:
     def stream_reader(self) -> SimpleDataSourceStreamReader:
         return StockReader(self)
 
+    def hide(self, text: str) -> str:
+        return text.replace("hunter2", "***")
+
     def noted(self, *call: Any) -> None:
         self.calls.append(call)
         self.fault(call)

@@ -170,7 +170,7 @@ def test_rows_behind_which_the_offset_stays_are_an_error(driven: Callable[..., D
 def raising(method: str) -> Callable[[tuple[Any, ...]], None]:
     def fault(call: tuple[Any, ...]) -> None:
         if call[0] == method:
-            raise ConnectionError("the shop is closed")
+            raise ConnectionError("the shop is closed for hunter2")
 
     return fault
 
@@ -182,7 +182,7 @@ def test_an_error_names_source_and_method(driven: Callable[..., Driven], method:
     one.read_until(3)
     stock.fault = raising(method)
     two = driven(stock, None if method == "initialOffset" else one.reader.position())
-    with pytest.raises(InputError, match=f"source 'stock': {method} of Stock raised ConnectionError: the shop is"):
+    with pytest.raises(InputError, match=rf"source 'stock': {method} of Stock raised ConnectionError: .* for \*\*\*"):
         if method == "commit":
             two.reader.committed(one.reader.position())
             two.wait(lambda: False)

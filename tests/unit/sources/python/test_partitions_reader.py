@@ -32,6 +32,9 @@ class Parts:
     schema: pa.Schema = SCHEMA
     shown: str = "Parts"
 
+    def hide(self, text: str) -> str:
+        return text.replace("hunter2", "***")
+
     def read_partition(self, number: int) -> Iterator[tuple[int, int]]:
         self.read.append(number)
         for n in range(self.sizes[number]):
