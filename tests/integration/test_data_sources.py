@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from flinkplus import JobHandle, StreamEnvironment
+from flinkplus import JobFailed, JobHandle, StreamEnvironment
 from tests.documents import ROOT, blocks_of
 from tests.integration.conftest import PATIENCE_S, running_job, wait_for_checkpoint, wait_until
 
@@ -199,6 +199,14 @@ def test_a_driver_that_is_gone_and_another_parallelism(spark: SparkSession, tmp_
         with job.follow(log.path, resume=True) as handle:
             job.drain(handle, lines)
     job.check(lines)
+
+
+@pytest.mark.long
+def test_a_data_source_that_fails_ends_the_job_with_its_name(spark: SparkSession, tmp_path: Path) -> None:
+    with Job(spark, tmp_path).follow(tmp_path / "missing", recovery="rollback", max_restarts=1) as handle:
+        wait_until(lambda: handle.done, "the end")
+        with pytest.raises(JobFailed, match=r"source 'file': read of Appended raised FileNotFoundError: .*missing"):
+            handle.await_finish(PATIENCE_S)
 
 
 class Ranges(DataSource):

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from flinkplus.errors import InputError, described
+from flinkplus.errors import FlinkPlusError, InputError, described
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import FileBlock
 from flinkplus.sources.files.watch import Woken
@@ -245,7 +245,7 @@ class FileDecoder:
         return True
 
     def _described(self, error: Exception, decoding: Decoding) -> Exception:
-        if isinstance(error, FileNotFoundError | InputError):
+        if isinstance(error, FileNotFoundError | FlinkPlusError):
             return error
         return InputError(f"cannot read {self._shown(decoding.at.file)!r}: {described(error)}")
 

@@ -18,7 +18,7 @@ from flinkplus.errors import InputError
 from flinkplus.operators.base.columns import merge
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.sources.base import LiveReader
-from flinkplus.sources.files.decoding import Decoding, FileDecoder, Reported
+from flinkplus.sources.files.decoding import Decoding, FileDecoder
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import FileBlock
 from flinkplus.sources.files.watch import Woken
@@ -87,7 +87,6 @@ class PartitionsReader(LiveReader):
         self._nothing = pa.RecordBatch.from_pylist([], schema=source.schema)
         self._rows = SourceRows(source.name, index, source.schema, source.shown, source.hide)
         self._decoder = FileDecoder(self._blocks, 1, lambda number: f"partition {number} of {source.shown}")
-        self._errors = Reported(lambda error: None)
         self._left = list(start.left)
 
     @override
@@ -102,7 +101,6 @@ class PartitionsReader(LiveReader):
 
     @override
     def begin(self, woken: Woken) -> None:
-        self._errors = Reported(woken)
         self._decoder.begin(woken)
 
     def _blocks(self, at: OpenFile[int]) -> Iterator[FileBlock]:
@@ -124,9 +122,6 @@ class PartitionsReader(LiveReader):
 
     @override
     def choose(self, max_rows: int) -> int | None:
-        return self._errors.of(lambda: self._choose(max_rows), None)
-
-    def _choose(self, max_rows: int) -> int | None:
         if not self._left:
             return END
         rows, ended, error = self._decoder.known(self._opened())
@@ -139,9 +134,6 @@ class PartitionsReader(LiveReader):
 
     @override
     def can_read(self, choice: int) -> bool:
-        return self._errors.of(lambda: self._can_read(choice), False)
-
-    def _can_read(self, choice: int) -> bool:
         kind, value = decode(choice)
         if kind is SourceChoice.END:
             return True

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from flinkplus import UserFunctionError
 from flinkplus.errors import InputError
 from flinkplus.sources.python.choices import END
 from flinkplus.sources.python.partitions import PartitionsPosition, PartitionsReader, redealt
@@ -23,10 +24,11 @@ PATIENCE_S = 10.0
 
 @dataclass
 class Parts:
-    """``sizes``: rows of each partition. ``fails_at``: a row that cannot be read."""
+    """``sizes``: rows of each partition. ``fails_at``: a row that cannot be read. ``rows``: given first."""
 
     sizes: list[int]
     fails_at: tuple[int, int] | None = None
+    rows: Any = None
     read: list[int] = field(default_factory=list)
     name: str = "parts"
     schema: pa.Schema = SCHEMA
@@ -37,6 +39,8 @@ class Parts:
 
     def read_partition(self, number: int) -> Iterator[tuple[int, int]]:
         self.read.append(number)
+        if self.rows is not None:
+            yield from self.rows
         for n in range(self.sizes[number]):
             if (number, n) == self.fails_at:
                 raise ConnectionError("gone")
@@ -156,6 +160,12 @@ def test_an_error_comes_behind_the_rows_before_it(reading: Callable[..., Reading
         while one.step(4096):
             pass
     assert one.rows and one.rows == [(0, n) for n in range(len(one.rows))]
+
+
+def test_a_row_that_does_not_fit_names_the_source(reading: Callable[..., Reading]) -> None:
+    one = reading(Parts([1], rows=[("a", 1)]), 0, 1)
+    with pytest.raises(UserFunctionError, match=r"(?s)parts.*column 'part' of type int64 cannot hold 'a'"):
+        one.step(10)
 
 
 def test_other_rows_than_before_are_an_error(reading: Callable[..., Reading]) -> None:
