@@ -30,11 +30,13 @@ WORDS = 7
 SCHEMA = "word string, number long, before long, so_far long"
 
 
-def shown() -> Any:
-    """The data source in docs/sources.md."""
+def shown(batch_bytes: int) -> Any:
+    """The data source in docs/sources.md. ``batch_bytes``: that it reads at once."""
     page = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
     block = next(block for block in blocks_of("docs/sources.md", page) if "class Appended(" in block.text)
     text = block.text[: block.text.index("spark = ")]
+    assert "1 << 20" in text
+    text = text.replace("1 << 20", str(batch_bytes))
     around: dict[str, Any] = {"__name__": "__main__"}  # so that its classes travel by value, as those of a program do
     exec(compile(text, str(block), "exec"), around)
     return around["Appended"]
@@ -98,10 +100,11 @@ class Job:
         rows.key_by("word").process(in_order, schema=SCHEMA, name="in_order").to_parquet(self.out)
         return env.execute("data source", resume=resume)
 
-    def follow(self, path: Path, resume: Any = False, **options: Any) -> JobHandle:
-        """The file at ``path``."""
+    def follow(self, path: Path, resume: Any = False, batch_bytes: int = 64, **options: Any) -> JobHandle:
+        """The file at ``path``, in small batches: most kills happen within one, or while its end is logged."""
         env = self.environment(**options)
-        return self.execute(env, env.from_data_source(shown(), options={"path": str(path)}, name="file"), resume)
+        lines = env.from_data_source(shown(batch_bytes), options={"path": str(path)}, poll="10 ms", name="file")
+        return self.execute(env, lines, resume)
 
     def rows(self) -> list[dict[str, Any]]:
         """What is visible."""
@@ -157,8 +160,10 @@ def kill_in_turn(job: JobHandle, victims: tuple[str, ...], slots: int = 2) -> No
 
 def test_the_slot_that_reads_a_data_source_dies(spark: SparkSession, tmp_path: Path) -> None:
     job, lines = Job(spark, tmp_path), 1_000
-    with Log(tmp_path / "log", lines) as log, job.follow(log.path) as handle:
-        kill_in_turn(handle, ("file:0",))
+    with Log(tmp_path / "log", lines) as log, job.follow(log.path, batch_bytes=1 << 20) as handle:
+        wait_for_checkpoint(handle, 1)
+        assert handle.kill("file:0")
+        wait_until(lambda: handle.done or len(handle.recoveries()) == 1, "the recovery")
         job.drain(handle, lines)
         assert [recovery["mode"] for recovery in handle.recoveries()] == ["standby"]
         assert handle.metrics()["fallbacks"] == 0
