@@ -4,7 +4,7 @@
 ``flinkplus.sinks.base``.
 """
 
-from flinkplus.errors import ConfigurationError, InputError, OutputDirectoryError
+from flinkplus.errors import ConfigurationError, InputError, InputLost, OutputDirectoryError
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
@@ -15,6 +15,7 @@ __all__ = [
     "MAX_CHOICE",
     "ConfigurationError",
     "InputError",
+    "InputLost",
     "JsonValue",
     "LiveReader",
     "OperatorContext",

@@ -177,6 +177,10 @@ class SubtaskNotRunning(FlinkPlusError):
     """A subtask did not run within the timeout of a request that needs it running."""
 
 
+class InputLost(HistoryMismatch):
+    """Rows of a source that cannot be read again (``from_socket``) are gone with the subtask that had read them."""
+
+
 class MessageIdConflict(HistoryMismatch):
     """The filter of message IDs and the cursor of a channel disagree whether a message is new."""
 

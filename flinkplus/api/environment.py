@@ -7,6 +7,7 @@ Rules: the session belongs to the user, and its settings are not changed. An opt
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,9 +16,12 @@ from typing import Any, Literal, overload
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
 from typing_extensions import Unpack
 
 from flinkplus.api.callers import names_callers_line
+from flinkplus.api.data_sources import data_source_rows
 from flinkplus.api.dry_run import check_upgrade
 from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Schema, Stream
@@ -26,7 +30,7 @@ from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.job_options import JobOptions, RunOptions
-from flinkplus.operators.base.durations import Duration
+from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.runtime.job.plan import find_job
 from flinkplus.runtime.job.savepoints import has_checkpoints, resume_found, start_drawn
@@ -43,9 +47,12 @@ from flinkplus.sources.kafka.chunks import GoodRows, broken_rows
 from flinkplus.sources.kafka.columns import BROKEN_SCHEMA
 from flinkplus.sources.kafka.source import KafkaOptions, Start, Stop, kafka_source
 from flinkplus.sources.parquet import StagedParquet
+from flinkplus.sources.python.lines import SocketLines
 from flinkplus.sources.text import TextFiles
 from flinkplus.state.durable.ownership import Resume
 from flinkplus.state.file_system import absolute
+
+log = logging.getLogger("flinkplus")
 
 
 @names_callers_line
@@ -291,6 +298,46 @@ class StreamEnvironment:
         rows = source.rows_schema
         good = stream.map_batches(GoodRows(rows), schema=rows, name=f"{source.name} rows")
         return good, stream.map_batches(broken_rows, schema=BROKEN_SCHEMA, name=f"{source.name} broken records")
+
+    def from_data_source(
+        self,
+        source: type[DataSource],
+        *,
+        options: Mapping[str, str] | None = None,
+        schema: Schema | StructType | None = None,
+        batch: bool = False,
+        poll: Duration = "100 ms",
+        name: str | None = None,
+    ) -> Stream:
+        """The rows of a Python data source of Spark (a subclass of ``pyspark.sql.datasource.DataSource``), read by the
+        slots themselves, each exactly once, without Spark's batches.
+
+        What its ``simpleStreamReader()`` gives, by one subtask, without an end; or with ``batch=True``, what its
+        ``reader()`` gives, its partitions by all subtasks.
+        ``options``: as those of ``DataStreamReader``; passwords, tokens and the like are not stored with the job.
+        ``schema``: default: that of the data source.
+        ``poll``: pause before a data source that had nothing new is asked again.
+
+        Raises ``ConfigurationError``. ``docs/sources.md`` has what is required of a data source.
+        """
+        poll_s = duration_ms(poll, "poll", least=1) / 1_000
+        name = self.name_for("data-source", name)
+        return self._source(data_source_rows(name, source, options or {}, schema, batch, poll_s))
+
+    def from_socket(self, host: str, port: int, *, name: str | None = None) -> Stream:
+        """The lines that a TCP server sends, as ``value string``, for demonstrations; the stream ends when the server
+        closes the connection.
+
+        One subtask is the client. Lines cannot be read again: those that came after the last complete checkpoint are
+        lost when its slot or the driver fails.
+        """
+        source = SocketLines(self.name_for("socket", name), host, port)
+        log.warning(
+            "source %r: a socket cannot be read again: after a failure of the slot that reads it, or of the driver, "
+            "lines since the last complete checkpoint are lost",
+            source.name,
+        )
+        return self._source(source)
 
     def from_source(self, source: Source, *, name: str | None = None) -> Stream:
         """The rows of a source of your own (``flinkplus.connectors``, ``docs/connectors.md``).

@@ -109,9 +109,12 @@ class Source(ABC):
     """A source in the logical graph: ``name`` (unique in the job) and ``schema`` (logical, plain types).
 
     ``is_live``: its readers are ``LiveReader``.
+    ``is_repeatable``: what was read can be read again. Otherwise its readers raise ``InputLost`` in ``can_read``: the
+    job goes back to the last complete checkpoint, and loses what was read since.
     """
 
     is_live: ClassVar[bool] = False
+    is_repeatable: ClassVar[bool] = True
 
     name: str
     schema: pa.Schema

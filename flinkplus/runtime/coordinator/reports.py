@@ -28,7 +28,9 @@ from flinkplus.runtime.coordinator.membership.rescales import Rescales
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
-MISMATCHES = {error.__name__: error for error in (errors.NondeterministicOperator, errors.MessageIdConflict)}
+MISMATCHES = {
+    error.__name__: error for error in (errors.NondeterministicOperator, errors.InputLost, errors.MessageIdConflict)
+}
 log = logging.getLogger("flinkplus.coordinator")
 
 

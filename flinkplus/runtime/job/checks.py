@@ -52,12 +52,16 @@ def check_loops(graph: JobGraph, options: Options) -> None:
 def check_sources(graph: JobGraph, options: Options) -> None:
     """Raises ``ConfigurationError`` for a live source in a job that runs at most once: such a job counts the rows whose
     effects were seen and passes over as many, and how many a live source has read does not say which."""
-    live = [repr(node.name) for node in graph.nodes if isinstance(node.body, Source) and node.body.is_live]
+    live = [repr(source.name) for source in _sources(graph) if source.is_live]
     if live and options.promises is Guarantee.AT_MOST_ONCE:
         raise ConfigurationError(
             f"guarantee={options.guarantee!r} cannot be used with a live source ({', '.join(live)}), because its rows "
             "have no order of their own; use 'at-least-once' or 'exactly-once'"
         )
+
+
+def _sources(graph: JobGraph) -> list[Source]:
+    return [node.body for node in graph.nodes if isinstance(node.body, Source)]
 
 
 def check_outputs(graph: JobGraph) -> None:
@@ -88,6 +92,8 @@ def check_recipes(graph: JobGraph, options: Options) -> None:
             why = f"cannot be used with guarantee={options.guarantee!r}: rows are not made again; use 'exactly-once'"
         elif options.checkpoint_mode == "unaligned":
             why = "cannot be used with unaligned checkpoints; use checkpoint_mode='aligned'"
+        elif lossy := [repr(s.name) for s in _sources(graph) if not s.is_repeatable]:
+            why = f"cannot be used with a source that cannot be read again ({', '.join(lossy)}); use 'checkpoint'"
         elif options.checkpoint_interval is None:
             why = "needs checkpoints, since what makes rows again is kept until a checkpoint covers it"
         elif not _lineage_of(graph, options).has_all_of(vertex.name):

@@ -64,38 +64,45 @@ def spark_type(dtype: pa.DataType) -> types.DataType | None:
     return _SPARK.get(dtype)
 
 
-def arrow_schema(schema: types.StructType) -> pa.Schema:
-    """Raises ``ConfigurationError`` for an empty schema, duplicate columns, and unsupported types."""
+def arrow_schema(schema: types.StructType, where: str = "from_spark") -> pa.Schema:
+    """Raises ``ConfigurationError``, which names ``where``, for an empty schema, duplicate columns, and unsupported
+    types."""
     if not schema.fields:
-        raise ConfigurationError("from_spark: the DataFrame has no columns")
+        raise ConfigurationError(f"{where}: there are no columns")
     for name in schema.names:
         if schema.names.count(name) > 1:
             raise ConfigurationError(
-                f"from_spark: the DataFrame has two columns {name!r}; rename one, with withColumnsRenamed or toDF"
+                f"{where}: there are two columns {name!r}; rename one, with withColumnsRenamed or toDF"
             )
-    return pa.schema([pa.field(f.name, _arrow_type(f.dataType, f.name), f.nullable) for f in schema.fields])
+    return pa.schema([pa.field(f.name, _arrow_type(f.dataType, f.name, where), f.nullable) for f in schema.fields])
 
 
-def _arrow_type(dtype: types.DataType, column: str) -> pa.DataType:
+def _arrow_type(dtype: types.DataType, column: str, where: str) -> pa.DataType:
     collation = getattr(dtype, "collation", None) or BINARY_COLLATION
     if collation != BINARY_COLLATION:
         raise ConfigurationError(
-            f"from_spark: column {column!r} has the collation {collation}, but FlinkPlus compares text byte by byte; "
+            f"{where}: column {column!r} has the collation {collation}, but FlinkPlus compares text byte by byte; "
             f"collate it as {BINARY_COLLATION}, and normalize it with lower(...) or the like"
         )
     if isinstance(dtype, types.DecimalType):
         return pa.decimal128(dtype.precision, dtype.scale)
     if isinstance(dtype, types.UserDefinedType):
-        return _arrow_type(dtype.sqlType(), column)
+        return _arrow_type(dtype.sqlType(), column, where)
     if isinstance(dtype, types.ArrayType):
-        return pa.list_(pa.field("element", _arrow_type(dtype.elementType, f"{column}.element"), dtype.containsNull))
+        return pa.list_(
+            pa.field("element", _arrow_type(dtype.elementType, f"{column}.element", where), dtype.containsNull)
+        )
     if isinstance(dtype, types.MapType):
-        key = pa.field("key", _arrow_type(dtype.keyType, f"{column}.key"), nullable=False)
-        return pa.map_(key, pa.field("value", _arrow_type(dtype.valueType, f"{column}.value"), dtype.valueContainsNull))
+        key = pa.field("key", _arrow_type(dtype.keyType, f"{column}.key", where), nullable=False)
+        return pa.map_(
+            key, pa.field("value", _arrow_type(dtype.valueType, f"{column}.value", where), dtype.valueContainsNull)
+        )
     if isinstance(dtype, types.StructType):
         if len(set(dtype.names)) < len(dtype.names):
-            raise ConfigurationError(f"from_spark: the struct in column {column!r} has two fields of one name")
-        fields = [pa.field(f.name, _arrow_type(f.dataType, f"{column}.{f.name}"), f.nullable) for f in dtype.fields]
+            raise ConfigurationError(f"{where}: the struct in column {column!r} has two fields of one name")
+        fields = [
+            pa.field(f.name, _arrow_type(f.dataType, f"{column}.{f.name}", where), f.nullable) for f in dtype.fields
+        ]
         return pa.struct(fields)
     found = _SIMPLE.get(type(dtype))
     if found is None:
@@ -104,6 +111,6 @@ def _arrow_type(dtype: types.DataType, column: str) -> pa.DataType:
             (do for begin, do in _INSTEAD.items() if name.startswith(begin)), "cast it to a string or number"
         )
         raise ConfigurationError(
-            f"from_spark: column {column!r} has the type {name}, which cannot be staged for a job; {instead}"
+            f"{where}: column {column!r} has the type {name}, which cannot be staged for a job; {instead}"
         )
     return found

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from flinkplus.errors import InputError, described
+from flinkplus.errors import FlinkPlusError, InputError, described
 from flinkplus.sources.files.position import OpenFile
 from flinkplus.sources.files.records import FileBlock
 from flinkplus.sources.files.watch import Woken
@@ -245,11 +245,11 @@ class FileDecoder:
         return True
 
     def _described(self, error: Exception, decoding: Decoding) -> Exception:
-        if isinstance(error, FileNotFoundError | InputError):
+        if isinstance(error, FileNotFoundError | FlinkPlusError):
             return error
         return InputError(f"cannot read {self._shown(decoding.at.file)!r}: {described(error)}")
 
     def changed(self, decoding: Decoding) -> InputError:
         """The error for a file that has other records than a repeated step has read."""
         shown = self._shown(decoding.at.file)
-        return InputError(f"{shown!r} has other records than when they were read before: files must not change")
+        return InputError(f"{shown!r} has other records than when they were read before: input must not change")
