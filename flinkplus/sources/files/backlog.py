@@ -61,6 +61,7 @@ class Backlog:
         self._unread: dict[int, SeenFile] = {}
         self._unread_bytes = 0
         self._order: list[SeenFile] = []
+        self._aside: list[SeenFile] = []
         self._aging: list[tuple[int, int]] = []
         self._newest_ns = 0
 
@@ -76,6 +77,7 @@ class Backlog:
         late = [file for file in listing.added if not self._arrive(file)]
         for file in listing.changed:
             self._arrive(file)
+        self._take_back()
         self._forget()
         self.ignored += len(late)
         return late if listing.number > 1 else []
@@ -107,6 +109,13 @@ class Backlog:
         self._unread[file.fingerprint] = file
         self._unread_bytes += file.size
         heappush(self._order, file)
+
+    def _take_back(self) -> None:
+        """Files that were set aside, and are there as before, are to be read."""
+        for file in self._aside:
+            if self._present.get(file.key) == file and file.fingerprint not in self._unread:
+                self._add(file)
+        self._aside.clear()
 
     def _leave(self, key: int) -> None:
         file = self._present.pop(key, None)
@@ -167,6 +176,11 @@ class Backlog:
         """A file that was not begun is no longer there."""
         if self._unread.pop(file.fingerprint, None) is not None:
             self._unread_bytes -= file.size
+
+    def set_aside(self, file: SeenFile) -> None:
+        """A file could not be begun, since it was not there, or not as it was: the next listing shows what it is."""
+        self.remove(file)
+        self._aside.append(file)
 
     def begin(self, file: SeenFile) -> None:
         """A file is being read."""

@@ -141,7 +141,7 @@ class FilesReader(LiveReader):
                 self._changed(file)
             elif not isinstance(error, FileNotFoundError):
                 raise error
-            self._backlog.remove(file)  # the next listing shows it as it is
+            self._backlog.set_aside(file)
         self._decoder.want([])
         return NOTHING if self._source.files is not None and self._backlog.listings else None
 
