@@ -3,8 +3,10 @@ once, and the rows that the same program collects."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("empty_postgres")
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
 
 ROWS, KEYS = 6_000, 37
+BEGIN = datetime(2026, 11, 27, 12, tzinfo=timezone.utc)
 EXPECTED = Counter((f"w{i % KEYS}", i // KEYS + 1) for i in range(ROWS))
 LAST = {f"w{key}": len(range(key, ROWS, KEYS)) for key in range(KEYS)}
 
@@ -170,6 +173,43 @@ def test_the_program_of_the_page(
     assert PASSWORD in text
     exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
     assert Counter(dict(postgres.execute("SELECT * FROM word_counts"))) == expected_counts(Path("books/zipf.txt"))
+
+
+def test_the_program_of_the_readme(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More files come after the slot is killed; then the input is declared to be over."""
+    (block,) = (block for block in all_blocks() if block.page == "README.md" and "to_postgres" in block.text)
+    monkeypatch.chdir(tmp_path)
+    Path("orders").mkdir()
+    expected: Counter[tuple[str, datetime]] = Counter()
+
+    def write(file: int) -> None:
+        rows = [(f"shop {i % 5}", i, BEGIN + timedelta(seconds=i)) for i in range(file * 60, (file + 1) * 60)]
+        for shop, amount, at in rows:
+            expected[shop, at.replace(second=0)] += amount
+        hidden = Path(f"orders/.{file}.json")
+        texts = [json.dumps({"shop": shop, "amount": n, "at": at.isoformat()}) for shop, n, at in rows]
+        hidden.write_text("\n".join(texts))
+        hidden.rename(f"orders/{file}.json")
+
+    def until_all_is_read(job: JobHandle) -> None:
+        wait_until(lambda: bool(job.recoveries()), "a failover")
+        for file in range(3, 6):
+            write(file)
+        wait_until(lambda: job.metrics()["operators"]["files"]["rows_out"] == 360, "all files")
+        job.drain()
+        job.await_finish(PATIENCE_S)
+        assert [recovery["fallback"] for recovery in job.recoveries()] == [None]
+
+    for file in range(3):
+        write(file)
+    text = block.text.replace("postgresql://me@db.example/shop", postgres.dsn)
+    text = text.replace("job.await_finish()", "until_all_is_read(job)")
+    exec(compile(text, str(block), "exec"), {"__name__": "__main__", "until_all_is_read": until_all_is_read})
+    found = postgres.execute("SELECT shop, window_start, orders, amount FROM turnover")
+    assert len(found) == 6 * 5 and {orders for _, _, orders, _ in found} == {12}
+    assert {(shop, start): amount for shop, start, _, amount in found} == expected
 
 
 PROGRAM = (

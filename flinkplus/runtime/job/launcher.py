@@ -115,6 +115,7 @@ class SlotJobs:
     ``make_config``: called once, in such a thread; may wait.
     ``on_failed``: called when the Spark job of a slot has failed and is submitted again (slot, reason).
     ``on_gone``: called when slots cannot be started any more (reason).
+    ``queries``: streaming queries run beside the slots.
     """
 
     def __init__(

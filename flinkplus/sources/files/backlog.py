@@ -61,7 +61,6 @@ class Backlog:
         self._unread: dict[int, SeenFile] = {}
         self._unread_bytes = 0
         self._order: list[SeenFile] = []
-        self._aside: list[SeenFile] = []
         self._aging: list[tuple[int, int]] = []
         self._newest_ns = 0
 
@@ -77,7 +76,6 @@ class Backlog:
         late = [file for file in listing.added if not self._arrive(file)]
         for file in listing.changed:
             self._arrive(file)
-        self._take_back()
         self._forget()
         self.ignored += len(late)
         return late if listing.number > 1 else []
@@ -109,13 +107,6 @@ class Backlog:
         self._unread[file.fingerprint] = file
         self._unread_bytes += file.size
         heappush(self._order, file)
-
-    def _take_back(self) -> None:
-        """Files that were set aside, and are there as before, are to be read."""
-        for file in self._aside:
-            if self._present.get(file.key) == file and file.fingerprint not in self._unread:
-                self._add(file)
-        self._aside.clear()
 
     def _leave(self, key: int) -> None:
         file = self._present.pop(key, None)
@@ -170,17 +161,20 @@ class Backlog:
 
     def with_upper_half(self, half: int) -> SeenFile | None:
         """The oldest file that was not begun with this upper half of its fingerprint."""
+        oldest = self.oldest()
+        if oldest is not None and upper_half(oldest.fingerprint) == half:
+            return oldest
         return min((f for number, f in self._unread.items() if upper_half(number) == half), default=None)
 
     def remove(self, file: SeenFile) -> None:
-        """A file that was not begun is no longer there."""
+        """A file is no longer among those that were not begun."""
         if self._unread.pop(file.fingerprint, None) is not None:
             self._unread_bytes -= file.size
 
-    def set_aside(self, file: SeenFile) -> None:
-        """A file could not be begun, since it was not there, or not as it was: the next listing shows what it is."""
+    def forget(self, file: SeenFile) -> None:
+        """As if a file that was not begun had never been there."""
         self.remove(file)
-        self._aside.append(file)
+        self._present.pop(file.key, None)
 
     def begin(self, file: SeenFile) -> None:
         """A file is being read."""

@@ -137,13 +137,21 @@ class FilesReader(LiveReader):
                 return encode(FileChoice.BEGIN, upper_half(file.fingerprint))
             if error is None:
                 return None
-            if isinstance(error, FileHasChanged):
-                self._changed(file)
-            elif not isinstance(error, FileNotFoundError):
-                raise error
-            self._backlog.set_aside(file)
+            self._give_back(file, error)
         self._decoder.want([])
         return NOTHING if self._source.files is not None and self._backlog.listings else None
+
+    def _give_back(self, file: SeenFile, error: Exception) -> None:
+        """A file that would be begun cannot be read. One that is gone, or is another by now, comes with the next
+        listing as it is then; of files that the driver has listed, none may be missing."""
+        if self._source.files is not None and isinstance(error, FileNotFoundError):
+            raise self._gone(file) from error
+        if self._source.files is not None or not isinstance(error, FileNotFoundError | FileHasChanged):
+            raise error
+        if isinstance(error, FileHasChanged):
+            self._changed(file)
+        self._backlog.forget(file)
+        self._watch.look_again(file)
 
     def _choose_which(self, half: int) -> int | None:
         file = self._backlog.with_upper_half(half)

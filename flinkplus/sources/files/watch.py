@@ -70,6 +70,7 @@ class DirectoryWatch:
         self._listings: deque[DirectoryListing] = deque()
         self._covered: deque[SeenFile] = deque()
         self._disposed: dict[int, SeenFile] = {}
+        self._looked_for: deque[int] = deque()
         self._known: dict[int, SeenFile] = {}
         self._number = 0
         self._stop = threading.Event()
@@ -87,6 +88,10 @@ class DirectoryWatch:
     def cover(self, files: Iterable[SeenFile]) -> None:
         """These files are no longer needed."""
         self._covered.extend(files)
+
+    def look_again(self, file: SeenFile) -> None:
+        """The next listing shows this file as one that has come, if it is there."""
+        self._looked_for.append(file.key)
 
     def close(self) -> None:
         """Ask the thread to end; does not wait."""
@@ -114,6 +119,8 @@ class DirectoryWatch:
             self._cannot_list("cannot list the directory %r, trying again: %s", self._directory.shown, described(error))
             return
         self._number += 1
+        while self._looked_for:
+            self._known.pop(self._looked_for.popleft(), None)
         mine = {file.key: file for file in found if self._owns(file.key)}
         known = self._known
         listing = DirectoryListing(

@@ -29,7 +29,7 @@ from flinkplus.runtime.job.staging import spark_reason
 from flinkplus.sources.batches.area import QUERY, ReadyBatch, StagingArea
 from flinkplus.sources.batches.source import StreamedBatches
 
-LOOK_S = 0.05
+LOOK_S = 0.1
 STOP_TIMEOUT_S = 20.0
 ENDS_BY_ITSELF = ("once", "availableNow")
 
@@ -104,7 +104,7 @@ class StreamQuery:
     def _follow(self, query: StreamingQuery) -> None:
         """Wait for the end of the query, and stop it when the job ends. Raises its error."""
         try:
-            while not query.awaitTermination(1):
+            while not query.awaitTermination(LOOK_S):  # type: ignore[arg-type]  # it takes fractions of seconds
                 self._remove_passed()
                 if self._stopping.is_set():
                     return

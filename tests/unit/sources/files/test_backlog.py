@@ -139,20 +139,6 @@ def test_a_removed_file_is_forgotten_after_a_while_and_may_come_again() -> None:
     assert read_all(one) == ["f1"]
 
 
-def test_a_file_that_could_not_be_begun_is_what_the_next_listing_shows() -> None:
-    one = backlog()
-    same, changed, removed = file(1), file(2), file(3)
-    one.apply(listing(1, same, changed, removed))
-    for found in (same, changed, removed):
-        one.set_aside(found)
-    assert one.oldest() is None and one.unread == (0, 0)
-    later = file(2, 0.5, size=7)
-    one.apply(DirectoryListing(2, changed=(later,), gone=(removed.key,)))
-    assert one.unread == (2, 8) and read_all(one) == ["f1", "f2"] and one.read[later.key] == later.version
-    one.apply(listing(3))
-    assert one.oldest() is None
-
-
 def test_of_what_a_position_remembers_the_absent_is_forgotten() -> None:
     here, away = file(1), file(2)
     one = backlog(FilesPosition({here.key: here.version, away.key: away.version}))

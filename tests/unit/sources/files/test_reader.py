@@ -187,6 +187,43 @@ def test_a_file_that_is_removed_before_it_is_begun_is_no_error(tmp_path: Path) -
     run.close()
 
 
+def test_a_file_that_cannot_be_found_for_a_while_is_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listing shows it, and opening it fails: as in network file systems."""
+    put(tmp_path / "a", lines(0, 3), NOW_S)
+    put(tmp_path / "b", lines(1, 3), NOW_S + 1)
+    real, failures = InputDirectory.open, [0]
+
+    def opened(self: InputDirectory, file: SeenFile) -> Any:
+        if file.path == "a" and failures[0] < 3:
+            failures[0] += 1
+            raise FileNotFoundError(file.path)
+        return real(self, file)
+
+    monkeypatch.setattr(InputDirectory, "open", opened)
+    run = Driven(source_of(tmp_path))
+    assert sorted(split(values(run.rows(6)))) == [(file, line) for file in range(2) for line in range(3)]
+    assert failures[0] == 3
+    run.idle()
+    run.close()
+
+
+@pytest.mark.parametrize("changed", ["fail", "ignore"])
+def test_a_planned_file_must_stay_as_it_is(tmp_path: Path, changed: str) -> None:
+    for file in range(2):
+        put(tmp_path / f"{file}", lines(file, 2), NOW_S + file)
+    planned = source_of(tmp_path, watch=False, changed=changed).planned()
+    put(tmp_path / "1", lines(1, 3))
+    run = Driven(planned)
+    with pytest.raises(InputError, match="1' has changed"):
+        run.all_rows()
+    run.close()
+    (tmp_path / "1").unlink()
+    run = Driven(planned)
+    with pytest.raises(InputError, match="1' was removed before it was read"):
+        run.all_rows()
+    run.close()
+
+
 def test_a_repeated_step_whose_file_was_removed(tmp_path: Path) -> None:
     put(tmp_path / "a", lines(0, 9))
     run = Driven(source_of(tmp_path))
@@ -395,25 +432,6 @@ def test_a_file_from_the_future_makes_no_other_too_old(tmp_path: Path) -> None:
     put(tmp_path / "now", lines(1, 1))
     assert split(values(run.rows(1))) == [(1, 0)]
     assert run.reader.gauges()["ignored_files"] == 0
-    run.close()
-
-
-def test_a_file_that_cannot_be_found_for_a_moment_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when it is moved away and back between two listings, or a store lists what it does not give yet."""
-    opened, missed = InputDirectory.open, []
-
-    def open_later(self: InputDirectory, file: SeenFile) -> Any:
-        if not missed:
-            missed.append(file.path)
-            raise FileNotFoundError(file.path)
-        return opened(self, file)
-
-    monkeypatch.setattr(InputDirectory, "open", open_later)
-    put(tmp_path / "0", lines(0, 2))
-    run = Driven(source_of(tmp_path))
-    assert split(values(run.rows(2))) == [(0, 0), (0, 1)]
-    run.idle()
-    assert missed == ["0"]
     run.close()
 
 
