@@ -165,6 +165,28 @@ def test_steps_are_repeated_together_as_far_as_their_rows_are_there(job: Job) ->
     assert taken == [3, 3] and looks(successor) == looks(job.subtask)
 
 
+def test_an_error_between_steps_that_are_repeated_together(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        job.add(0, "a")
+        job.reader.fetch()
+        job.work_off()
+    successor, reader = successor_of(job)
+    reader.fetch()
+    can_read, asked = reader.can_read, []
+
+    def fails(choice: int) -> bool:
+        asked.append(choice)
+        if len(asked) > 2:
+            raise OSError("gone")
+        return can_read(choice)
+
+    read = reader.read
+    monkeypatch.setattr(reader, "can_read", fails)
+    monkeypatch.setattr(reader, "read", lambda choice: read(choice) if len(asked) <= 2 else pytest.fail("not there"))
+    with pytest.raises(OSError, match="gone"):
+        job.work_off(successor)
+
+
 def test_an_idle_source_runs_no_step_and_does_what_it_is_ordered(job: Job) -> None:
     steps = job.subtask.steps
     assert not steps.runnable(0.0)
