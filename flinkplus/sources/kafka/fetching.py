@@ -231,6 +231,7 @@ class Fetcher:
         """The broker has no record after those before ``offset``; what is between is no record."""
         if offset >= self._next[partition]:
             self._next[partition] = offset
+            self._ahead_since.pop(partition, None)
             with self._shared.lock:
                 self._shared.buffers.reached_end(partition)
             self._finish_if_read(partition)
@@ -265,13 +266,14 @@ class Fetcher:
                 f"{where}: the records at offsets {wanted} to {low - 1} have been removed (retention) and were not "
                 "read; to continue without them see docs/kafka.md"
             )
-        since = self._ahead_since.setdefault(partition, now_s)
-        if wanted > high and now_s - since > AHEAD_S:
+        if wanted <= high:
+            self._ahead_since.pop(partition, None)
+        elif now_s - self._ahead_since.setdefault(partition, now_s) > AHEAD_S:
             raise InputError(
                 f"{where}: ends at offset {high}, and the job has read up to {wanted}: the topic was made again, or "
                 "brokers have lost records"
             )
-        if wanted > high:
+        else:
             time.sleep(BUSY_POLL_S)
         self._client.unassign([partition])
         self._client.assign({partition: wanted})

@@ -195,6 +195,26 @@ def test_what_is_gone_is_an_error_only_if_it_stays_so() -> None:
         assert "partition 0: the records at offsets 6 to 8 have been removed" in two.error()
 
 
+def test_an_old_end_that_a_broker_reports_long_after_another_error_is_no_error_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetching, "AHEAD_S", 0.2)
+
+    class Restarting(Imitation):
+        def fetch(self, most: int, timeout_s: float) -> list[Any]:
+            found = super().fetch(most, timeout_s)
+            if found and isinstance(found[0], Failed):
+                self.top = found[0].at
+                threading.Event().wait(0.3)
+            return found
+
+    script: list[list[Any]] = [records(5), [Failed("gone", 100)], [Failed("gone", 5)], records(6)]
+    with Fetching(Restarting(script)) as one:
+        assert one.numbers() == [5, 6] and one.errors == []
+    with Fetching(Restarting([records(5), *[[Failed("gone", 5)]] * 3])) as two:
+        assert "partition 0: ends at offset 5, and the job has read up to 6" in two.error()
+
+
 def test_a_topic_that_a_restarted_broker_does_not_know_yet() -> None:
     client = Imitation([records(5), [Failed("unknown")]], known=[[A], None, [], BrokersAway("no"), [A]])
     with Fetching(client) as one:
