@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,11 +208,21 @@ class Fetcher:
         for partition, group in groups.items():
             self._next[partition] = (group[-1].offset() or 0) + 1
             self._ahead_since.pop(partition, None)
+        self._note_ends(groups)
         records = sum(len(group) for group in groups.values())
         size = sum(chunk.size_bytes for _, chunk in chunks)
         self._most = max(1, min(MAX_FETCHED, MAX_FETCHED_BYTES * records // max(1, size)))
         for partition in groups:
             self._finish_if_read(partition)
+
+    def _note_ends(self, partitions: Iterable[Partition]) -> None:
+        """Partitions whose last record has come. A broker says so by an answer without records, which it keeps back for
+        ``fetch.wait.max.ms``; so that the records of other brokers need not wait, the end is taken from its last one."""
+        highs = {partition: self._client.high(partition) for partition in partitions}
+        with self._shared.lock:
+            for partition, high in highs.items():
+                if high is not None and high <= self._next[partition]:
+                    self._shared.buffers.reached_end(partition)
 
     def _on_error(self, message: Any, now_s: float) -> None:
         error, topic = message.error(), message.topic()

@@ -170,6 +170,16 @@ def test_records_that_come_again_are_left_out() -> None:
         assert one.numbers() == [5, 6, 7, 9]
 
 
+def test_the_end_is_known_with_the_last_record() -> None:
+    """Otherwise the records of other partitions would wait for the broker to say that there are no more."""
+    for top, at_end in ((8, set()), (7, {A})):
+        with Fetching(Imitation([records(5, 6)], top=top)) as one:
+            assert one.numbers() == [5, 6]
+            with one.shared.lock:
+                assert one.shared.buffers.read_to_end() == at_end
+                assert (one.shared.buffers.due_s() is None) is bool(at_end)
+
+
 def test_an_end_behind_the_last_record_ends_a_source_that_stops() -> None:
     """What is between them are the marks of transactions, which are no records."""
     with Fetching(Imitation([records(5, 6), [Failed("end", 9)]]), stop={A: 9}) as one:
