@@ -17,6 +17,7 @@ from flinkplus.protocol.determinants.determinants import IDLED, Choice, unpack
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.job.checks import check_sources
+from flinkplus.runtime.slot.subtasks.operator_tree import MAX_POSITIONS
 from flinkplus.runtime.slot.subtasks.operator_work import OperatorWork
 from flinkplus.runtime.slot.subtasks.pacing import Pacer
 from flinkplus.runtime.slot.subtasks.subtask import DIGEST, Subtask
@@ -230,6 +231,18 @@ def test_committed_has_the_position_of_the_snapshot(job: Job) -> None:
     job.subtask.steps.complete(CheckpointId(2))
     job.subtask.steps.complete(CheckpointId(3))  # of which this subtask has no snapshot
     assert job.reader.commits == [{"0": 1, "2": 2}]
+
+
+def test_positions_of_checkpoints_that_are_aborted_do_not_pile_up(job: Job) -> None:
+    last = MAX_POSITIONS + 2
+    for checkpoint in range(1, last + 1):
+        job.subtask.steps.trigger(CheckpointId(checkpoint))
+        job.work_off()
+        if checkpoint < last:
+            job.subtask.steps.abort(CheckpointId(checkpoint))
+    assert len(job.subtask.operators.nodes[0].positions) == MAX_POSITIONS
+    job.subtask.steps.complete(CheckpointId(last))
+    assert job.reader.commits == [{"0": 0, "2": 0}] and job.subtask.operators.nodes[0].positions == {}
 
 
 def test_gauges_are_reported_while_the_source_reads(job: Job) -> None:
