@@ -216,8 +216,8 @@ class Fetcher:
             self._finish_if_read(partition)
 
     def _note_ends(self, partitions: Iterable[Partition]) -> None:
-        """Partitions whose last record has come. A broker says so by an answer without records, which it keeps back for
-        ``fetch.wait.max.ms``; so that the records of other brokers need not wait, the end is taken from its last one."""
+        """Note of which partitions the last record has come. A broker says so by an answer without records, which it
+        keeps back for ``fetch.wait.max.ms``; the records of other brokers would have to wait for it."""
         highs = {partition: self._client.high(partition) for partition in partitions}
         with self._shared.lock:
             for partition, high in highs.items():
