@@ -143,8 +143,8 @@ class StreamQuery:
         last = self._staged[-1] if self._staged else None
         if last is not None and number < last.number:
             raise InputError(
-                f"Spark gives batch {number} again, and batch {last.number} is staged already: the query's checkpoint in "
-                f"{self._area.location}/{QUERY} was removed or is an older copy, so new rows would be taken for old ones"
+                f"Spark gives batch {number} again, and batch {last.number} is staged already: the query's checkpoint "
+                f"in {self._area.location}/{QUERY} was removed or is an older copy, so new rows would be taken for old"
             )
         if last is not None and number == last.number:
             return  # it is complete
