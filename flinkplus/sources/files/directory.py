@@ -162,6 +162,11 @@ class InputDirectory:
             "so write them elsewhere, or under a name that begins with '.', and move them here"
         )
 
+    def _is_another(self, found: fs.FileInfo, file: SeenFile) -> bool:
+        """Whether what is found at the target of a move is there, and is no copy of the file."""
+        is_copy = not self.is_local and found.size == file.size and (found.mtime_ns or 0) >= file.mtime_ns
+        return found.type != fs.FileType.NotFound and not is_copy
+
     def delete(self, file: SeenFile) -> None:
         """Remove a file, if it is there, unchanged. Raises ``OSError``."""
         filesystem, root = self._opened
@@ -173,6 +178,8 @@ class InputDirectory:
         """Move a file, if it is there, unchanged, below ``target``, in the same file system.
 
         It keeps its name; where the target has another file of that name, a number is added. Raises ``OSError``.
+
+        An object store copies and then deletes, so a copy may be there that was made before a failure.
         """
         filesystem, root = self._opened
         with contextlib.suppress(FileNotFoundError):
@@ -180,7 +187,7 @@ class InputDirectory:
                 return
             _, base = filesystem_of(target)
             moved = f"{base.rstrip('/')}/{file.path}"
-            if filesystem.get_file_info(moved).type != fs.FileType.NotFound:
+            if self._is_another(filesystem.get_file_info(moved), file):
                 stem, ending = os.path.splitext(moved)
                 moved = f"{stem}-{file.version:08x}{ending}"
             filesystem.create_dir(moved.rpartition("/")[0], recursive=True)

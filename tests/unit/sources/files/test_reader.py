@@ -19,6 +19,7 @@ from flinkplus.sources.files import decoding, directory
 from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.seen import SeenFile
 from flinkplus.sources.files.source import DirectoryFiles
+from tests.s3_server import s3_server
 from tests.unit.sources.files.driven import Driven, put, repeated, source_of
 
 NOW_S = 1_700_000_000
@@ -472,3 +473,15 @@ def test_the_archive_keeps_files_of_the_same_name(tmp_path: Path) -> None:
     inputs.move(SeenFile.of("day.csv", 1, NOW_S), str(archive))  # it is not there: nothing to do
     inputs.delete(SeenFile.of("day.csv", 1, NOW_S))
     assert len(list(archive.iterdir())) == 3
+
+
+def test_a_move_in_an_object_store_is_repeated(tmp_path: Path) -> None:
+    """It is a copy and a removal, and a failure may come between them."""
+    with s3_server() as bucket:
+        inputs, archive = InputDirectory(bucket.uri("in")), bucket.uri("done")
+        for content in (b"1\n", b"1\n", b"22\n"):
+            bucket.objects["in/day.csv"] = content
+            inputs.move(inputs.info("day.csv"), archive)
+            assert not bucket.below("in")
+        assert bucket.objects["done/day.csv"] == b"1\n"
+        assert sorted(bucket.objects[f"done/{name}"] for name in bucket.below("done")) == [b"1\n", b"22\n"]
