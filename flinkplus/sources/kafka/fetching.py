@@ -301,7 +301,7 @@ class Fetcher:
                 self._is_away(str(error), now_s)
                 return
             self._found(topic, found or [], now_s)
-        self._client.heard()
+        self._client.answered()
         self._is_back(now_s)
 
     def _found(self, topic: str, found: Sequence[Partition], now_s: float) -> None:

@@ -103,7 +103,7 @@ class Imitation:
 
     def resume(self, partitions: Collection[Partition]) -> None: ...
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         self.failure = ""
 
     def high(self, partition: Partition) -> int | None:
