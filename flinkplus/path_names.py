@@ -5,7 +5,8 @@ Rules:
   by this process, or listed by the file system, needs no check;
 - a part of a path is not empty, does not begin with a dot, and consists of ASCII letters, digits and ``_+-.,=~%[]`` and
   space. So no name leads out of its directory, and none is a hidden file;
-- a folder of partitions may have other letters too, since it is named by values; each part has a ``=``.
+- a folder of partitions may have other letters too, since it is named by values; each part has a ``=``;
+- so may a file that another program has put into an output directory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_SUBTASK_CHARACTERS = 10_000
 STATE_FILE_PARTS = 2
 
 MAX_PARTITION_BYTES = 255
-"""Maximum length of a folder's name, in UTF-8."""
+"""Maximum length of a folder's name, and of another program's file, in UTF-8."""
 
 _FIRST, _OTHERS = r"[A-Za-z0-9_+\-,=~%\[\] ]", r"[A-Za-z0-9_+\-.,=~%\[\] ]"
 
@@ -45,6 +46,17 @@ def checked_name(name: object, parts: int = 1, longest: int = MAX_CHARACTERS) ->
 def checked_subtask(name: object) -> str:
     """The name of a subtask or vertex, which becomes the name of its folder. Raises ``UnsafeName``."""
     return checked_name(name, longest=MAX_SUBTASK_CHARACTERS)
+
+
+def checked_foreign(name: object) -> str:
+    """Returns ``name``, one part of a path that another program has chosen. Raises ``UnsafeName``."""
+    if type(name) is str and name and not name.startswith(".") and "/" not in name and "\0" not in name:
+        try:
+            if len(name.encode()) <= MAX_PARTITION_BYTES:
+                return name
+        except UnicodeEncodeError:  # not UTF-8 on the disk
+            pass
+    raise UnsafeName(f"{name!r:.100} is no name of a file that can be listed")
 
 
 _PARTITION = re.compile(r"[^./=\x00-\x1f\x7f][^/=\x00-\x1f\x7f]*=[^/\x00-\x1f\x7f]+")

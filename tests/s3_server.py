@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import md5
@@ -18,12 +18,19 @@ ISO_DATE = "2025-01-01T00:00:00.000Z"
 
 @dataclass
 class Bucket:
-    """``objects``: key -> content. ``parts``: upload -> number -> content. ``full``: nothing more is taken."""
+    """``objects``: key -> content. ``parts``: upload -> number -> content. ``full``: nothing more is taken.
+
+    ``knows_conditions``: whether ``If-None-Match`` and ``If-Match`` of a write have an effect. ``before_put``: called
+    with the key before a write has its effect; ``after_put``: afterwards, and may return another status to answer with.
+    """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     full: bool = False
     port: int = 0
+    knows_conditions: bool = True
+    before_put: Callable[[str], None] = field(default=lambda key: None)
+    after_put: Callable[[str], int | None] = field(default=lambda key: None)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def uri(self, folder: str) -> str:
@@ -40,6 +47,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     bucket: Bucket
 
     @property
@@ -135,18 +143,37 @@ class Handler(BaseHTTPRequestHandler):
         query = self.query
         if "uploadId" in query:
             self.bucket.parts[query["uploadId"]][int(query["partNumber"])] = data
-        elif "x-amz-copy-source" in self.headers:
-            source = unquote(self.headers["x-amz-copy-source"]).removeprefix("/").removeprefix(f"{BUCKET}/")
-            data = self.bucket.objects[self.key] = self.bucket.objects[source]
-            return self.xml(
-                "CopyObjectResult", f"<ETag>{escape(_tag(data))}</ETag><LastModified>{ISO_DATE}</LastModified>"
-            )
-        else:
-            with self.bucket.lock:  # for a writer that must be the only one
-                if self.headers.get("If-None-Match") == "*" and self.key in self.bucket.objects:
-                    return self.answer(412, _error("PreconditionFailed"), Content_Type="application/xml")
+            return self.answer(200, ETag=_tag(data))
+        source = self.headers.get("x-amz-copy-source")
+        if source is not None:
+            return self._copy(unquote(source).removeprefix("/").removeprefix(f"{BUCKET}/"))
+        self.bucket.before_put(self.key)
+        with self.bucket.lock:
+            refused = self._condition_is_false()
+            if not refused:
                 self.bucket.objects[self.key] = data
-        return self.answer(200, ETag=_tag(data))
+        if refused:
+            error = b'<?xml version="1.0"?><Error><Code>PreconditionFailed</Code><Message>it is false</Message></Error>'
+            return self.answer(412, error, Content_Type="application/xml")
+        status = self.bucket.after_put(self.key)
+        return self.answer(200, ETag=_tag(data)) if status is None else self.answer(status)
+
+    def _copy(self, source: str) -> None:
+        found = self.bucket.objects.get(source)
+        if found is None:
+            error = b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>'
+            return self.answer(404, error, Content_Type="application/xml")
+        self.bucket.objects[self.key] = found
+        return self.xml("CopyObjectResult", f"<ETag>{_tag(found)}</ETag><LastModified>{ISO_DATE}</LastModified>")
+
+    def _condition_is_false(self) -> bool:
+        found = self.bucket.objects.get(self.key)
+        if not self.bucket.knows_conditions:
+            return False
+        if self.headers.get("If-None-Match") == "*":
+            return found is not None
+        wanted = self.headers.get("If-Match")
+        return wanted is not None and (found is None or wanted != _tag(found))
 
     def do_POST(self) -> None:
         data, query = self.body(), self.query

@@ -44,7 +44,8 @@ def find_compose() -> Path:
 
 
 def read_compose(path: Path, environment: Mapping[str, str]) -> dict[str, Service]:
-    """The services, in the order of the file. ``environment``: values of variables.
+    """The services, in the order of the file, without those of a profile, which are started on request only.
+    ``environment``: values of variables.
 
     Raises ``ConfigurationError`` for what the namespaces cannot do.
     """
@@ -56,7 +57,8 @@ def read_compose(path: Path, environment: Mapping[str, str]) -> dict[str, Servic
         raise ConfigurationError(f"{path} has no services")
     _only(TOP_LEVEL, (key for key in content if not str(key).startswith("x-")), str(path))
     volumes = set(content.get("volumes") or ())
-    return {name: _service(name, text, volumes, environment) for name, text in content["services"].items()}
+    usual = {name: service for name, service in content["services"].items() if not service.get("profiles")}
+    return {name: _service(name, service, volumes, environment) for name, service in usual.items()}
 
 
 def _service(name: str, content: dict[str, Any], known: set[str], environment: Mapping[str, str]) -> Service:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from flinkplus.errors import OutputDirectoryError
+from flinkplus.errors import OutputDirectoryError, UnsafeName
+from flinkplus.path_names import checked_foreign
 from flinkplus.printable import printable
 from flinkplus.sinks.file_names import STAGING_DIRECTORY, PartName, job_tag
 from flinkplus.sinks.files import OutputFiles
@@ -102,6 +103,7 @@ class EarlierData:
         """Check the names of all files, and the columns of one."""
         for name in names:
             folder, _, last = name.rpartition("/")
+            self._check_listable(name)
             if not last.endswith(f".{self._form.suffix}"):
                 raise self._refused(f"it holds {printable(name)}, which is no .{self._form.suffix} file")
             try:
@@ -116,6 +118,13 @@ class EarlierData:
         first = next((name for name in names if not _is_empty(name)), None)
         if first is not None and self._files.info(first) is not None:
             self._check_columns(first)
+
+    def _check_listable(self, name: str) -> None:
+        try:
+            for part in name.split("/"):
+                checked_foreign(part)
+        except UnsafeName as error:
+            raise self._refused(printable(error)) from None
 
     def _check_columns(self, name: str) -> None:
         with self._files.opened(name) as content:

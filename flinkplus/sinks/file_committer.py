@@ -11,7 +11,8 @@ The output directory::
 Invariants: a listed file exists, whole, from before it is listed until it is no longer listed. A file is moved only
 when the checkpoint that covers it is complete. The highest checkpoint in the names of the job's listed files is the
 only record of what is committed. Files of generations that were rolled back are removed at the latest by ``finish``.
-What others have written to the directory (``append``) is listed from the start, and never touched.
+What others have written to the directory (``append``) is listed from the start, and never touched; nor is what they
+put there later.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class FileCommitter(SinkCommitter):
         self._form = form
         self._log = SparkFileLog(files)
         self._committed_through: int | None = None  # None: not read from the log yet
+        self._is_fenced = False  # whether writes of earlier drivers have no effect any more
 
     def allow_only_if(self, check: Callable[[], None]) -> None:
         self._files.check = check
@@ -62,30 +64,43 @@ class FileCommitter(SinkCommitter):
 
     def _prepare_new(self) -> None:
         self._files.make_dir()
+        before = self._owner_file()
         earlier: Sequence[LoggedFile] = ()
         if self._form.append:
-            earlier = self._earlier()
+            earlier = self._earlier(self._parsed(before))
         elif (blocking := self._what_is_in_the_way()) is not None:
             raise OutputDirectoryError(
                 f"output directory {self._files.location} is not empty (it holds {printable(blocking)}): "
                 "choose another one, remove it, or resume the job that wrote it; to_parquet adds to it with append=True"
             )
-        self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+        self._take(before)
         self._log.create(earlier)
 
-    def _earlier(self) -> Sequence[LoggedFile]:
+    def _earlier(self, owner: object) -> Sequence[LoggedFile]:
         """What is in the directory and not listed. Raises ``OutputDirectoryError`` if this output cannot be added."""
-        return EarlierData(self._files, self._log, self._form).files(self._read_owner(), self._owner)
+        return EarlierData(self._files, self._log, self._form).files(owner, self._owner)
 
     def _prepare_resumed(self) -> None:
-        owner = self._read_owner()
+        before = self._owner_file()
+        owner = self._parsed(before)
         if not self._is_of(owner, self._job_id):
             raise OutputDirectoryError(
                 f"output directory {self._files.location} does not hold the output of the job to be resumed: "
                 "give the directory that the job wrote to, unchanged, or start a new job"
             )
         if owner != self._owner:  # the sink was renamed
-            self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+            self._take(before)
+        if not self._log.is_made() and not any(self._own(entry.name) for _, entry in self._files.data_files()):
+            self._prepare_new()  # a run before died while it did so; with files of the job, its list was lost
+
+    def _take(self, before: bytes | None) -> None:
+        """Make the directory this job's. ``before``: the file that says whose it was."""
+        mine = json.dumps(self._owner).encode()
+        files = self._files
+        if not (files.create(OWNER_FILE, mine) if before is None else files.swap(OWNER_FILE, before, mine)):
+            raise OutputDirectoryError(
+                f"output directory {files.location} was taken by another job at the same time: choose another one"
+            )
 
     def _what_is_in_the_way(self) -> str | None:
         """The name of an entry that belongs neither to this job nor to one that ended before its first commit."""
@@ -99,11 +114,18 @@ class FileCommitter(SinkCommitter):
 
         return next((entry.name for entry in self._files.entries() if is_in_the_way(entry.name)), None)
 
-    def _read_owner(self) -> object:
+    def _owner_file(self) -> bytes | None:
         try:
-            return json.loads(self._files.read(OWNER_FILE))
+            return self._files.read(OWNER_FILE)
         except FileNotFoundError:
             return None
+
+    def _read_owner(self) -> object:
+        return self._parsed(self._owner_file())
+
+    def _parsed(self, owner_file: bytes | None) -> object:
+        try:
+            return None if owner_file is None else json.loads(owner_file)
         except (ValueError, RecursionError) as error:
             raise OutputDirectoryError(
                 f"output directory {self._files.location}: {OWNER_FILE} is damaged ({error}); choose another directory"
@@ -119,7 +141,7 @@ class FileCommitter(SinkCommitter):
             elif owner == self._owner:
                 return
             elif self._form.append:
-                self._earlier()
+                self._earlier(owner)
             elif (blocking := self._what_is_in_the_way()) is not None:
                 raise OutputDirectoryError(
                     f"output directory {self._files.location} holds neither the output of the job that the savepoint "
@@ -145,8 +167,9 @@ class FileCommitter(SinkCommitter):
     def succeed(self, job_id: str | None, checkpoint: int) -> None:
         self.check_successor(job_id, checkpoint)
         try:
-            if self._is_of(self._read_owner(), job_id):
-                self._files.write(OWNER_FILE, json.dumps(self._owner).encode())
+            before = self._owner_file()
+            if self._is_of(self._parsed(before), job_id):
+                self._take(before)
             is_mine = self._read_owner() == self._owner
         except OSError as error:
             raise OutputDirectoryError(f"output directory {self._files.location}: {error}") from error
@@ -158,7 +181,7 @@ class FileCommitter(SinkCommitter):
         if owner is not None and owner != self._owner:
             raise OutputDirectoryError(
                 f"output directory {self._files.location} belongs to another job now, which was started from a "
-                "savepoint of this one"
+                "savepoint of this one, or adds to its output"
             )
 
     # --- while the job runs -------------------------------------------------------------------------------------------
@@ -182,6 +205,9 @@ class FileCommitter(SinkCommitter):
     def retract_after(self, checkpoint: int | None) -> None:
         self._check_owner()
         with self._loaded():
+            if not self._is_fenced:
+                self._log.fence()
+                self._is_fenced = True
             self._log.retain(lambda entry: not is_later(self._own(entry.name), checkpoint))
             for name, entry in self._files.data_files():
                 if is_later(self._own(entry.name), checkpoint):
@@ -214,7 +240,9 @@ class FileCommitter(SinkCommitter):
         with self._loaded():
             visible = {entry.name for entry in self._log.all_files()} or {self._commit_empty_file()}
             for name, entry in list(self._files.data_files()):
-                if PartName.parse(entry.name) is not None and entry.name not in visible:
+                part = PartName.parse(entry.name)
+                may_be_mine = part is not None and (part.job == self._tag or not self._form.append)
+                if may_be_mine and entry.name not in visible:
                     self._files.delete(name)
             for entry in self._files.entries():
                 if entry.name.endswith(TEMPORARY_SUFFIX):

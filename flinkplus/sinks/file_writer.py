@@ -11,7 +11,7 @@ No file spans checkpoints. Its rows become visible with their checkpoint, and a 
 could not go back within a Parquet file, whose end says where everything is.
 
 Small batches are gathered and encoded together, and with partitions divided together: that costs the same whether a
-batch has ten rows or a thousand.
+batch has ten rows or a thousand. With more partitions than open files more is gathered.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ GATHERED_BATCHES = 128
 GATHERED_BYTES = 1 << 20
 MAX_OPEN_FILES = 32
 """Of one subtask: each holds rows that are not encoded, and a handle."""
+GATHERED_FOR_MANY = 16
+"""Times as much is gathered before rows are divided, once the partitions are more than the open files: each division
+then begins a file for almost every one of them."""
 SMALLEST_FILE_BYTES = 1 << 20
 
 
@@ -161,7 +164,8 @@ class FileSinkWriter(SinkWriter):
         self._files = OutputFiles(sink.path)
         self._staging = sink.staging
         self._job = job_tag(sink.job_id)
-        self._schema = sink.file_schema
+        self._rows_schema, self._schema = sink.bound_schema, sink.file_schema
+        self._partition_by, self._max_bytes = sink.partition_by, sink.max_file_bytes
         self._subtask = context.index
         self._generation = generation
         self._staged: dict[str, StagedFile] = {}
@@ -172,43 +176,48 @@ class FileSinkWriter(SinkWriter):
         self._closed: list[_File] = []  # since the last checkpoint
         self._undivided: list[pa.RecordBatch] = []  # with partitions: rows that are in no file yet
         self._undivided_bytes = 0
+        self._times_gathered = 1
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check()
         if batch.num_rows == 0:
             return
-        rows = plain(batch, self._sink.bound_schema)
-        if not self._sink.partition_by:
+        rows = plain(batch, self._rows_schema)
+        if not self._partition_by:
             self._write("", rows)
             return
         self._undivided.append(rows)
         self._undivided_bytes += rows.get_total_buffer_size()
-        if len(self._undivided) >= GATHERED_BATCHES or self._undivided_bytes >= GATHERED_BYTES:
+        times = self._times_gathered
+        if len(self._undivided) >= GATHERED_BATCHES * times or self._undivided_bytes >= GATHERED_BYTES * times:
             self._divide()
 
     def _divide(self) -> None:
         """Write the rows that were gathered to the files of their partitions."""
         if self._undivided:
-            for folder, rows in divided(merge(self._undivided), self._sink.partition_by):
+            for folder, rows in divided(merge(self._undivided), self._partition_by):
                 self._write(folder, rows)
         self._undivided, self._undivided_bytes = [], 0
 
     def _write(self, folder: str, rows: pa.RecordBatch) -> None:
-        if folder not in self._open:
-            self._begin(folder)
-        file = self._open[folder] = self._open.pop(folder)
+        file = self._open.get(folder)
+        if file is None:
+            file = self._begin(folder)
+        elif len(self._open) > 1:
+            self._open[folder] = self._open.pop(folder)
         file.write(rows)
-        limit = self._sink.max_file_bytes
-        if limit is not None and file.stream.tell() >= limit:
+        if self._max_bytes is not None and file.stream.tell() >= self._max_bytes:
             self._close_early(folder)
 
-    def _begin(self, folder: str) -> None:
+    def _begin(self, folder: str) -> _File:
         if len(self._open) >= MAX_OPEN_FILES:
+            self._times_gathered = GATHERED_FOR_MANY
             self._close_early(next(iter(self._open)))
         path = f"{self._staging}/{OpenName(self._subtask, self._generation, self._number).text(self._sink.suffix)}"
         file = self._open[folder] = _File(path, folder, self._number, self._files.open_output(path))
         self._number += 1
         file.encoder = self._sink.encoder(file.stream, self._schema)
+        return file
 
     def _close_early(self, folder: str) -> None:
         file = self._open.pop(folder)

@@ -1,9 +1,13 @@
 """The output directory of a job: every file operation of the file sinks, on a local path or a ``pyarrow.fs`` URI.
 
-Rules: names are relative to the directory. ``write`` is atomic (a hidden temporary file, then a move); ``move``
-replaces. Removing a missing file is no error, so that every operation can be repeated. Locally a path is made absolute
-but links are not followed, because Spark compares the logged paths with the one that the reader was given. Whether a
-write survives a power failure is left to the file system.
+Rules:
+- names are relative to the directory. ``write`` is atomic (a hidden temporary file, then a move); ``move`` replaces;
+- ``create`` and ``swap`` write on a condition. On S3 that is one request, whose condition holds whenever it arrives.
+  Elsewhere they are ``write``, whose move fails once another process has removed the temporary file; locally
+  ``create`` also replaces nothing;
+- removing a missing file is no error, so that every operation can be repeated;
+- locally a path is made absolute but links are not followed, because Spark compares the logged paths with the one that
+  the reader was given. Whether a write survives a power failure is left to the file system.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from pyarrow import fs
 
 from flinkplus.local_files import LocalFolder
 from flinkplus.state.durable.uploads import Uploads
-from flinkplus.state.file_system import filesystem_of
+from flinkplus.state.file_system import filesystem_of, take_name
+from flinkplus.state.s3.bucket import NoConditionalWrites, S3Bucket, warn_unconditional
 
 TEMPORARY_SUFFIX = ".tmp"
 CHUNK_BYTES = 1 << 20
@@ -52,7 +57,8 @@ class OutputFiles:
         self.check: Callable[[], None] = lambda: None
         self._fs, self._base = filesystem_of(location)
         self._local: LocalFolder | None = None
-        self.uploads = Uploads(location)
+        self._bucket = S3Bucket.of(location)
+        self.uploads = Uploads(self._bucket)
         """Multipart uploads into the directory."""
         if isinstance(self._fs, fs.LocalFileSystem):
             self._base = os.path.abspath(self._base)
@@ -131,11 +137,57 @@ class OutputFiles:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, whole or not at all; an existing one is replaced."""
+        self.move(self._written_aside(name, content), name)
+
+    def _written_aside(self, name: str, content: bytes) -> str:
+        """The hidden name of a new file beside ``name``."""
         directory, last = posixpath.split(name)
         temporary = posixpath.join(directory, f".{last}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
         with self.open_output(temporary) as stream:
             stream.write(content)
-        self.move(temporary, name)
+        return temporary
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether ``create`` and ``swap`` are single requests, which nothing but their condition can stop."""
+        return self._bucket is not None and self._bucket.is_conditional
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file if none of its name exists; whether it has this content now. Raises ``OSError``."""
+        if self._bucket is not None:
+            self.check()
+            try:
+                return self._bucket.create(self._path(name), content)
+            except NoConditionalWrites as error:
+                warn_unconditional(f"s3://{self._bucket.name}", str(error))
+        elif self._local is not None:
+            return self._created(self._local, name, content)
+        with contextlib.suppress(*ABSENT):
+            return self.read(name) == content
+        self.write(name, content)
+        return True
+
+    def _created(self, local: LocalFolder, name: str, content: bytes) -> bool:
+        temporary = self._written_aside(name, content)
+        self.check()
+        try:
+            with local.at(name) as (folder, last):
+                take_name(posixpath.basename(temporary), last, folder)
+        except FileExistsError:
+            self.delete(temporary)
+            return self.read(name) == content
+        return True
+
+    def swap(self, name: str, before: bytes, content: bytes) -> bool:
+        """Replace a file that has the content ``before``; whether it has the new content now. Raises ``OSError``."""
+        if self._bucket is not None:
+            self.check()
+            try:
+                return self._bucket.swap(self._path(name), before, content)
+            except NoConditionalWrites as error:
+                warn_unconditional(f"s3://{self._bucket.name}", str(error))
+        self.write(name, content)
+        return True
 
     def open_output(self, name: str) -> Any:
         """A new file, as a ``pyarrow.NativeFile`` to write to."""

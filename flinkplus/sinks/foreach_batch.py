@@ -9,6 +9,8 @@ Rules and invariants:
   after. So a call that was under way when the driver died is repeated, with the same ID and the same rows, by the next
   driver, before any other. No earlier call is repeated.
 - What was called, or may have been, is not taken back: ``retract_after`` refuses to go back behind it.
+- Whatever the function raises is an ``OutputFunctionError``: another exception would end the worker's action without
+  an answer, and the job would wait for it forever.
 - The function is pickled only with the plan. A slot never unpickles it.
 """
 
@@ -16,7 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -27,7 +30,7 @@ from typing_extensions import Self, override
 from flinkplus.documents import Document, parse_document
 from flinkplus.errors import ConfigurationError, InvariantViolation, OutputFunctionError, described
 from flinkplus.operators.base.operator import JsonValue
-from flinkplus.operators.base.row import USER_EXCEPTIONS, described_cause
+from flinkplus.operators.base.row import described_cause
 from flinkplus.path_names import checked_name
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
@@ -35,13 +38,13 @@ from flinkplus.sinks.base import SinkCommitter, not_yet_committed
 from flinkplus.sinks.file_names import PartName, table_staging
 from flinkplus.sinks.file_writer import Encoder, FileSink
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.staging import StagingFolder
+from flinkplus.sinks.staging import LastingCommitter, StagingFolder
+from flinkplus.state.durable.runs import CALLS_FOLDER
 from flinkplus.state.file_system import Files, open_directory
 
 SCHEME = "foreach_batch:"
 """Before the name of the sink, which is all that its output is known by."""
 CALLS_FORMAT = 1
-FOLDER = "calls"
 COMPRESSION = "lz4"
 
 BatchFunction = Callable[[pa.Table, int], object]
@@ -152,7 +155,7 @@ class BatchCalls(Document):
             checked_name(name)
 
 
-class BatchCommitter(SinkCommitter):
+class BatchCommitter(LastingCommitter):
     """Calls the function of one sink. ``path``: the checkpoint directory; ``staging``: the folder with its rows."""
 
     def __init__(self, sink: str, job_id: str, function: BatchFunction, path: str, staging: str) -> None:
@@ -161,7 +164,7 @@ class BatchCommitter(SinkCommitter):
         self._files = OutputFiles(path)
         self._staging = StagingFolder(self._files, staging)
         digest = hashlib.blake2b(sink.encode(), digest_size=8).hexdigest()
-        self._record = CallRecord(open_directory(path), f"{FOLDER}/{job_id}-{digest}.json")
+        self._record = CallRecord(open_directory(path), f"{CALLS_FOLDER}/{job_id}-{digest}.json")
 
     @override
     def allow_only_if(self, check: Callable[[], None]) -> None:
@@ -206,12 +209,7 @@ class BatchCommitter(SinkCommitter):
             calls, new = self._known(), [file for file in new if file not in begun]
         if new:
             self._call(calls, checkpoint, new)
-        is_new = self._staging.is_new_generation(files)
-        for file in files:
-            self._files.delete(self._staging.path(file.name))
-        if is_new:
-            self._staging.sweep(checkpoint)
-        self._files.uploads.abort_old(self._staging.name)
+        self._staging.remove_committed(checkpoint, files)
 
     def _call(self, calls: BatchCalls, batch: int, files: Sequence[StagedFile]) -> None:
         """Call the function with the rows of ``files``, and store that it was called."""
@@ -219,13 +217,26 @@ class BatchCommitter(SinkCommitter):
         table = pa.concat_tables([self._rows(file) for file in ordered])
         self._store(replace(calls, begun=batch, files=tuple(file.name for file in ordered)))
         try:
-            self._function(table, batch)
-        except USER_EXCEPTIONS as error:
+            returned = self._function(table, batch)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # of the user's keyboard
             raise OutputFunctionError(
                 f"sink {self._sink!r}: the function raised for batch {batch} of {table.num_rows} rows: "
                 f"{described_cause(error)}"
             ) from error
+        self._check_ran(returned)
         self._store(BatchCalls(checkpoint=batch))
+
+    def _check_ran(self, returned: object) -> None:
+        """Raises ``OutputFunctionError`` if the call has only made something that would run the function."""
+        if isinstance(returned, Coroutine | Generator | AsyncGenerator):
+            if isinstance(returned, Coroutine):
+                returned.close()  # otherwise Python warns that it was never awaited
+            raise OutputFunctionError(
+                f"sink {self._sink!r}: the function returned {type(returned).__name__}, so its body has not run: it "
+                "must be neither async nor have a yield"
+            )
 
     def _rows(self, file: StagedFile) -> pa.Table:
         """The rows of a staged file. Raises ``OutputFunctionError`` if it is missing or has another size."""
@@ -241,25 +252,16 @@ class BatchCommitter(SinkCommitter):
         return pa.ipc.open_stream(content).read_all()
 
     @override
-    def retract_after(self, checkpoint: int | None) -> None:
-        through, calls = checkpoint or 0, self._known()
-        called = max(calls.checkpoint, calls.begun)
-        if called > through:
-            raise OutputFunctionError(
-                f"sink {self._sink!r}: its function was called with the rows of checkpoint {called}, which cannot be "
-                f"taken back: the job cannot continue from {f'checkpoint {through}' if through else 'the start'}"
-            )
-        self._staging.remove_after(through)
-
-    # --- at the end ---------------------------------------------------------------------------------------------------
+    def _last_committed(self) -> int:
+        calls = self._known()
+        return max(calls.checkpoint, calls.begun)
 
     @override
-    def finish(self) -> None:
-        self.discard()
-
-    @override
-    def discard(self) -> None:
-        self._staging.discard()
+    def _lasts(self, checkpoint: int, consequence: str) -> OutputFunctionError:
+        return OutputFunctionError(
+            f"sink {self._sink!r}: its function was called with the rows of checkpoint {checkpoint}, which "
+            f"{consequence}"
+        )
 
 
 class CallRecord:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError
@@ -13,8 +14,11 @@ from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks import foreach_batch
-from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
+from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter, not_yet_committed
 from flinkplus.sinks.delta import sink as delta
+from flinkplus.sinks.delta.committer import application
+from flinkplus.sinks.delta.location import StorageOptions, TableLocation
+from flinkplus.sinks.delta.table import DeltaOutput, version_of
 from flinkplus.sinks.earlier import OutputForm
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import staging_directory, table_staging
@@ -69,11 +73,15 @@ class _FormerStagedCommitter(SinkCommitter):
 
     @override
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
-        if any(self._files.info(self._staging.path(file.name)) is not None for file in files):
+        if self._waits(files):
             raise ConfigurationError(
                 f"sink {self._sink.name!r} is gone, and output of checkpoint {checkpoint} waits to be committed by it: "
                 "resume the program before, and stop it, which commits; then resume the new one"
             )
+
+    def _waits(self, files: Sequence[StagedFile]) -> bool:
+        """Whether some of ``files`` are not committed."""
+        return any(self._files.info(self._staging.path(file.name)) is not None for file in files)
 
     @override
     def retract_after(self, checkpoint: int | None) -> None:
@@ -82,6 +90,27 @@ class _FormerStagedCommitter(SinkCommitter):
     @override
     def discard(self) -> None:
         self._staging.discard()
+
+
+class FormerDeltaSink(FormerStagedSink):
+    """A sink of before that wrote to the Delta table at ``path``."""
+
+    @override
+    def committer(self) -> SinkCommitter:
+        return _FormerDeltaCommitter(self)
+
+
+class _FormerDeltaCommitter(_FormerStagedCommitter):
+    """As for other tables, but the table says what is committed: its files leave the staging folder before that."""
+
+    @override
+    def _waits(self, files: Sequence[StagedFile]) -> bool:
+        if not files:
+            return False
+        location = TableLocation.of(self._sink.path, StorageOptions())
+        table = DeltaOutput(location, pa.schema([]), (), merge=False).load()
+        known = None if table is None else version_of(table, application(self._sink.job_id))
+        return bool(not_yet_committed(files, known or 0))
 
 
 def former_sink(
@@ -99,6 +128,6 @@ def former_sink(
     if follower is not None:
         return follower
     if where.startswith(delta.SCHEME):
-        return FormerStagedSink(name, where.removeprefix(delta.SCHEME), staging_directory(job_id), job_id=job_id)
+        return FormerDeltaSink(name, where.removeprefix(delta.SCHEME), staging_directory(job_id), job_id=job_id)
     place = where.removeprefix(postgres.SCHEME)
     return FormerStagedSink(name, checkpoint_dir, table_staging(job_id, place), job_id=job_id)

@@ -74,11 +74,19 @@ def parquet_sink(name: str, path: str, partition_by: object, max_file_bytes: int
 
 
 def _kind(dtype: pa.DataType) -> str:
-    """A type as Spark sees it in Parquet: units and the sizes of offsets do not count."""
-    if pa.types.is_timestamp(dtype):
+    """A type as Spark sees it in Parquet: units, the sizes of offsets, the names of the parts of lists and maps, and
+    whether parts may be null do not count."""
+    types = pa.types
+    if types.is_timestamp(dtype):
         return "timestamp"
-    if pa.types.is_dictionary(dtype):
+    if types.is_dictionary(dtype):
         return _kind(dtype.value_type)
+    if types.is_list(dtype) or types.is_large_list(dtype):
+        return f"list<{_kind(dtype.value_type)}>"
+    if types.is_map(dtype):
+        return f"map<{_kind(dtype.key_type)}, {_kind(dtype.item_type)}>"
+    if types.is_struct(dtype):
+        return f"struct<{', '.join(f'{field.name}: {_kind(field.type)}' for field in dtype)}>"
     return str(dtype).removeprefix("large_")
 
 

@@ -17,6 +17,8 @@ The interval depends on the file system:
 
 - Where a rename replaces, ``append`` adds to the newest batch, which is replaced whole, and begins another one when it
   has ``BATCH_BYTES``. ``COMPACT_INTERVAL`` such batches hold 32 GiB; the driver warns when a tenth of it is left.
+- On S3 a batch is created, or replaced if it is unchanged, by one request. Such a request of an earlier driver may
+  still arrive: ``fence`` makes its condition false. There no batch is removed.
 - Elsewhere, on HDFS, each commit is a batch, and readers open each batch behind the last compaction. So a compaction
   comes every ``COMMITS_INTERVAL`` commits, as in Spark.
 """
@@ -33,7 +35,7 @@ from urllib.parse import unquote
 from flinkplus.documents import fits, parse_document
 from flinkplus.errors import OutputDirectoryError
 from flinkplus.local_files import NoRegularFile
-from flinkplus.path_names import checked_name
+from flinkplus.path_names import checked_foreign
 from flinkplus.printable import printable
 from flinkplus.sinks.files import TEMPORARY_SUFFIX, FileEntry, OutputFiles
 
@@ -53,6 +55,9 @@ BATCH_BYTES = 64 * 1024
 log = logging.getLogger("flinkplus.sinks")
 
 _VERSION = "v1"
+_EMPTY = _VERSION.encode()
+_END = b"\n"
+"""At the end of a batch that nothing is added to any more; readers take no notice of it."""
 _COMPACT_SUFFIX = ".compact"
 _BLOCK_SIZE = 32 * 1024 * 1024
 _BEGUN = f"{LOG_DIRECTORY}.begun"
@@ -124,17 +129,39 @@ class SparkFileLog:
 
     def load(self) -> None:
         """Find the last batch; remove what a crashed writer left. Raises ``OutputDirectoryError``."""
-        entries = self._files.entries(LOG_DIRECTORY)
+        entries = self._without_unfinished()
         layout = self.layout = self._layout_of(entries)
         self.latest, self._content = layout.first_batch - 1, None
         for entry in entries:
-            if entry.name.endswith(TEMPORARY_SUFFIX):
-                self._files.delete(f"{LOG_DIRECTORY}/{entry.name}")
-            elif (text := entry.name.removesuffix(_COMPACT_SUFFIX)).isdecimal():
+            if (text := entry.name.removesuffix(_COMPACT_SUFFIX)).isdecimal():
                 number, name = int(text), f"{LOG_DIRECTORY}/{printable(entry.name)}"
                 if number < layout.first_batch and number not in layout.empty_compactions:
                     raise self._unreadable(name, "an older version of FlinkPlus wrote it")
                 self.latest = max(self.latest, number)
+
+    def _without_unfinished(self) -> list[FileEntry]:
+        """The files of the log, listed once no writer before can give another one its name."""
+        entries = self._files.entries(LOG_DIRECTORY)
+        unfinished = [entry.name for entry in entries if entry.name.endswith(TEMPORARY_SUFFIX)]
+        for name in unfinished:
+            self._files.delete(f"{LOG_DIRECTORY}/{name}")
+        return self._files.entries(LOG_DIRECTORY) if unfinished else entries
+
+    def fence(self) -> None:
+        """``load``, after which no write of an earlier driver has an effect.
+
+        Such a driver may have begun to replace the last batch, or to create the next one. So both are done here: a line
+        break more changes the last one, and the next one is created without entries. May be repeated.
+        """
+        self.load()
+        while self._files.is_conditional:
+            content = self._last_content()
+            if content is not None and not content.endswith(_END):
+                self._files.swap(self.layout.file(self.latest), content, content + _END)
+            elif self._files.create(self.layout.file(self.latest + 1), self._new_content(self.latest + 1)):
+                self.load()
+                return
+            self.load()
 
     def _layout_of(self, entries: Iterable[FileEntry]) -> Layout:
         """The layout by the empty compactions; those of the larger interval are also compactions of the smaller one."""
@@ -173,24 +200,41 @@ class SparkFileLog:
         )
 
     def is_empty(self) -> bool:
-        """Whether no batch exists."""
+        """Whether no file was listed."""
         expected = {self.layout.file(batch) for batch in self.layout.empty_compactions}
+        names = [f"{LOG_DIRECTORY}/{entry.name}" for entry in self._files.entries(LOG_DIRECTORY)]
         return all(
-            f"{LOG_DIRECTORY}/{entry.name}" in expected or entry.name.endswith(TEMPORARY_SUFFIX)
-            for entry in self._files.entries(LOG_DIRECTORY)
+            name in expected or name.endswith(TEMPORARY_SUFFIX) or self._files.read(name).rstrip(_END) == _EMPTY
+            for name in names
         )
 
     def append(self, new: Iterable[LoggedFile]) -> None:
         """Make ``new`` visible, all at once."""
         added = "".join("\n" + json.dumps(asdict(entry), separators=(",", ":")) for entry in new).encode()
-        batch, content = self.latest, self._last_content()
-        if content is None or len(content) + len(added) > BATCH_BYTES or not self._files.move_replaces:
+        batch, before = self.latest, self._last_content()
+        full = before is None or len(before) + len(added) > BATCH_BYTES or before.endswith(_END)
+        if before is None or full or not self._files.move_replaces:
             batch += 1
-            content = _encoded(self.all_files() if self.layout.is_compaction(batch) else ())
-        content += added
-        self._files.write(self.layout.file(batch), content)
+            content = self._new_content(batch) + added
+            self._require(self._files.create(self.layout.file(batch), content), batch)
+        else:
+            content = before + added
+            self._require(self._files.swap(self.layout.file(batch), before, content), batch)
         self.latest, self._content = batch, None if self.layout.is_compaction(batch) else content
         self._warn_of_a_large_compaction(len(content))
+
+    def _new_content(self, batch: int) -> bytes:
+        """What a batch begins with."""
+        return _encoded(self.all_files() if self.layout.is_compaction(batch) else ())
+
+    def _require(self, written: bool, batch: int) -> None:
+        """Raises ``JobRunsElsewhere`` or ``OutputDirectoryError`` unless the batch was ``written``."""
+        if not written:
+            self._files.check()
+            raise OutputDirectoryError(
+                f"{self._files.location}: another process has written {self.layout.file(batch)}; give each job an "
+                "output directory of its own"
+            )
 
     def all_files(self) -> Iterator[LoggedFile]:
         """All visible files, batch by batch."""
@@ -221,8 +265,9 @@ class SparkFileLog:
             )
 
     def last_batch(self) -> list[LoggedFile]:
-        """What the file of the last batch lists."""
-        return self._read(self.latest) if self.latest >= self.layout.first_batch else []
+        """What the last batch lists that is not empty, from the last compaction on."""
+        batches = range(self.latest, max(self.layout.first_batch, self._last_compaction()) - 1, -1)
+        return next((found for batch in batches if (found := self._read(batch))), [])
 
     def retain(self, keep: Callable[[LoggedFile], bool]) -> None:
         """Make invisible what ``keep`` refuses, which are the files of the newest batches.
@@ -230,10 +275,12 @@ class SparkFileLog:
         Goes back batch by batch, to one of which something is kept, or to a compaction. (Where a rename does not
         replace, that is removed, and the batches before it count again.) May be repeated after a crash at any step.
         """
+        if self._files.is_conditional:
+            return self._empty(keep)
         while self.latest >= self.layout.first_batch:
             entries = self._read(self.latest)
             kept = [entry for entry in entries if keep(entry)]
-            if len(kept) == len(entries):
+            if len(kept) == len(entries) and entries:
                 return
             self._content = None
             is_compaction = self.layout.is_compaction(self.latest)
@@ -243,10 +290,25 @@ class SparkFileLog:
             self._files.delete(self.layout.file(self.latest))
             self.latest -= 1
 
+    def _empty(self, keep: Callable[[LoggedFile], bool]) -> None:
+        """``retain`` without removing a batch."""
+        for batch in range(self.latest, self.layout.first_batch - 1, -1):
+            name, entries = self.layout.file(batch), self._read(batch)
+            kept = [entry for entry in entries if keep(entry)]
+            if entries and len(kept) == len(entries):
+                return
+            if entries:
+                self._content = None
+                ended = _encoded(kept) + _END  # never what a late request may expect there
+                self._require(self._files.swap(name, self._files.read(name), ended), batch)
+            if kept or self.layout.is_compaction(batch):
+                return
+
     def _last_content(self) -> bytes | None:
         """The file of the last batch; None when nothing is added to that: it is a compaction."""
         if self._content is None and not self.layout.is_compaction(self.latest):
-            self._content = _encoded(self._read(self.latest))
+            self._read(self.latest)
+            self._content = self._files.read(self.layout.file(self.latest))
         return self._content
 
     def _read(self, batch: int) -> list[LoggedFile]:
@@ -280,5 +342,5 @@ def parse_logged(line: str) -> LoggedFile:
     entry = LoggedFile(**{name: found[name] for name in _FIELDS})
     if not all(fits(getattr(entry, name), hint) for name, hint in _FIELDS.items()):
         raise TypeError(f"{printable(line, 100)} lists no file")
-    checked_name(entry.name)
+    checked_foreign(entry.name)
     return entry

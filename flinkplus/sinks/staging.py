@@ -6,10 +6,15 @@ Rules: before a file, an upload or a folder goes it is checked that this driver 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from posixpath import join
 
+from typing_extensions import override
+
+from flinkplus.errors import OutputError
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.base import SinkCommitter
 from flinkplus.sinks.file_names import STAGING_DIRECTORY, OpenName, PartName
 from flinkplus.sinks.files import FileEntry, OutputFiles
 
@@ -21,7 +26,7 @@ class StagingFolder:
         self._files = files
         self.name = name
         self._generations: dict[int, int] = {}  # the newest one seen of each subtask
-        self._folders: set[str] = set()  # of partitions, known to exist
+        self._folders: set[str] = set()  # of partitions, made once where that costs requests
 
     def path(self, name: str) -> str:
         """Where the staged file ``name`` is, in ``files``."""
@@ -46,8 +51,8 @@ class StagingFolder:
             staged = self._files.info(self.path(file.name))
             if staged is None or staged.size != file.bytes:
                 return None
-            if file.folder and file.folder not in self._folders:
-                self._files.make_dir(file.folder)
+            if file.folder and (self._files.has_folders or file.folder not in self._folders):
+                self._files.make_dir(file.folder)  # each time: others may remove one that is empty
                 self._folders.add(file.folder)
             self._files.move(self.path(file.name), name)
             entry = self._files.info(name)
@@ -71,6 +76,16 @@ class StagingFolder:
             lambda left: left.generation < self._generations.get(left.subtask, -1),
         )
 
+    def remove_committed(self, checkpoint: int, files: Sequence[StagedFile]) -> None:
+        """Remove ``files``, whose rows are committed and are needed no more. After a new generation, also what is
+        staged up to ``checkpoint`` and described by no snapshot."""
+        is_new = self.is_new_generation(files)
+        for file in files:
+            self._files.delete(self.path(file.name))
+        if is_new:
+            self.sweep(checkpoint)
+        self._files.uploads.abort_old(self.name)
+
     def remove_after(self, checkpoint: int | None) -> None:
         """Remove what is staged after ``checkpoint``; ``None``: everything that is staged."""
         self._remove(lambda _, part: is_later(part, checkpoint), lambda _: False)
@@ -89,6 +104,36 @@ class StagingFolder:
         for folder in (self.name, STAGING_DIRECTORY):
             if not self._files.entries(folder):  # files of a later run were not in the listing above
                 self._files.delete_dir(folder)
+
+
+class LastingCommitter(SinkCommitter):
+    """A committer that stages in a folder, and whose commits are not taken back: those to a table, calls."""
+
+    _staging: StagingFolder
+
+    @abstractmethod
+    def _last_committed(self) -> int:
+        """Up to which checkpoint rows are committed, or may be."""
+
+    @abstractmethod
+    def _lasts(self, checkpoint: int, consequence: str) -> OutputError:
+        """The error for a job that would have to go back behind ``checkpoint``, with what that means for it."""
+
+    @override
+    def retract_after(self, checkpoint: int | None) -> None:
+        through, committed = checkpoint or 0, self._last_committed()
+        if committed > through:
+            target = f"checkpoint {through}" if through else "the start"
+            raise self._lasts(committed, f"cannot be taken back: the job cannot continue from {target}")
+        self._staging.remove_after(through)
+
+    @override
+    def finish(self) -> None:
+        self.discard()
+
+    @override
+    def discard(self) -> None:
+        self._staging.discard()
 
 
 def is_later(part: PartName | None, checkpoint: int | None) -> bool:

@@ -3,6 +3,8 @@
 Rules:
 - names are relative, with ``/`` between parts; a name is written whole or not at all as far as the file system
   allows it (local: temporary file, fsync, rename; object stores: a write is visible when it is closed);
+- ``create`` writes a name only if it does not exist (local: a hard link; S3: a conditional request). Elsewhere there is
+  a warning, and only a look beforehand;
 - a missing file is ``FileNotFoundError``, any other failure an ``OSError``;
 - a listing is whole, or an ``OSError``, since callers remove files by it: only a missing folder lists as empty, and a
   symbolic link in the place of a local folder is an ``OSError``;
@@ -11,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -26,11 +29,13 @@ from pyarrow import fs
 from flinkplus.errors import without_secrets
 from flinkplus.local_files import LocalFolder, open_regular
 from flinkplus.state.removal import remove_file
+from flinkplus.state.s3.bucket import NoConditionalWrites, S3Bucket, warn_unconditional
 
 COPY_CHUNK_BYTES = 1 << 20
 SYNC_BYTES = 4 << 20
 TEMPORARY_SUFFIX = ".tmp"
 SINGLE_UPLOADS = "allow_delayed_open"
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 LOST_AND_FOUND = "lost+found"
 """The file system's own folder at the top of a volume: only root may list it, and nothing of a job is in it."""
 
@@ -91,8 +96,33 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def replace_name(temporary: str, last: str, folder: int) -> None:
+    """Give a file of ``folder`` its name; a file of that name is replaced."""
+    os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def take_name(temporary: str, last: str, folder: int) -> None:
+    """As ``replace_name``; raises ``FileExistsError`` instead of replacing. Where the file system has no hard links,
+    that is looked at before, with a warning."""
+    try:
+        os.link(temporary, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+    else:
+        os.unlink(temporary, dir_fd=folder)
+        return
+    warn_unconditional("the file system", "it has no hard links")
+    with suppress(FileNotFoundError):
+        os.stat(last, dir_fd=folder, follow_symlinks=False)
+        raise FileExistsError(errno.EEXIST, "the file exists", last)
+    replace_name(temporary, last, folder)
+
+
 class LocalDirectory:
     """A directory on a local (or mounted) disk."""
+
+    bucket: S3Bucket | None = None  # as in ``ArrowDirectory``
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -114,6 +144,21 @@ class LocalDirectory:
         """
         with self._published(name, check, 0o600 if private else 0o666) as target:
             target.write(data)
+
+    def create(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> bool:
+        """Write a file if none of its name exists. Whether it has this content now.
+
+        ``True``, too, if it had it before: an earlier call may have failed after its write. ``check`` as in ``write``.
+        Raises ``OSError``; on an object store, the file may appear later.
+        """
+        try:
+            with self._published(name, check, publish=take_name) as target:
+                target.write(data)
+        except (FileExistsError, FileNotFoundError) as error:  # the latter: ``delete_unfinished`` came first
+            with suppress(FileNotFoundError):
+                return self.read(name) == data
+            raise error
+        return True
 
     def put(self, local: Path, name: str) -> None:
         with local.open("rb") as source, self._published(name) as target:
@@ -140,7 +185,13 @@ class LocalDirectory:
         return True
 
     @contextmanager
-    def _published(self, name: str, check: Callable[[], None] | None = None, mode: int = 0o666) -> Iterator[BinaryIO]:
+    def _published(
+        self,
+        name: str,
+        check: Callable[[], None] | None = None,
+        mode: int = 0o666,
+        publish: Callable[[str, str, int], None] = replace_name,
+    ) -> Iterator[BinaryIO]:
         """A file to write; it appears under its name, durably, when the block ends without an error."""
         with self._folder.at(name, make=True) as (folder, last):
             with suppress(FileNotFoundError):
@@ -155,7 +206,7 @@ class LocalDirectory:
                     os.fsync(target.fileno())
                 if check is not None:
                     check()
-                os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+                publish(temporary, last, folder)
                 os.fsync(folder)
             except BaseException:
                 with suppress(FileNotFoundError):
@@ -235,11 +286,12 @@ class LocalDirectory:
 
 
 class ArrowDirectory:
-    """A directory of any pyarrow file system: S3, GCS, HDFS."""
+    """A directory of any pyarrow file system: S3, GCS, HDFS. ``bucket``: that it is in, for conditional writes."""
 
-    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
+    def __init__(self, filesystem: fs.FileSystem, root: str, bucket: S3Bucket | None = None) -> None:
         self._fs = filesystem
         self._root = root.rstrip("/")
+        self.bucket = bucket
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if self._root and name else self._root or name
@@ -261,6 +313,22 @@ class ArrowDirectory:
         self._make_parent(name)
         with self._fs.open_output_stream(self._path(name)) as target:
             target.write(data)
+
+    def create(self, name: str, data: bytes, check: Callable[[], None] | None = None) -> bool:
+        """As ``LocalDirectory.create``."""
+        if check is not None:
+            check()
+        reason = "Arrow does not offer them"
+        if self.bucket is not None:
+            try:
+                return self.bucket.create(self._path(name), data)
+            except NoConditionalWrites as error:
+                reason = str(error)
+        warn_unconditional(f"storage of type {self._fs.type_name}", reason)
+        with suppress(FileNotFoundError):
+            return self.read(name) == data
+        self.write(name, data)
+        return True
 
     def put(self, local: Path, name: str) -> None:
         self.store(file_chunks(local), name)
@@ -392,4 +460,4 @@ def open_directory(uri_or_path: str | Path, filesystem: fs.FileSystem | None = N
     filesystem, path = filesystem_of(uri_or_path)
     if isinstance(filesystem, fs.LocalFileSystem):
         return LocalDirectory(Path(path).expanduser().absolute())
-    return ArrowDirectory(filesystem, path)
+    return ArrowDirectory(filesystem, path, S3Bucket.of(uri_or_path))

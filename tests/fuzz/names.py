@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import string
 
+from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 
@@ -29,6 +30,21 @@ def assert_inside(name: object, parts: int = 1, longest: int = 200) -> None:
             raise AssertionError(f"{name!r} has a part that no name has")
 
 
+def assert_any_letters(name: str, parts: int = 1) -> None:
+    """As ``assert_inside``, for a name that the user's values or another program have made."""
+    pieces = name.split("/")
+    if posixpath.normpath(posixpath.join(TOP, name)) != f"{TOP}/{name}" or len(pieces) != parts or "\0" in name:
+        raise AssertionError(f"{name!r} leads elsewhere")
+    if any(piece[0] == "." or len(piece.encode()) > 255 for piece in pieces):
+        raise AssertionError(f"{name!r} has a part that no name has")
+
+
+def assert_staged(staged: StagedFile) -> None:
+    assert_inside(staged.name)
+    if staged.folder:
+        assert_any_letters(staged.folder, staged.folder.count("/") + 1)
+
+
 def assert_subtask(name: object) -> None:
     """A subtask's name, which is a single part."""
     assert_inside(name, longest=10_000)
@@ -41,7 +57,7 @@ def assert_handle(handle: SnapshotHandle) -> None:
             assert_inside(each.name, 2)
     for part in handle.operator_state.operators.values():
         for staged in part.staged:
-            assert_inside(staged.name)
+            assert_staged(staged)
 
 
 def assert_manifest(manifest: Manifest) -> None:
@@ -51,4 +67,4 @@ def assert_manifest(manifest: Manifest) -> None:
         assert_handle(handle)
     for committed in manifest.commits.values():
         for staged in committed.files:
-            assert_inside(staged.name)
+            assert_staged(staged)

@@ -51,10 +51,11 @@ def test_every_output_of_a_stream_is_exact(spark: SparkSession, tmp_path: Path) 
 def test_a_function_that_raises_ends_the_job_and_a_resume_repeats_the_batch(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    called, broken = Called(tmp_path / "calls.jsonl"), [True]
+    called, broken, raised = Called(tmp_path / "calls.jsonl"), [True], list[int]()
 
     def fragile(table: pa.Table, batch_id: int) -> None:
         if broken[0] and len(called.calls()) == 2:
+            raised.append(batch_id)
             raise ValueError("no room left")
         called(table, batch_id)
 
@@ -63,13 +64,14 @@ def test_a_function_that_raises_ends_the_job_and_a_resume_repeats_the_batch(
         counts.foreach_batch(fragile)
         return env.execute("fragile", resume="auto")
 
-    line = fragile.__code__.co_firstlineno + 2
+    line = fragile.__code__.co_firstlineno + 3
     wanted = (
         rf"OutputFunctionError: sink 'foreach_batch': .*ValueError: no room left \(.*{line} in fragile\).*attempt 5"
     )
     with run(2_000.0) as job, pytest.raises(JobFailed, match=wanted):
         job.await_finish(PATIENCE_S)
     assert len(called.calls()) == 2
+    assert len(raised) == 6 and len(set(raised)) == 1  # five commits, and one when the job ends
     broken[0] = False
     with run(1e6) as job:
         job.await_finish(PATIENCE_S)

@@ -100,10 +100,10 @@ def test_nothing_waits_for_a_pipe_and_no_device_is_read(shared: Path) -> None:
     os.mkfifo(newest)
     found = CheckpointStorage(shared).manifests.latest_valid()
     assert found is not None and found[0] == 1 and "no regular file" in found[2][0]
-    (shared / "blobs").mkdir()
-    os.mkfifo(shared / "blobs/runs")
+    (shared / ".runs").mkdir()
+    os.mkfifo(shared / ".runs/00000001")
     with pytest.raises(CheckpointDirectoryError, match="no regular file"):
-        storage.runs.earlier()
+        storage.runs.look()
     os.unlink(shared / JOB_FILE)
     os.mkfifo(shared / JOB_FILE)
     with pytest.raises(CheckpointDirectoryError, match="no regular file"):

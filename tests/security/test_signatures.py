@@ -267,6 +267,7 @@ def test_what_was_signed_for_one_place_or_job_is_of_no_use_for_another(tmp_path:
     with pytest.raises(UntrustedCheckpoint, match="was not made with the key"):
         opened(root).manifests.read(2)
     other = begun(tmp_path / "other")
+    other.manifests.remove(1)
     other.signed.job_id = "job-2"
     other.manifests.write(manifest_of(1))
     found = min((tmp_path / "other" / "checkpoints").iterdir())

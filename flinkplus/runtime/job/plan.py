@@ -103,6 +103,7 @@ def find_job(
     Raises as ``load_plan``, and ``CheckpointDirectoryError`` for a directory without a job, or of another job.
     """
     storage = CheckpointStorage(checkpoint_dir, trust=trust)
+    storage.runs.look()
     key_file = None if signing_key is None else os.fspath(signing_key)
     found = storage.ownership.job(lambda: find_key(key_file, checkpoint_dir, make=trust)).get("name")
     if name is not None and found != name:

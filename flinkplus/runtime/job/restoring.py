@@ -56,14 +56,15 @@ def begin_run(
     Raises ``ConfigurationError`` for a checkpoint of another parallelism that cannot be divided, or of a program that
     does not fit.
     """
-    runs = _earlier_runs(storage, resume)
     if resume:
         _check_recipes(plan, storage)
-    storage.runs.begin(runs + 1)
+    run = storage.runs.number
+    if resume or not run:  # otherwise the run began before the directory was prepared
+        run = storage.begin()
     storage.sign_again()
     commits = Commits(plan.graph.sinks(), storage, taken_over, plan.graph.program(plan.options.max_parallelism))
     if not resume:
-        if runs:
+        if run > 1:
             storage.manifests.withdraw_after(0)
         put_program(storage, plan)
         storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
@@ -75,7 +76,7 @@ def begin_run(
             commits.begins_with(origin)
         elif not storage.manifests.checkpoints():
             commits.prepare_again()
-        restore = Restore(generation=Generation(runs * GENERATIONS_PER_RUN))
+        restore = Restore(generation=Generation((run - 1) * GENERATIONS_PER_RUN))
         if resume:
             adoption = Adoption(plan, storage, commits, requests, taken_over, origin)
             restore = _find_restore(storage, commits, restore, adoption.adopt)
@@ -236,18 +237,6 @@ def lasting_secret(options: Options, storage: CheckpointStorage) -> bytes | None
         made = secrets.token_bytes(32)
         storage.blobs.put_signed(ZOOKEEPER_BLOB, made, private=True)
         return made
-
-
-def _earlier_runs(storage: CheckpointStorage, resume: bool) -> int:
-    """The maximum number of earlier runs, whose late writes must be distinguishable from those of the next run."""
-    try:
-        return storage.runs.earlier()
-    except CorruptCheckpoint as error:
-        if not resume:
-            return 0
-        log.warning("the number of earlier runs is taken from the newest checkpoint: %s", error)
-    found = storage.manifests.latest_valid()
-    return 1 if found is None else found[1].generation // GENERATIONS_PER_RUN + 1
 
 
 def _find_restore(

@@ -89,8 +89,14 @@ class NewJob:
         try:
             key = find_key(options.signing_key, options.checkpoint_dir, make=True)
             storage = CheckpointStorage(directory.checkpoints, key=key)
+            storage.runs.look()
             identity = identity_of(plan.name, plan.graph, options)
-            storage.ownership.prepare(identity, False, lambda: directory.claim(resume=False), plan.output_id)
+
+            def claim() -> None:
+                directory.claim(resume=False)
+                storage.begin()
+
+            storage.ownership.prepare(identity, False, claim, plan.output_id)
             claimed = storage
             storage.signed.job_id = plan.output_id
             continued = continued_outputs(self.change)

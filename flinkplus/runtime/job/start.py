@@ -89,10 +89,14 @@ def start_job(
     try:
         key = find_key(options.signing_key, options.checkpoint_dir, make=trust or resume is not True)
         storage = CheckpointStorage(directory.checkpoints, key=key, trust=trust)
+        storage.runs.look()
         identity = identity_of(name, graph, options)
 
         def claim() -> None:
-            directory.claim(storage.ownership.has_begun() if resume == "auto" else resume)
+            begun = storage.ownership.has_begun() if resume == "auto" else resume
+            directory.claim(begun)
+            if not begun:
+                storage.begin()
 
         before = None if resume is False else find_before(storage, name, graph, options, requests)
         begun = storage.ownership.prepare(identity, resume, claim, output_id, upgraded=before is not None)

@@ -43,8 +43,9 @@ def delta_type(dtype: pa.DataType) -> pa.DataType | None:
     return dtype if any(is_kind(dtype) for is_kind in (*numbers, *others)) else None
 
 
-def delta_schema(schema: pa.Schema, sink: str) -> pa.Schema:
-    """The columns of a table for rows of ``schema``. Raises ``ConfigurationError``."""
+def delta_schema(schema: pa.Schema, sink: str, partition_by: Sequence[str] = ()) -> pa.Schema:
+    """The columns of a table for rows of ``schema``. A text by which it is partitioned may be null, since an empty one
+    is. Raises ``ConfigurationError``."""
     fields = []
     for field in schema:
         found = delta_type(field.type)
@@ -53,7 +54,8 @@ def delta_schema(schema: pa.Schema, sink: str) -> pa.Schema:
                 f"sink {sink!r}: a Delta table has no type for column {field.name!r} of type {field.type}; cast it "
                 "before, for example to a long or a string"
             )
-        fields.append(pa.field(field.name, found, field.nullable))
+        is_text = field.name in partition_by and pa.types.is_string(found)
+        fields.append(pa.field(field.name, found, field.nullable or is_text))
     return pa.schema(fields)
 
 

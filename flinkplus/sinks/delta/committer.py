@@ -10,32 +10,39 @@ Rules and invariants:
   then conflicts with it; before each further one the earlier run finds that it has been replaced (``check``). The order
   is: read the table, check, commit.
 - A new job that continues the table sets the version of the old one to ``TAKEN``.
-- ``flinkplus-<job>-<sink>`` is set when a job begins: two sinks of a job must not take each other's version for theirs.
+- The version of ``flinkplus-<job>:sink`` says which sink of the job writes (``mark_of``). It is set with the first one,
+  and looked at before each commit: two sinks of a job must not take each other's version for theirs.
 - What is committed stays: ``retract_after`` refuses to go back behind it.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from flinkplus.errors import OutputTableError
+from flinkplus.printable import printable
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.base import SinkCommitter, not_yet_committed
+from flinkplus.sinks.base import not_yet_committed
 from flinkplus.sinks.delta.table import AddedFile, DeltaOutput, attempts, version_of
+from flinkplus.sinks.file_names import OWNER_FILE
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.partitions import values_of
-from flinkplus.sinks.staging import StagingFolder, placed_name
+from flinkplus.sinks.spark_log import LOG_DIRECTORY
+from flinkplus.sinks.staging import LastingCommitter, StagingFolder, placed_name
 
 TAKEN = 1 << 62
 """The version of a job whose table another job has taken over."""
+MARK_BYTES = 7
+"""A version is a signed number of 8 bytes."""
 COMMIT_ATTEMPTS = 10
 """When other writers are faster; the coordinator repeats a failed commit several times."""
 
 
-class DeltaCommitter(SinkCommitter):
+class DeltaCommitter(LastingCommitter):
     """Commits the files of one sink. ``files``: the table's directory; ``staging``: the folder in it."""
 
     def __init__(self, sink: str, job_id: str, output: DeltaOutput, files: OutputFiles, staging: str) -> None:
@@ -54,11 +61,17 @@ class DeltaCommitter(SinkCommitter):
         return {application(self._job_id): checkpoint}
 
     def _first_versions(self, checkpoint: int) -> dict[str, int]:
-        return {**self._versions(checkpoint), self._mark: 0}
+        return {**self._versions(checkpoint), f"{application(self._job_id)}:sink": mark_of(self._sink)}
 
-    @property
-    def _mark(self) -> str:
-        return f"{application(self._job_id)}-{self._sink}"
+    def _is_mine(self, table: Any) -> bool:
+        """Whether this sink is the one of the job that writes."""
+        return version_of(table, f"{application(self._job_id)}:sink") == mark_of(self._sink)
+
+    def _shared(self) -> OutputTableError:
+        return OutputTableError(
+            f"{self._output} holds output of this job already: give each sink of a job a table of its own, or "
+            "union their streams; to go on with that output, give the path as before"
+        )
 
     # --- before the first deployment ----------------------------------------------------------------------------------
 
@@ -75,11 +88,8 @@ class DeltaCommitter(SinkCommitter):
             self._output.make(self._first_versions(0))
         else:
             known = version_of(table, application(self._job_id))
-            if known is not None and (known > 0 or version_of(table, self._mark) is None):
-                raise OutputTableError(
-                    f"{self._output} holds output of this job already: give each sink of a job a table of its own, or "
-                    "union their streams; to go on with that output, give the path as before"
-                )
+            if known is not None and (known > 0 or not self._is_mine(table)):
+                raise self._shared()
             self._commit_versions(table, self._first_versions(0))
         self._committed_through = 0
 
@@ -90,10 +100,12 @@ class DeltaCommitter(SinkCommitter):
         self._output.commit(table, versions)
 
     def _check_no_data(self) -> None:
-        found = next(self._files.data_files(), None)
+        other = next((name for name in (OWNER_FILE, LOG_DIRECTORY) if self._files.info(name) is not None), None)
+        found = other or next((name for name, _ in self._files.data_files()), None)
         if found is not None:
             raise OutputTableError(
-                f"{self._output} does not exist, and there is other data in its place ({found[0]}): choose another path"
+                f"{self._output} does not exist, and there is other data in its place ({printable(found)}): choose "
+                "another path"
             )
 
     def _take_over(self) -> None:
@@ -170,6 +182,8 @@ class DeltaCommitter(SinkCommitter):
                 f"{self._output} has lost commits of this job: it was restored or made anew, and rows may be missing"
             )
         self._check_not_taken(known)
+        if not self._is_mine(table):
+            raise self._shared()
         return table, known
 
     @override
@@ -205,27 +219,21 @@ class DeltaCommitter(SinkCommitter):
         )
 
     @override
-    def retract_after(self, checkpoint: int | None) -> None:
-        through = checkpoint or 0
-        _, known = self._current()
-        if known > through:
-            raise OutputTableError(
-                f"{self._output} holds the rows of checkpoint {known}, and what is committed to a table is not taken "
-                f"back: the job cannot continue from {f'checkpoint {through}' if through else 'the start'}"
-            )
-        self._staging.remove_after(through)
-
-    # --- at the end ---------------------------------------------------------------------------------------------------
+    def _last_committed(self) -> int:
+        return self._current()[1]
 
     @override
-    def finish(self) -> None:
-        self.discard()
-
-    @override
-    def discard(self) -> None:
-        self._staging.discard()
+    def _lasts(self, checkpoint: int, consequence: str) -> OutputTableError:
+        return OutputTableError(
+            f"{self._output} holds the rows of checkpoint {checkpoint}, and what is committed to a table {consequence}"
+        )
 
 
 def application(job_id: str) -> str:
     """The ID of a job's transactions in Delta's log."""
     return f"flinkplus-{job_id}"
+
+
+def mark_of(sink: str) -> int:
+    """A sink's name as a version."""
+    return int.from_bytes(hashlib.blake2b(sink.encode(), digest_size=MARK_BYTES).digest(), "big")

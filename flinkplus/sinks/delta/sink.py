@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pyarrow as pa
 from typing_extensions import override
@@ -19,7 +20,7 @@ from flinkplus.sinks.delta.table import DeltaOutput, deltalake_module
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.parquet import ParquetSink
 from flinkplus.sinks.partitions import checked_columns
-from flinkplus.state.file_system import absolute
+from flinkplus.state.file_system import absolute, is_uri
 
 SCHEME = "delta:"
 """Before the path, where the table is a sink's location."""
@@ -46,7 +47,8 @@ class DeltaSink(ParquetSink):
     @override
     def committer(self) -> SinkCommitter:
         location = TableLocation.of(self.path, self.options)
-        output = DeltaOutput(location, delta_schema(self.bound_schema, self.name), self.partition_by, self.merge)
+        columns = delta_schema(self.bound_schema, self.name, self.partition_by)
+        output = DeltaOutput(location, columns, self.partition_by, self.merge)
         return DeltaCommitter(self.name, self.job_id, output, OutputFiles(self.path), self.staging)
 
 
@@ -59,6 +61,10 @@ def delta_sink(
         raise ConfigurationError(f"sink {name!r}: mode {mode!r} must be one of {MODES}")
     if schema_mode not in SCHEMA_MODES:
         raise ConfigurationError(f"sink {name!r}: schema_mode {schema_mode!r} must be one of {SCHEMA_MODES}")
+    if not is_uri(path) or path.startswith("file:"):
+        place = TableLocation.of(path, StorageOptions()).uri
+        if unquote(place) != place:
+            raise ConfigurationError(f"sink {name!r}: deltalake does not find a local path with {place!r}: rename it")
     columns = checked_columns(partition_by, name)
     options = StorageOptions.parse(storage_options, name)
     return DeltaSink(name, absolute(path), partition_by=columns, merge=schema_mode == "merge", options=options)

@@ -26,10 +26,10 @@ from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.connecting import Address
 from flinkplus.sinks.postgres.run_keeper import RunKeeper
 from flinkplus.sinks.postgres.table import COMMIT_LOCK_TIMEOUT, OutputTable, Progress
-from flinkplus.sinks.staging import StagingFolder
+from flinkplus.sinks.staging import LastingCommitter, StagingFolder
 
 
-class PostgresCommitter(RunKeeper):
+class PostgresCommitter(LastingCommitter, RunKeeper):
     """Commits the rows of one sink. ``staging``: the folder in ``files`` where its rows are staged."""
 
     def __init__(
@@ -93,12 +93,7 @@ class PostgresCommitter(RunKeeper):
                 f"checkpoint {checkpoint} is committed",
                 COMMIT_LOCK_TIMEOUT,
             )
-        is_new = self._staging.is_new_generation(files)
-        for file in files:
-            self._files.delete(self._staging.path(file.name))
-        if is_new:
-            self._staging.sweep(checkpoint)
-        self._files.uploads.abort_old(self._staging.name)
+        self._staging.remove_committed(checkpoint, files)
 
     def _commit(self, connection: Any, checkpoint: int, files: Sequence[StagedFile]) -> int:
         known = self._locked(connection)
@@ -126,25 +121,14 @@ class PostgresCommitter(RunKeeper):
             )
 
     @override
-    def retract_after(self, checkpoint: int | None) -> None:
-        through = checkpoint or 0
-        committed = self._transacted(self._locked, self.patience_s, "read").checkpoint
-        if committed > through:
-            raise OutputTableError(
-                f"{self._table} holds the rows of checkpoint {committed}, and what is committed to a table cannot be "
-                f"taken back: the job cannot continue from {f'checkpoint {through}' if through else 'the start'}"
-            )
-        self._staging.remove_after(through)
-
-    # --- at the end ---------------------------------------------------------------------------------------------------
+    def _last_committed(self) -> int:
+        return self._transacted(self._locked, self.patience_s, "read").checkpoint
 
     @override
-    def finish(self) -> None:
-        self.discard()
-
-    @override
-    def discard(self) -> None:
-        self._staging.discard()
+    def _lasts(self, checkpoint: int, consequence: str) -> OutputTableError:
+        return OutputTableError(
+            f"{self._table} holds the rows of checkpoint {checkpoint}, and what is committed to a table {consequence}"
+        )
 
 
 def _order(file: StagedFile) -> tuple[int, ...]:

@@ -74,6 +74,7 @@ class DirectoryWatch:
         self._known: dict[int, SeenFile] = {}
         self._number = 0
         self._stop = threading.Event()
+        self._random = random.Random()  # not the one that users may have seeded
         self._cannot_list, self._cannot_dispose = RareWarning(), RareWarning()
 
     def begin(self, woken: Woken) -> None:
@@ -105,7 +106,7 @@ class DirectoryWatch:
                 self._look()
                 woken(None)
                 pause_s = max(self._poll_s, _PAUSE_TO_LISTING * (time.monotonic() - begun_s))
-                self._stop.wait(pause_s * random.uniform(1 - _JITTER, 1 + _JITTER))
+                self._stop.wait(pause_s * self._random.uniform(1 - _JITTER, 1 + _JITTER))
             self._remove_covered()
         except Exception as error:  # of whatever kind: without this thread the reader would wait for ever
             woken(error)

@@ -2,6 +2,7 @@
 
 Rules:
 - a checkpoint exists when its manifest exists and no cut voids it. The manifest is written after every file it names;
+- a manifest is created, and never replaced: what is written late under its name changes nothing;
 - a manifest that is short, altered or of another format is ``CorruptCheckpoint``. One that is not signed with the
   given key is ``UntrustedCheckpoint``: an older one never replaces it silently;
 - a manifest has the checksum of each state file, so the signature covers all that a resumed job reads, except for
@@ -54,10 +55,15 @@ class Manifests:
         body = json.dumps(manifest.to_json(), sort_keys=True).encode()
         name = _name(manifest.checkpoint, self._runs.epoch)
         try:
-            self._signed.write(MANIFEST_MAGIC, name, body, self._runs.check)
+            self._create(name, body)
         except OSError as error:
             raise StateError(f"manifest {manifest.checkpoint} cannot be stored in {self._uri!r}: {error}") from error
         self._note(manifest)
+
+    def _create(self, name: str, body: bytes) -> None:
+        if not self._signed.create(MANIFEST_MAGIC, name, body, self._runs.check):
+            self._runs.check()
+            raise FileExistsError(f"{self._files.describe(name)} exists, with another content")
 
     def read(self, checkpoint: int) -> Manifest:
         """The manifest as it was written.
@@ -104,6 +110,11 @@ class Manifests:
             if numbers is not None and wanted(*numbers) and cuts.voids(numbers[1], numbers[0]) == void:
                 found[numbers[0]] = name
         return found
+
+    def newest_epoch(self) -> int:
+        """The highest epoch in the name of a manifest, void or not; 0: there is no manifest."""
+        found = (numbers_of(name) for name in self._files.names(FOLDER))
+        return max((numbers[1] for numbers in found if numbers is not None), default=0)
 
     def latest_valid(self) -> tuple[int, Manifest, list[str]] | None:
         """The newest checkpoint that can be restored, and why newer ones were skipped; ``None`` without any checkpoint.
@@ -187,7 +198,7 @@ class Manifests:
         for number, name in self.listed().items():
             renewed = _name(number, self._runs.epoch)
             with suppress(CorruptCheckpoint):  # every later read reports it
-                self._signed.write(MANIFEST_MAGIC, renewed, self._content(name), self._runs.check)
+                self._create(renewed, self._content(name))
                 if name != renewed:
                     self._files.delete(name)
 

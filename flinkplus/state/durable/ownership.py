@@ -14,19 +14,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from flinkplus.documents import Document, parse_document
-from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, without_secrets
+from flinkplus.errors import CheckpointDirectoryError, CorruptCheckpoint, JobRunsElsewhere, without_secrets
 from flinkplus.printable import printable
 from flinkplus.state.durable.blobs import PLAN_BLOB, Blobs
 from flinkplus.state.durable.manifests import Manifests
+from flinkplus.state.durable.runs import Runs
 from flinkplus.state.durable.savepoint_file import BEGUN_FILE, SAVEPOINT_FILE, SavepointFile
 from flinkplus.state.durable.seals import SigningKey
 from flinkplus.state.durable.signed_files import SignedFiles
 from flinkplus.state.file_system import Files
 
-JOB_FORMAT = 6
+JOB_FORMAT = 7
 """2: a running sum of 0 is marked beside the number; manifests have epochs. 3: sizes and checksums of the files that a
 base replaces are known. 4: the plan and the manifests are signed. 5: so is ``JOB.json``. 6: the state of keys is
-sorted by key group, and a job is the same at another parallelism."""
+sorted by key group, and a job is the same at another parallelism. 7: a run is begun by a claim, and the newest of the
+files with cuts counts."""
 JOB_MAGIC = b"flinkplus-job"
 JOB_FILE = "JOB.json"
 PROBE_FILE = "WRITABLE.probe"
@@ -62,12 +64,15 @@ D = TypeVar("D", JobFile, SavepointFile)
 class Ownership:
     """The job that the directory ``uri`` belongs to."""
 
-    def __init__(self, uri: str, files: Files, signed: SignedFiles, blobs: Blobs, manifests: Manifests) -> None:
+    def __init__(
+        self, uri: str, files: Files, signed: SignedFiles, blobs: Blobs, manifests: Manifests, runs: Runs
+    ) -> None:
         self._uri = uri
         self._files = files
         self._signed = signed
         self._blobs = blobs
         self._manifests = manifests
+        self._runs = runs
         self._prepared: dict[str, Any] | None = None
         self.savepoint: SavepointFile | None = None
         """What the savepoint here says of itself, once ``job`` has read and checked it."""
@@ -122,10 +127,15 @@ class Ownership:
         return PLAN_BLOB in self._blobs.names() or bool(self._manifests.checkpoints())
 
     def release(self) -> None:
-        """Give up a claim made with ``resume=False`` by a job that never started: the directory is free again."""
-        for folder in ("blobs", "staged", "state", "streams"):
-            self._clear(folder)
-        self._files.delete(JOB_FILE)
+        """Give up a claim made with ``resume=False`` by a job that never started: the directory is free again.
+
+        If another driver has taken the directory over, nothing is removed.
+        """
+        with suppress(JobRunsElsewhere):
+            for folder in ("blobs", "staged", "state", "streams"):
+                self._clear(folder)
+            self._runs.check()
+            self._files.delete(JOB_FILE)
 
     def job(self, key: Callable[[], SigningKey] | None = None) -> dict[str, Any]:
         """The job this directory belongs to, as passed to ``prepare``.
@@ -180,6 +190,7 @@ class Ownership:
 
     def _clear(self, folder: str) -> None:
         for name in self._files.names(folder):
+            self._runs.check()
             self._files.delete(name)
 
     def _write(self, job: dict[str, Any]) -> None:
@@ -252,7 +263,8 @@ class Ownership:
     def _check_owner(self, job: dict[str, Any], document: JobFile | None, resume: Resume, upgraded: bool) -> None:
         where = f"checkpoint directory {self._uri!r}"
         if document is None:
-            others = [name for name in self._files.names("") if not name.startswith(".")]
+            names = self._files.names("")
+            others = [name for name in names if not name.startswith(".") and not self._runs.is_of_a_begin(name)]
             if others:
                 raise CheckpointDirectoryError(
                     f"{where} holds other data ({others[0]!r}) and is not a checkpoint directory; choose an empty one"

@@ -31,6 +31,10 @@ class SignedFiles:
         """Sign ``body`` and write it; ``check`` and ``private`` as in ``Files.write``."""
         self._files.write(name, self.signed(magic, name, body), check, private)
 
+    def create(self, magic: bytes, name: str, body: bytes, check: Callable[[], None] | None = None) -> bool:
+        """Sign ``body`` and write it if no file of this name exists; as ``Files.create``."""
+        return self._files.create(name, self.signed(magic, name, body), check)
+
     def read(self, magic: bytes, name: str) -> bytes:
         """The content of a signed file. Raises as ``checked`` and as ``Files.read``."""
         return self.checked(magic, name, self._loaded.get(name) or self._files.read(name))[0]

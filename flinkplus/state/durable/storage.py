@@ -6,7 +6,8 @@
 | ``blobs/plan``: what a new driver needs to resume the job, pickled; signed | ``blobs`` |
 | ``blobs/program``: a description of the program that was started last; signed | ``blobs`` |
 | ``blobs/zookeeper``: the secret behind the job's password in an ensemble; signed | ``blobs`` |
-| ``blobs/runs``: which run of the job has the directory; ``blobs/cuts-<run>``: which manifests count | ``runs`` |
+| ``.runs/<place>``: which run of the job has the directory | ``runs`` |
+| ``blobs/cuts-<run>-<n>``: which manifests count | ``runs`` |
 | ``state/<subtask>/<generation>-<checkpoint>-<n>.sst`` | ``state_files`` |
 | ``checkpoints/<checkpoint>-<epoch>.json``; signed | ``manifests`` |
 
@@ -21,6 +22,7 @@ from pyarrow import fs
 
 from flinkplus.errors import CheckpointDirectoryError, StateError
 from flinkplus.state.durable.blobs import Blobs
+from flinkplus.state.durable.history import EPOCHS_PER_RUN
 from flinkplus.state.durable.manifests import Manifests
 from flinkplus.state.durable.ownership import Ownership
 from flinkplus.state.durable.retention import CheckpointRetention
@@ -54,7 +56,7 @@ class CheckpointStorage:
             raise CheckpointDirectoryError(
                 f"checkpoint directory {uri!r} cannot be opened: {error}; give a local path or a URI such as s3://bucket/path"
             ) from error
-        uploads = Uploads(uri if filesystem is None else "")
+        uploads = Uploads(files.bucket)
         self.files = files
         self.signed = SignedFiles(files, key, trust)
         self.blobs = Blobs(files, self.signed)
@@ -62,7 +64,12 @@ class CheckpointStorage:
         self.state_files = StateFiles(uri, files)
         self.manifests = Manifests(uri, files, self.signed, self.runs, self.state_files)
         self.retention = CheckpointRetention(self.manifests, self.state_files, self.runs, uploads)
-        self.ownership = Ownership(uri, files, self.signed, self.blobs, self.manifests)
+        self.ownership = Ownership(uri, files, self.signed, self.blobs, self.manifests, self.runs)
+
+    def begin(self, at_least: int = 1) -> int:
+        """As ``Runs.begin``, with a number above those of all runs that have left something: claims may be missing
+        where a user has copied a directory."""
+        return self.runs.begin(max(at_least, self.manifests.newest_epoch() // EPOCHS_PER_RUN + 1))
 
     def sign_again(self) -> None:
         """Sign trusted content, as it was read, with our own key; from then on nothing else is accepted.

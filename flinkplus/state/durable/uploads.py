@@ -12,35 +12,22 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from flinkplus.errors import without_secrets
+from flinkplus.state.s3.bucket import S3Bucket, warn_once
 
 LONGEST_UPLOAD_S = 3600.0
 """While a job runs, an upload that began longer ago belongs to a process that was killed."""
-TIMEOUT_S = 10.0
-ATTEMPTS = 2
 LOOK_EVERY_S = 1800.0
-DEFAULT_REGION = "us-east-1"
 
 log = logging.getLogger("flinkplus")
-_warned: set[str] = set()
 
 
 class Uploads:
-    """The multipart uploads below the folder ``location``; nothing to do unless it is an ``s3://`` URI."""
+    """The multipart uploads below the folder of a bucket. ``None``: it is not on S3, and there is nothing to do."""
 
-    def __init__(self, location: str) -> None:
-        self._on_s3 = location.startswith("s3://")
-        parts = urlsplit(location)
-        self._options = dict(parse_qsl(parts.query))
-        self._key = unquote(parts.username or "")
-        self._secret = unquote(parts.password or "")
-        self._bucket = parts.hostname or ""
-        self._folder = unquote(parts.path).strip("/")
-        self._where = f"s3://{self._bucket}/{self._folder}"
-        self._client: Any = None
+    def __init__(self, bucket: S3Bucket | None) -> None:
+        self._bucket = bucket
         self._looked_s = time.monotonic()
 
     def abort_old(self, folder: str = "") -> None:
@@ -51,52 +38,28 @@ class Uploads:
 
     def abort(self, folder: str = "", older_than_s: float = 0.0) -> int:
         """Abort the uploads below ``folder`` that began more than ``older_than_s`` ago. Returns how many."""
-        if not self._on_s3:
+        bucket = self._bucket
+        if bucket is None:
             return 0
         try:
-            client = self._client = self._client or self._connect()
+            client = bucket.client()
         except ImportError:
-            _warn_once("multipart uploads of killed processes stay on S3; pip install 'flinkplus[s3]' aborts them")
+            warn_once("multipart uploads of killed processes stay on S3; pip install 'flinkplus[s3]' aborts them")
             return 0
         before_s, aborted = time.time() - older_than_s, 0
-        prefix = "/".join(part for part in (self._folder, folder.strip("/")) if part)
+        where = f"s3://{bucket.name}/{bucket.folder}"
+        prefix = "/".join(part for part in (bucket.folder, folder.strip("/")) if part)
         try:
             pages = client.get_paginator("list_multipart_uploads")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=f"{prefix}/" if prefix else ""):
+            for page in pages.paginate(Bucket=bucket.name, Prefix=f"{prefix}/" if prefix else ""):
                 for upload in page.get("Uploads", ()):
                     if upload["Initiated"].timestamp() <= before_s:
                         client.abort_multipart_upload(
-                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                            Bucket=bucket.name, Key=upload["Key"], UploadId=upload["UploadId"]
                         )
                         aborted += 1
         except Exception as error:  # botocore has many kinds; the job does not depend on them
-            _warn_once(f"multipart uploads below {self._where} cannot be aborted: {without_secrets(str(error))}")
+            warn_once(f"multipart uploads below {where} cannot be aborted: {without_secrets(str(error))}")
         if aborted:
-            log.info("aborted %d multipart uploads below %s that no process will complete", aborted, self._where)
+            log.info("aborted %d multipart uploads below %s that no process will complete", aborted, where)
         return aborted
-
-    def _connect(self) -> Any:
-        from botocore.config import Config
-        from botocore.session import get_session
-
-        endpoint = self._options.get("endpoint_override")
-        session = get_session()
-        return session.create_client(
-            "s3",
-            region_name=self._options.get("region") or session.get_config_variable("region") or DEFAULT_REGION,
-            endpoint_url=f"{self._options.get('scheme', 'https')}://{endpoint}" if endpoint else None,
-            aws_access_key_id=self._key or None,
-            aws_secret_access_key=self._secret or None,
-            config=Config(
-                connect_timeout=TIMEOUT_S,
-                read_timeout=TIMEOUT_S,
-                retries={"max_attempts": ATTEMPTS},
-                s3={"addressing_style": "path"} if endpoint else None,
-            ),
-        )
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        log.warning(message)

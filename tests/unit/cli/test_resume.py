@@ -58,7 +58,7 @@ def test_the_directory_is_opened_and_each_file_is_read_once(
         storage.files.read = counted_read  # type: ignore[method-assign]
         return storage
 
-    def check_cluster(_spark: object, _slots: int) -> None:
+    def check_cluster(_spark: object, _slots: int, _queries: bool) -> None:
         raise InsufficientSlots("no room")
 
     monkeypatch.setattr(planning, "CheckpointStorage", counted)
@@ -74,7 +74,7 @@ def test_another_parallelism_needs_as_many_slots_and_no_more_than_the_job_can_ha
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     begun(tmp_path / "checkpoints")
 
-    def check_cluster(_spark: object, slots: int) -> None:
+    def check_cluster(_spark: object, slots: int, _queries: bool) -> None:
         raise InsufficientSlots(f"no room for {slots}")
 
     monkeypatch.setattr(start, "check_cluster", check_cluster)

@@ -22,8 +22,19 @@ from flinkplus.sinks.delta.location import StorageOptions, TableLocation
 from flinkplus.sinks.delta.sink import DeltaSink, delta_sink
 from flinkplus.sinks.delta.table import Conflict, DeltaOutput
 from flinkplus.sinks.former import former_sink
+from flinkplus.sinks.parquet import ParquetSink
 from tests.s3_server import s3_server
-from tests.unit.sinks.harness import SCHEMA, TAG, FaultyFiles, Job, at_every_operation, context, in_new_process, rows
+from tests.unit.sinks.harness import (
+    SCHEMA,
+    TAG,
+    Crash,
+    FaultyFiles,
+    Job,
+    at_every_operation,
+    context,
+    in_new_process,
+    rows,
+)
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'flinkplus[delta]'")
 
@@ -103,6 +114,18 @@ def test_partitions_of_any_text_are_read_back(tmp_path: Path, word: str | None) 
     found = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(tmp_path)))
     read = pa.table(found.execute("SELECT word, count FROM t").read_all())
     assert [tuple(row.values()) for row in read.to_pylist()] == [(word or None, 1)]
+
+
+def test_an_empty_text_is_allowed_where_no_null_is(tmp_path: Path) -> None:
+    """It is a null in the table: a column that forbids nulls could not be read any more."""
+    schema = pa.schema([pa.field("word", pa.string(), nullable=False), ("count", pa.int64())])
+    bound = sink(tmp_path, partition_by="word").bind(schema, "job-1")
+    committer = bound.committer()
+    committer.prepare(resume=False)
+    writer = bound.writer(context(0), 1)
+    writer.write(rows(("", 1), schema=schema))
+    committer.commit(1, writer.settle(writer.stage(1)))
+    assert pa.table(deltalake.DeltaTable(str(tmp_path)).to_pyarrow_table()).to_pylist() == [{"word": None, "count": 1}]
 
 
 TYPES = {
@@ -350,7 +373,7 @@ def test_what_is_committed_is_not_taken_back(tmp_path: Path) -> None:
     running.checkpoint(2)
     running.stage(3)
     for target in (1, None):
-        with pytest.raises(OutputTableError, match="is not taken back"):
+        with pytest.raises(OutputTableError, match="cannot be taken back: the job cannot continue"):
             running.committer.retract_after(target)
     running.committer.retract_after(2)
     assert list((tmp_path / "_staging" / "job-1").iterdir()) == []
@@ -447,6 +470,20 @@ def test_other_data_in_the_place_of_a_table_is_refused(tmp_path: Path) -> None:
         job(tmp_path)
 
 
+def test_a_table_is_not_made_in_the_directory_of_another_output(tmp_path: Path) -> None:
+    """Both would stage files of the same names in the same folder."""
+    Job(ParquetSink("files", str(tmp_path)))
+    with pytest.raises(OutputTableError, match=r"there is other data in its place \(_flinkplus.json\)"):
+        job(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/tmp/a%20b", "file:///tmp/a%2520b"])
+def test_a_local_path_that_deltalake_does_not_find_is_refused(path: str) -> None:
+    """It decodes the path once more than it encodes it."""
+    with pytest.raises(ConfigurationError, match="deltalake does not find a local path with '/tmp/a%20b'"):
+        sink(path)
+
+
 def test_merge_adds_columns(tmp_path: Path) -> None:
     made(tmp_path, pa.schema([("word", pa.string())]))
     running = job(tmp_path, schema_mode="merge")
@@ -472,6 +509,26 @@ def test_two_sinks_of_a_job_do_not_share_a_table(tmp_path: Path) -> None:
         job(tmp_path, name="other")
 
 
+def test_two_sinks_that_resume_one_table_do_not_lose_rows(tmp_path: Path) -> None:
+    """The first start was refused; the next one finds a job that has begun, and each sink takes the table over."""
+    job(tmp_path, name="first")
+    first, second = next_driver(tmp_path, name="first"), next_driver(tmp_path, name="second")
+    with pytest.raises(OutputTableError, match="give each sink of a job a table of its own"):
+        first.checkpoint(1)
+    second.checkpoint(1)
+    assert content(tmp_path) == expected(1)
+
+
+def test_two_sinks_from_a_savepoint_do_not_lose_rows(tmp_path: Path) -> None:
+    job(tmp_path).checkpoint(1)
+    first, second = (job(tmp_path, name=name, job_id="job-2", resume=True) for name in ("first", "second"))
+    first.committer.succeed("job-1", 1)
+    second.committer.succeed(None, 1)
+    first.deploy()
+    with pytest.raises(OutputTableError, match="give each sink of a job a table of its own"):
+        first.checkpoint(2)
+
+
 def test_a_table_of_another_job_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(OutputTableError, match="does not hold the output of the job to be resumed"):
         next_driver(tmp_path / "none")
@@ -487,13 +544,22 @@ def test_a_sink_of_another_name_continues_the_table(tmp_path: Path) -> None:
     assert content(tmp_path) == expected(1, 2)
 
 
-def test_a_sink_that_is_gone_must_have_committed(tmp_path: Path) -> None:
+def crashing(*arguments: Any) -> None:
+    raise Crash("before the commit")
+
+
+def test_a_sink_that_is_gone_must_have_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = job(tmp_path)
     described = running.stage(1)
     gone = former_sink("out", dict(running.sink.settings()), "job-1", "unused")
     assert gone is not None
     with pytest.raises(ConfigurationError, match="output of checkpoint 1 waits to be committed"):
         gone.committer().commit(1, described)
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(DeltaOutput, "commit", crashing)
+        running.committer.commit(1, described)
+    with pytest.raises(ConfigurationError, match="output of checkpoint 1 waits to be committed"):
+        gone.committer().commit(1, described)  # its files are not staged any more, and not in the table
     running.committer.commit(1, described)
     gone.committer().commit(1, described)
 

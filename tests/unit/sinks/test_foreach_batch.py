@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,38 @@ def test_an_error_names_the_batch_and_the_users_line(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(OutputFunctionError, match=wanted):
             running.committer.commit(1, described)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_no_exception_of_the_function_goes_through(tmp_path: Path, kind: type[BaseException]) -> None:
+    """The worker takes an ``Exception`` for a failed commit, and waits for an answer after any other."""
+
+    def function(table: pa.Table, batch_id: int) -> None:
+        raise kind("gone")
+
+    running = job(tmp_path, function)
+    with pytest.raises(OutputFunctionError, match=rf"the function raised for batch 1 .*{kind.__name__}: gone"):
+        running.committer.commit(1, running.stage(1))
+
+
+async def asynchronous(table: pa.Table, batch_id: int) -> None:
+    raise AssertionError("never awaited")
+
+
+def generating(table: pa.Table, batch_id: int) -> Iterator[pa.Table]:
+    yield table
+
+
+@pytest.mark.parametrize("function", [asynchronous, generating])
+def test_a_function_that_did_not_run_is_an_error(tmp_path: Path, function: Callable[..., object]) -> None:
+    running = job(tmp_path, function)
+    described = running.stage(1)
+    with pytest.raises(OutputFunctionError, match="so its body has not run"):
+        running.committer.commit(1, described)
+    calls = Calls()
+    repeated = next_driver(tmp_path, calls)
+    repeated.committer.commit(1, described)
+    assert calls.seen == [batch(1)]
 
 
 def test_a_function_that_recovers_is_called_with_the_same_rows(tmp_path: Path) -> None:
@@ -262,6 +295,27 @@ def test_an_earlier_driver_calls_nothing(tmp_path: Path) -> None:
     with pytest.raises(JobRunsElsewhere):
         running.committer.commit(1, described)
     assert calls.seen == []
+
+
+def test_a_record_that_was_being_written_never_replaces_that_of_the_next_driver(tmp_path: Path) -> None:
+    """The earlier driver stands still between its check and the rename."""
+    calls = Calls()
+    running = job(tmp_path, calls)
+    described = running.stage(1)
+    taken: list[Job] = []
+
+    def taking_over() -> None:
+        if not taken:
+            CheckpointStorage(tmp_path).runs.begin(2)
+            taken.append(next_driver(tmp_path, calls))
+            taken[0].committer.commit(1, described)
+
+    running.committer.allow_only_if(taking_over)
+    with pytest.raises(FileNotFoundError):
+        running.committer.commit(1, described)
+    (record,) = (tmp_path / "calls").iterdir()
+    assert json.loads(record.read_text())["checkpoint"] == 1
+    assert calls.seen == [batch(1)]
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "record"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,17 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flinkplus.errors import ConfigurationError, InputError, OutputDirectoryError
+from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.sinks import file_writer
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.parquet import ParquetSink, parquet_sink
 from flinkplus.sinks.partitions import divided, folder_name, values_of
 from flinkplus.sinks.spark_log import SparkFileLog
+from flinkplus.state.durable.storage import CheckpointStorage
 from tests.s3_server import s3_server
 from tests.unit.sinks.harness import (
     SCHEMA,
     FaultyFiles,
     Job,
     at_every_operation,
+    context,
     in_new_process,
     rows,
     visible_files,
@@ -163,6 +168,19 @@ def test_the_number_of_open_files_is_limited(tmp_path: Path, monkeypatch: pytest
     assert list((tmp_path / "_staging" / "job-1").iterdir()) == []
 
 
+def test_many_partitions_do_not_make_a_file_for_every_few_rows(tmp_path: Path) -> None:
+    """Otherwise each MiB of rows, or each 128 batches, ended a file of almost every partition."""
+    running = by_word(tmp_path)
+    count = file_writer.MAX_OPEN_FILES * 4
+    many = rows(*((f"w{index:03d}", index) for index in range(count)))
+    for _ in range(file_writer.GATHERED_BATCHES * 8):
+        running.writers[0].write(many)
+    described = running.stage(1, with_rows=False)
+    assert len(described) <= 2 * count
+    assert Counter(file.folder for file in described).keys() == {f"word=w{index:03d}" for index in range(count)}
+    assert sum(file.rows for file in described) == count * file_writer.GATHERED_BATCHES * 8
+
+
 def test_a_large_file_is_followed_by_another(tmp_path: Path) -> None:
     job = Job(parquet_sink("out", str(tmp_path), (), 1 << 20, False))
     for begin in range(0, 600_000, 2_000):
@@ -289,6 +307,26 @@ def test_data_of_a_batch_job_stays_visible(tmp_path: Path) -> None:
     job.checkpoint(2)
     job.committer.finish()
     assert visible(tmp_path) == old + expected(2)
+
+
+@pytest.mark.parametrize("name", ["a (1)", "données", "a:b@c'd", "a\nb", "x" * 240])
+def test_earlier_files_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """The list is read again: at the end, by a compaction, and by the next job that adds to it."""
+    batch_output(tmp_path, 7)
+    (data,) = (tmp_path / "word=old").iterdir()
+    data.rename(data.with_name(f"{name}.parquet"))
+    finished_job(tmp_path, append=True)
+    by_word(tmp_path, append=True).checkpoint(1)
+    assert visible(tmp_path) == Counter({("old", 7): 1}) + expected(1, 1)
+
+
+def test_a_name_that_no_list_can_hold_is_refused(tmp_path: Path) -> None:
+    batch_output(tmp_path, 7)
+    (data,) = (tmp_path / "word=old").iterdir()
+    os.rename(data, os.path.join(os.fsencode(data.parent), b"\xff.parquet"))
+    with pytest.raises(OutputDirectoryError, match="is no name of a file that can be listed"):
+        by_word(tmp_path, append=True)
+    assert not (tmp_path / "_spark_metadata").exists()
 
 
 def test_the_list_of_a_job_that_has_ended_is_continued(tmp_path: Path) -> None:
@@ -419,6 +457,81 @@ def test_earlier_data_is_visible_at_any_moment(
             "_flinkplus.json",
             "_spark_metadata",
         ]
+
+
+@pytest.mark.parametrize("fail_after", [False, True])
+@pytest.mark.parametrize("append", [False, True])
+def test_a_resume_completes_a_beginning_that_was_cut_short(
+    tmp_path: Path, append: bool, fail_after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory names the job before it has a list. Without one no commit is possible, or earlier data is gone."""
+    monkeypatch.setattr(file_writer, "OutputFiles", FaultyFiles)
+    FaultyFiles.plan(0, False)
+
+    def begin(out: Path) -> Job:
+        if append:
+            batch_output(out, 7)
+        return by_word(out, append=append, resume=True)
+
+    before: Counter[tuple[str | None, int]] = Counter({("old", 7): 1} if append else {})
+    for out, job in at_every_operation(tmp_path, fail_after, begin, lambda job: job.committer.prepare(resume=False)):
+        resumed = in_new_process(job)
+        commits = Commits({"out": resumed.sink}, CheckpointStorage(out.with_name(f"{out.name}-home")))
+        commits.prepare_again()
+        resumed.committer = commits.committers["out"]
+        resumed.deploy()
+        resumed.checkpoint(1)
+        assert visible(out) == before + expected(1)
+
+
+def test_a_list_that_was_lost_is_not_begun_anew(tmp_path: Path) -> None:
+    """It would hide what was committed."""
+    running = by_word(tmp_path)
+    running.checkpoint(1)
+    shutil.rmtree(tmp_path / "_spark_metadata")
+    in_new_process(running).committer.prepare(resume=True)
+    assert not (tmp_path / "_spark_metadata").exists()
+
+
+def test_a_folder_that_others_have_removed_is_made_again(tmp_path: Path) -> None:
+    """As a vacuum of a Delta table does with those that are empty."""
+    running = by_word(tmp_path)
+    running.checkpoint(1)
+    shutil.rmtree(tmp_path / "word=r0001")
+    running.writers[0].write(rows(("r0001", 5)))
+    running.committer.commit(2, running.stage(2, with_rows=False))
+    assert len(list((tmp_path / "word=r0001").iterdir())) == 1
+
+
+def test_what_others_put_into_the_directory_stays(tmp_path: Path) -> None:
+    """Also a file of another job: it is invisible, and may be the only one."""
+    running = by_word(tmp_path, append=True)
+    running.checkpoint(1)
+    copy = tmp_path / "word=r0001" / "part-c00000001-s0-g2-0-0000abcd.parquet"
+    shutil.copy(next(copy.parent.iterdir()), copy)
+    running.committer.finish()
+    assert copy.exists()
+
+
+def test_nested_columns_are_added_to_those_of_a_job_before(tmp_path: Path) -> None:
+    """Parquet names the parts of lists and maps otherwise, and has other units."""
+    parts = pa.struct([pa.field("at", pa.timestamp("ns"), nullable=False), ("text", pa.large_string())])
+    schema = pa.schema([("many", pa.list_(parts)), ("named", pa.map_(pa.string(), pa.large_list(pa.int32())))])
+    values = {"many": [{"at": 5_000, "text": "t"}], "named": [("k", [1])]}
+    for job_id in ("job-1", "job-2"):
+        sink = ParquetSink("out", str(tmp_path), append=True).bind(schema, job_id)
+        committer = sink.committer()
+        committer.prepare(resume=False)
+        writer = sink.writer(context(0), 1)
+        writer.write(pa.RecordBatch.from_pylist([values], schema=schema))
+        committer.commit(1, writer.settle(writer.stage(1)))
+        committer.finish()
+    assert len(visible_files(tmp_path)) == 2
+    other = ParquetSink("out", str(tmp_path), append=True).bind(
+        pa.schema([("many", pa.list_(pa.int64())), schema.field("named")]), "job-3"
+    )
+    with pytest.raises(OutputDirectoryError, match=r"column 'many' is list<struct<at: timestamp, text: string>>"):
+        other.committer().prepare(resume=False)
 
 
 @pytest.mark.long

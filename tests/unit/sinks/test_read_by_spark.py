@@ -87,6 +87,22 @@ def test_compactions_that_list_everything_are_read(
     assert read(spark, tmp_path) == expected_lines(*range(1, 17))
 
 
+def test_batches_that_were_ended_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    """As a driver that takes over leaves them on S3: with a line break more, and one without entries."""
+    job = parquet_job(tmp_path)
+    for checkpoint in (1, 2):
+        job.checkpoint(checkpoint)
+    first = spark_log.Layout(spark_log.COMPACT_INTERVAL).first_batch
+    batch = tmp_path / "_spark_metadata" / str(first)
+    batch.write_bytes(batch.read_bytes() + b"\n")
+    (batch.parent / str(first + 1)).write_bytes(b"v1")
+    assert read(spark, tmp_path) == expected_lines(1, 2)
+    (batch.parent / str(first + 2)).write_bytes(b"v1\n")
+    job.committer.retract_after(2)
+    job.checkpoint(3)
+    assert read(spark, tmp_path) == expected_lines(1, 2, 3)
+
+
 @pytest.mark.parametrize("interval", [3, 100])
 def test_a_reader_with_another_compaction_interval_sees_the_same(
     spark: SparkSession, tmp_path: Path, interval: int

@@ -39,9 +39,9 @@ def commits_of(storage: CheckpointStorage, told: list[str]) -> Commits:
 def test_a_run_is_known_by_its_number_and_its_driver(tmp_path: Path) -> None:
     first = driver(tmp_path, 1)
     first.runs.check()
-    assert first.runs.earlier() == 1
+    assert first.runs.number == 1
     again = CheckpointStorage(tmp_path)
-    again.runs.begin(1)  # of the same number: two have counted at once
+    assert again.begin() == 2
     again.runs.check()
     with pytest.raises(JobRunsElsewhere, match="another driver has taken over the job in"):
         first.runs.check()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flinkplus.sources.files.reader import FilesReader
 from flinkplus.sources.files.reading import file_format
@@ -37,8 +37,11 @@ class Driven:
     parallelism: int = 1
     position: Any = None
     steps: list[Step] = field(default_factory=list)
+    opened: ClassVar[list[Driven]] = []
+    """Those that were not closed."""
 
     def __post_init__(self) -> None:
+        self.opened.append(self)
         self._event = threading.Event()
         self.errors: list[Exception] = []
         self.reader: FilesReader = self.source.reader(self.index, self.parallelism)
@@ -111,6 +114,7 @@ class Driven:
         self.until(waited, "listings")
 
     def close(self) -> None:
+        self.opened.remove(self)
         self.reader.close()
         for thread in self._threads:
             thread.join(PATIENCE_S)

@@ -166,6 +166,11 @@ def test_a_file_that_changes(tmp_path: Path, when: str) -> None:
     with pytest.raises(InputError, match=rf"{victim.name}' has changed after it was found"):
         runs[0].until(lambda: runs[0].reader.choose(1) is not None and runs[0].step(1) is None, "the error")
     if when == "unread":
+        size = sum(path.stat().st_size for path in tmp_path.iterdir())
+        runs[1].until(
+            lambda: runs[1].reader.choose(1) is not None and runs[1].reader.gauges()["lag_bytes"] == size,
+            "the change is noticed",
+        )
         assert split(values(runs[1].rows(13))) == [(0, n) for n in range(9)] + [(7, n) for n in range(4)]
     elif when == "open":
         assert (0, 8) in split(values(runs[1].rows(11, 1)))  # it was open, and is decoded to its end

@@ -130,7 +130,7 @@ def test_it_is_complete_in_itself_and_a_new_job_begins_with_it(
     assert {path: path.read_bytes() for path in (tmp_path / "moved").rglob("*") if path.is_file()} == before
     shutil.rmtree(tmp_path / "moved")
     again = CheckpointStorage(str(tmp_path / "new"), key=KEY)
-    assert again.manifests.latest_valid() == (7, manifest, []) and again.runs.earlier() == 3
+    assert again.manifests.latest_valid() == (7, manifest, []) and again.begin() == 4
     assert again.blobs.get_signed(PLAN_BLOB) == b"its plan"
     origin = origin_of(again)
     assert origin is not None and (origin.job_id, origin.checkpoint) == ("job-1", 7)

@@ -25,7 +25,7 @@ from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcesses
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job import running
-from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN, _earlier_runs, _find_restore
+from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN, _find_restore
 from flinkplus.runtime.job.running import RunningJob
 from flinkplus.sinks.text import TextSink
 from flinkplus.state.durable.storage import CheckpointStorage
@@ -44,12 +44,11 @@ class Driver:
         filesystem = None if kind == "local" else fs.LocalFileSystem()
         self.storage = CheckpointStorage(str(folder / "checkpoints"), filesystem)
         self.storage.ownership.prepare(JOB, resume)
-        runs = _earlier_runs(self.storage, resume)
-        self.storage.runs.begin(runs + 1)
+        run = self.storage.begin()
         self._sink = TextSink("out", str(self.out)).bind(SCHEMA, "job-1")
         self.commits = Commits({"out": self._sink}, self.storage)
         self.commits.prepare(resume)
-        self.generation = runs * GENERATIONS_PER_RUN + 1
+        self.generation = (run - 1) * GENERATIONS_PER_RUN + 1
         self.restored: int | None = None
         self.number = 0
 

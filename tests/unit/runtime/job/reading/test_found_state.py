@@ -297,6 +297,7 @@ def test_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.signed.job_id = "job-1"
     storage.manifests.read(storage.manifests.checkpoints()[0])
     storage.blobs.get_signed(PLAN_BLOB)
+    storage.begin()
     storage.sign_again()
     assert read_state(directory).read_all().num_rows == 3
     other = tmp_path / "other"
