@@ -25,12 +25,14 @@ class Unnamed(Shelves):
 class Computed(Unnamed):
     """A source whose schema is computed, as text or as Arrow has it."""
 
+    as_text: bool
+
     def __init__(self, as_text: bool) -> None:
         super().__init__()
         object.__setattr__(self, "as_text", as_text)
 
     @property
-    def schema(self) -> Any:  # type: ignore[override]
+    def schema(self) -> Any:
         return Unnamed.schema if self.as_text else COLUMNS
 
 
