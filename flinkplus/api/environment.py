@@ -346,9 +346,16 @@ class StreamEnvironment:
         """
         if not isinstance(source, Source):
             raise ConfigurationError(f"from_source takes a Source, not a {type(source).__name__}")
-        drawn = copy.copy(source)
-        object.__setattr__(drawn, "name", self.name_for("source", name or getattr(source, "name", None)))
-        object.__setattr__(drawn, "schema", parse_schema(source.schema))
+        drawn, own = copy.copy(source), getattr(source, "name", None)
+        found = {"name": self.name_for("source", name or own), "schema": parse_schema(source.schema)}
+        for attribute, value in found.items():
+            try:
+                if getattr(source, attribute, None) != value:
+                    object.__setattr__(drawn, attribute, value)
+            except AttributeError as error:
+                raise ConfigurationError(
+                    f"source {own!r}: its {attribute} is a property, so it must be {value!r} itself"
+                ) from error
         return self._source(drawn)
 
     def _source(self, source: Source) -> Stream:

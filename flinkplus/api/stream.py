@@ -108,7 +108,7 @@ class Stream(StreamOutputs):
 
         ``delay``: maximum delay of a row behind a later one (``"10 seconds"``, ``"500 ms"``, or seconds).
         ``every``: watermarks are multiples of this; it is the maximum delay that this adds to windows.
-        ``idle_after``: event time goes on without a subtask whose live source has had nothing to read for so long,
+        ``idle_after``: event time continues without a subtask whose live source has had nothing to read for so long,
         until it has rows again, which may be late then (``"30 seconds"``; ``None``: it waits).
 
         A subtask's watermark follows the latest row that it has read. After an exchange the minimum over all subtasks

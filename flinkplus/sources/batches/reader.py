@@ -87,6 +87,10 @@ class BatchWatch:
     def _look(self) -> bool:
         numbers, ended = self._area.ready()
         known = {batch.number: batch for batch in self.batches}
+        if any(number >= self._from and number not in known for number in numbers):
+            # A listing may show a batch and miss one before it that was completed meanwhile; the next one shows both.
+            last = numbers[-1]
+            numbers = [number for number in self._area.ready()[0] if number <= last]
         needed = [number for number in numbers if number >= self._from]
         fresh = [number for number in needed if number not in known]
         kept = [batch for batch in self.batches if batch.number >= self._from]

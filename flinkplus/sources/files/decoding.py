@@ -203,7 +203,7 @@ class FileDecoder:
                 decoding.close()
 
     def _next(self, opened: list[Decoding]) -> Decoding | None:
-        """The file to go on with, when there is one; closes others. ``None``: the end."""
+        """The file to continue with, when there is one; closes others. ``None``: the end."""
         with self._changed:
             while not self._closed:
                 for decoding in [decoding for decoding in opened if decoding not in self._wanted]:

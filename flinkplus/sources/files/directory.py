@@ -6,6 +6,7 @@ file, are not input.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from functools import cached_property
@@ -126,7 +127,8 @@ class InputDirectory:
         """The bytes of a file, at random. Raises ``InputError`` when it has changed, ``OSError``."""
         filesystem, root = self._opened
         opened = filesystem.open_input_file(f"{root}/{file.path}")
-        self._check_unchanged(file)
+        if not self._is_unchanged(file):
+            raise self.changed(file)
         return opened
 
     def stream(self, file: SeenFile, offset: int) -> Any:
@@ -148,16 +150,11 @@ class InputDirectory:
             offset -= skipped
         return decompressed
 
-    def _check_unchanged(self, file: SeenFile) -> None:
+    def _is_unchanged(self, file: SeenFile) -> bool:
+        """Raises ``FileNotFoundError`` and ``OSError``."""
         now = self.info(file.path)
-        # object stores tell fractions of a second in listings alone
-        exact = (
-            now.mtime_ns == file.mtime_ns
-            if self.is_local
-            else now.mtime_ns // _SECOND_NS == file.mtime_ns // _SECOND_NS
-        )
-        if now.size != file.size or not exact:
-            raise self.changed(file)
+        unit_ns = 1 if self.is_local else _SECOND_NS  # object stores show fractions of a second in listings alone
+        return now.size == file.size and now.mtime_ns // unit_ns == file.mtime_ns // unit_ns
 
     def changed(self, file: SeenFile) -> FileHasChanged:
         return FileHasChanged(
@@ -165,19 +162,33 @@ class InputDirectory:
             "so write them elsewhere, or under a name that begins with '.', and move them here"
         )
 
-    def delete(self, path: str) -> None:
-        """Remove a file, if it is there. Raises ``OSError``."""
-        filesystem, root = self._opened
-        if filesystem.get_file_info(f"{root}/{path}").type == fs.FileType.File:
-            filesystem.delete_file(f"{root}/{path}")
+    def _is_another(self, found: fs.FileInfo, file: SeenFile) -> bool:
+        """Whether what is found at the target of a move is there, and is no copy of the file."""
+        is_copy = not self.is_local and found.size == file.size and (found.mtime_ns or 0) >= file.mtime_ns
+        return found.type != fs.FileType.NotFound and not is_copy
 
-    def move(self, path: str, target: str) -> None:
-        """Move a file, if it is there, to the same name below ``target``, in the same file system. Raises
-        ``OSError``."""
+    def delete(self, file: SeenFile) -> None:
+        """Remove a file, if it is there, unchanged. Raises ``OSError``."""
         filesystem, root = self._opened
-        if filesystem.get_file_info(f"{root}/{path}").type != fs.FileType.File:
-            return
-        _, base = filesystem_of(target)
-        moved = f"{base.rstrip('/')}/{path}"
-        filesystem.create_dir(moved.rpartition("/")[0], recursive=True)
-        filesystem.move(f"{root}/{path}", moved)
+        with contextlib.suppress(FileNotFoundError):
+            if self._is_unchanged(file):
+                filesystem.delete_file(f"{root}/{file.path}")
+
+    def move(self, file: SeenFile, target: str) -> None:
+        """Move a file, if it is there, unchanged, below ``target``, in the same file system.
+
+        It keeps its name; where the target has another file of that name, a number is added. Raises ``OSError``.
+
+        An object store copies and then deletes, so a copy may be there that was made before a failure.
+        """
+        filesystem, root = self._opened
+        with contextlib.suppress(FileNotFoundError):
+            if not self._is_unchanged(file):
+                return
+            _, base = filesystem_of(target)
+            moved = f"{base.rstrip('/')}/{file.path}"
+            if self._is_another(filesystem.get_file_info(moved), file):
+                stem, ending = os.path.splitext(moved)
+                moved = f"{stem}-{file.version:08x}{ending}"
+            filesystem.create_dir(moved.rpartition("/")[0], recursive=True)
+            filesystem.move(f"{root}/{file.path}", moved)

@@ -73,7 +73,7 @@ class JsonFormat(FileFormat):
         """The rows of lines that each begin with ``{`` and end with ``}``.
 
         The parser would take an object over several lines, and several in a line. But no object that is not complete
-        ends with ``}`` and goes on with ``{``. So if there are as many rows as lines, each line has one.
+        ends with ``}`` and continues with ``{``. So if there are as many rows as lines, each line has one.
         """
         if not data.isascii():
             try:

@@ -131,9 +131,9 @@ class DirectoryFiles(Source):
 
 def _dispose(directory: InputDirectory, archive_dir: str | None, file: SeenFile) -> None:
     if archive_dir is None:
-        directory.delete(file.path)
+        directory.delete(file)
     else:
-        directory.move(file.path, archive_dir)
+        directory.move(file, archive_dir)
 
 
 def _inside(inner: str, outer: str) -> bool:

@@ -8,6 +8,7 @@ Rules:
 - A directory that cannot be listed is a warning, not an error: the thread tries again, since stores may be away for a
   while. The warning is repeated every minute.
 - Only the files of the reader, and what has changed since the last listing, go to the reader.
+- A time in the future counts as now: otherwise one file with a wrong time would make all later ones too old.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class DirectoryWatch:
                 woken(None)
                 pause_s = max(self._poll_s, _PAUSE_TO_LISTING * (time.monotonic() - begun_s))
                 self._stop.wait(pause_s * self._random.uniform(1 - _JITTER, 1 + _JITTER))
+            self._remove_covered()
         except Exception as error:  # of whatever kind: without this thread the reader would wait for ever
             woken(error)
 
@@ -127,7 +129,7 @@ class DirectoryWatch:
             added=tuple(file for key, file in mine.items() if key not in known),
             changed=tuple(file for key, file in mine.items() if key in known and known[key] != file),
             gone=tuple(key for key in known if key not in mine),
-            newest_ns=max((file.mtime_ns for file in found), default=0),
+            newest_ns=min(max((file.mtime_ns for file in found), default=0), time.time_ns()),
         )
         self._known = mine
         self._disposed = {key: file for key, file in self._disposed.items() if key in mine}

@@ -217,10 +217,10 @@ class KafkaClient:
 
     @property
     def failure(self) -> str:
-        """What librdkafka has reported since ``heard``; ``""``: nothing."""
+        """What librdkafka has reported since ``answered``; ``""``: nothing."""
         return self._failure
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         """A broker has answered."""
         self._failure = self._reported = ""
         self._denied = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,11 +208,21 @@ class Fetcher:
         for partition, group in groups.items():
             self._next[partition] = (group[-1].offset() or 0) + 1
             self._ahead_since.pop(partition, None)
+        self._note_ends(groups)
         records = sum(len(group) for group in groups.values())
         size = sum(chunk.size_bytes for _, chunk in chunks)
         self._most = max(1, min(MAX_FETCHED, MAX_FETCHED_BYTES * records // max(1, size)))
         for partition in groups:
             self._finish_if_read(partition)
+
+    def _note_ends(self, partitions: Iterable[Partition]) -> None:
+        """Note of which partitions the last record has come. A broker says so by an answer without records, which it
+        keeps back for ``fetch.wait.max.ms``; the records of other brokers would have to wait for it."""
+        highs = {partition: self._client.high(partition) for partition in partitions}
+        with self._shared.lock:
+            for partition, high in highs.items():
+                if high is not None and high <= self._next[partition]:
+                    self._shared.buffers.reached_end(partition)
 
     def _on_error(self, message: Any, now_s: float) -> None:
         error, topic = message.error(), message.topic()
@@ -231,6 +241,7 @@ class Fetcher:
         """The broker has no record after those before ``offset``; what is between is no record."""
         if offset >= self._next[partition]:
             self._next[partition] = offset
+            self._ahead_since.pop(partition, None)
             with self._shared.lock:
                 self._shared.buffers.reached_end(partition)
             self._finish_if_read(partition)
@@ -265,13 +276,14 @@ class Fetcher:
                 f"{where}: the records at offsets {wanted} to {low - 1} have been removed (retention) and were not "
                 "read; to continue without them see docs/kafka.md"
             )
-        since = self._ahead_since.setdefault(partition, now_s)
-        if wanted > high and now_s - since > AHEAD_S:
+        if wanted <= high:
+            self._ahead_since.pop(partition, None)
+        elif now_s - self._ahead_since.setdefault(partition, now_s) > AHEAD_S:
             raise InputError(
                 f"{where}: ends at offset {high}, and the job has read up to {wanted}: the topic was made again, or "
                 "brokers have lost records"
             )
-        if wanted > high:
+        else:
             time.sleep(BUSY_POLL_S)
         self._client.unassign([partition])
         self._client.assign({partition: wanted})
@@ -289,7 +301,7 @@ class Fetcher:
                 self._is_away(str(error), now_s)
                 return
             self._found(topic, found or [], now_s)
-        self._client.heard()
+        self._client.answered()
         self._is_back(now_s)
 
     def _found(self, topic: str, found: Sequence[Partition], now_s: float) -> None:

@@ -22,6 +22,26 @@ class Unnamed(Shelves):
         object.__setattr__(self, "shelves", [[]])
 
 
+class Computed(Unnamed):
+    """A source whose schema is computed, as text or as Arrow has it."""
+
+    as_text: bool
+
+    def __init__(self, as_text: bool) -> None:
+        super().__init__()
+        object.__setattr__(self, "as_text", as_text)
+
+    @property
+    def schema(self) -> Any:
+        return Unnamed.schema if self.as_text else COLUMNS
+
+
+def test_a_schema_may_be_a_property() -> None:
+    assert environment().from_source(Computed(as_text=False)).schema == COLUMNS
+    with pytest.raises(ConfigurationError, match=r"its schema is a property, so it must be place: int64"):
+        environment().from_source(Computed(as_text=True))
+
+
 def test_a_source_has_its_own_name_or_the_one_that_is_given() -> None:
     env = environment()
     source = Shelves("shelves", [[]])

@@ -25,7 +25,7 @@ def streamed(graph: JobGraph) -> dict[str, StreamedBatches]:
 
 
 def check_frames(graph: JobGraph, frames: Mapping[str, DataFrame]) -> None:
-    """Raises ``ConfigurationError`` if a query must go on, and only the program could say which."""
+    """Raises ``ConfigurationError`` if a query must continue, and only the program could say which."""
     for name, source in streamed(graph).items():
         ended = source.location is not None and StagingArea(source.location).ready()[1]
         if name not in frames and not ended:

@@ -3,7 +3,8 @@
 Rules:
 
 - A batch is staged once. After a restart of the query Spark gives its last batch again, with the same number; what is
-  complete stays as it is, since slots may have read it, and what is not is staged anew.
+  complete stays as it is, since slots may have read it, and what is not is staged anew. An earlier batch is an error:
+  Spark has lost its checkpoint, and counts anew.
 - The query waits while too much is staged and was not read. A batch that no kept checkpoint needs is removed; the last
   one stays, since its number and its count of rows say where the next one begins.
 - A query that fails ends the job. One that ends because its trigger says so ends the source.
@@ -140,7 +141,12 @@ class StreamQuery:
     def _stage(self, df: DataFrame, number: int) -> None:
         self._wait_for_room()
         last = self._staged[-1] if self._staged else None
-        if last is not None and number <= last.number:
+        if last is not None and number < last.number:
+            raise InputError(
+                f"Spark gives batch {number} again, and batch {last.number} is staged already: the query's checkpoint "
+                f"in {self._area.location}/{QUERY} was removed or is an older copy, so new rows would be taken for old"
+            )
+        if last is not None and number == last.number:
             return  # it is complete
         folder, place = self._area.new_folder(number)
         try:

@@ -39,6 +39,11 @@ NOTHING = OperatorPart(rows_in=0, rows_out=0)
 """Of an operator at the start of the job."""
 
 
+MAX_POSITIONS = 16
+"""Of a source, how many snapshots may have a position that it is given back when their checkpoint is complete. Those of
+checkpoints that were aborted stay until a later one is."""
+
+
 class Exchanges(Protocol):
     """Where batches leave the subtask."""
 
@@ -77,6 +82,8 @@ class FusedNode:
         if self.reader is None:
             return None
         self.positions[checkpoint] = self.reader.position()
+        if len(self.positions) > MAX_POSITIONS:
+            del self.positions[min(self.positions)]
         return self.positions[checkpoint]
 
     def commit_position(self, checkpoint: int) -> None:

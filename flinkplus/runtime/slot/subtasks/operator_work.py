@@ -168,7 +168,7 @@ class OperatorWork:
         self._note[EDGE] = 0
         begun, read_rows, at_end = time.monotonic(), 0, False
         for choice in steps:
-            if batches and not self.can_read(choice):
+            if batches and (not self.can_read(choice) or self._failure is not None):
                 break
             batch = operators.read(choice, self.rows_of(choice), read_rows)
             if batch is None:

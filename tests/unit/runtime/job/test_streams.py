@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flinkplus.errors import JobRunsElsewhere
+from flinkplus.errors import InputError, JobRunsElsewhere
 from flinkplus.runtime.job.streams.floors import BatchFloors
 from flinkplus.runtime.job.streams.query import StreamQuery, StreamStopped, query_arguments
 from flinkplus.sources.batches.area import StagingArea
@@ -158,6 +158,20 @@ def test_a_batch_is_staged_once(driver: Driver) -> None:
     again.give(3, 4)
     assert driver.ready() == [0, 2, 3] and driver.area.read(3).rows_so_far == 4
     assert driver.failures == []
+
+
+def test_a_query_that_has_lost_its_checkpoint_is_an_error(driver: Driver) -> None:
+    """Spark counts its batches anew then: new rows would be taken for batches that are staged."""
+    spark = driver.start()
+    assert spark.started.wait(PATIENCE_S)
+    for number in range(3):
+        spark.give(number, number)
+    driver.queries[-1].stop()
+    again = driver.start()
+    assert again.started.wait(PATIENCE_S)
+    with pytest.raises(InputError, match="gives batch 0 again, and batch 2 is staged already"):
+        again.give(0, 7)
+    assert driver.ready() == [0, 1, 2]
 
 
 def test_a_batch_that_was_not_completed_is_staged_anew(driver: Driver) -> None:

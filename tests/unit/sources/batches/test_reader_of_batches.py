@@ -211,6 +211,29 @@ def test_another_parallelism_in_the_middle_of_batches(area: StagingArea, source:
     assert sorted(found) == list(range(total))
 
 
+def test_a_listing_that_misses_a_batch_before_the_last(
+    area: StagingArea, source: StreamedBatches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory is not listed at once: of two batches that are completed meanwhile, it may show the second alone."""
+    stage(area, 0, range(4), files=1)
+    stage(area, 1, range(4, 8), files=1, before=4)
+    listed = StagingArea.ready
+    calls: list[None] = []
+
+    def ready(one: StagingArea) -> tuple[list[int], bool]:
+        calls.append(None)
+        numbers, ended = listed(one)
+        return [number for number in numbers if len(calls) > 1 or number != 0], ended
+
+    monkeypatch.setattr(StagingArea, "ready", ready)
+    with reading(source) as run:
+        assert run.rows(8) == list(range(8))
+        for position, choice, rows in run.steps:
+            calls.clear()
+            with reading(source, 0, 1, position) as again:
+                assert again.read(choice) == rows
+
+
 def test_damaged_batches_are_named(area: StagingArea, source: StreamedBatches) -> None:
     batch = stage(area, 0, range(4))
     assert batch is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from flinkplus.sources.files import decoding, directory
 from flinkplus.sources.files.directory import InputDirectory
 from flinkplus.sources.files.seen import SeenFile
 from flinkplus.sources.files.source import DirectoryFiles
+from tests.s3_server import s3_server
 from tests.unit.sources.files.driven import Driven, put, repeated, source_of
 
 NOW_S = 1_700_000_000
@@ -426,3 +428,65 @@ def test_an_archive_in_the_directory_is_refused(tmp_path: Path) -> None:
         source_of(tmp_path, after="archive", archive_dir=str(tmp_path / "done"))
     with pytest.raises(ConfigurationError, match="in the same file system"):
         source_of(tmp_path, after="archive", archive_dir="s3://bucket/x").planned()
+
+
+def test_a_file_from_the_future_makes_no_other_too_old(tmp_path: Path) -> None:
+    put(tmp_path / "future", lines(0, 1), time.time() + 1_000_000)
+    run = Driven(source_of(tmp_path, max_age_ns=1_000 * 10**9))
+    run.rows(1)
+    run.idle()
+    put(tmp_path / "now", lines(1, 1))
+    assert split(values(run.rows(1))) == [(1, 0)]
+    assert run.reader.gauges()["ignored_files"] == 0
+    run.close()
+
+
+@pytest.mark.parametrize("after", ["delete", "archive"])
+def test_a_covered_file_that_was_replaced_stays(tmp_path: Path, after: str) -> None:
+    put(tmp_path / "in/0", lines(0, 1), NOW_S)
+    archive = str(tmp_path / "done") if after == "archive" else None
+    run = Driven(source_of(tmp_path / "in", after=after, archive_dir=archive, poll_s=3600.0))
+    run.rows(1)
+    while run.reader.gauges()["lag_files"]:
+        run.step()
+    put(tmp_path / "in/0", lines(1, 1), NOW_S + 1)
+    run.reader.committed(run.reader.position())
+    run.close()
+    assert (tmp_path / "in/0").read_text() == lines(1, 1)
+
+
+def test_a_closed_reader_removes_what_was_covered_before(tmp_path: Path) -> None:
+    """The last checkpoint of a job is complete just before its readers are closed."""
+    put(tmp_path / "in/0", lines(0, 1), NOW_S)
+    run = Driven(source_of(tmp_path / "in", after="delete", poll_s=3600.0))
+    run.rows(1)
+    while run.reader.gauges()["lag_files"]:
+        run.step()
+    run.reader.committed(run.reader.position())
+    run.close()
+    assert list((tmp_path / "in").iterdir()) == []
+
+
+def test_the_archive_keeps_files_of_the_same_name(tmp_path: Path) -> None:
+    inputs, archive = InputDirectory(str(tmp_path / "in")), tmp_path / "done"
+    for content in ("1\n", "22\n", "333\n"):
+        put(tmp_path / "in/day.csv", content)
+        inputs.move(inputs.info("day.csv"), str(archive))
+        assert list((tmp_path / "in").iterdir()) == []
+    assert sorted(path.read_text() for path in archive.iterdir()) == ["1\n", "22\n", "333\n"]
+    assert {path.suffix for path in archive.iterdir()} == {".csv"}
+    inputs.move(SeenFile.of("day.csv", 1, NOW_S), str(archive))  # it is not there: nothing to do
+    inputs.delete(SeenFile.of("day.csv", 1, NOW_S))
+    assert len(list(archive.iterdir())) == 3
+
+
+def test_a_move_in_an_object_store_is_repeated(tmp_path: Path) -> None:
+    """It is a copy and a removal, and a failure may come between them."""
+    with s3_server() as bucket:
+        inputs, archive = InputDirectory(bucket.uri("in")), bucket.uri("done")
+        for content in (b"1\n", b"1\n", b"22\n"):
+            bucket.objects["in/day.csv"] = content
+            inputs.move(inputs.info("day.csv"), archive)
+            assert not bucket.below("in")
+        assert bucket.objects["done/day.csv"] == b"1\n"
+        assert sorted(bucket.objects[f"done/{name}"] for name in bucket.below("done")) == [b"1\n", b"22\n"]

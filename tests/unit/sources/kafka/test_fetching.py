@@ -103,7 +103,7 @@ class Imitation:
 
     def resume(self, partitions: Collection[Partition]) -> None: ...
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         self.failure = ""
 
     def high(self, partition: Partition) -> int | None:
@@ -170,6 +170,16 @@ def test_records_that_come_again_are_left_out() -> None:
         assert one.numbers() == [5, 6, 7, 9]
 
 
+def test_the_end_is_known_with_the_last_record() -> None:
+    """Otherwise the records of other partitions would wait for the broker to say that there are no more."""
+    for top, at_end in ((8, set()), (7, {A})):
+        with Fetching(Imitation([records(5, 6)], top=top)) as one:
+            assert one.numbers() == [5, 6]
+            with one.shared.lock:
+                assert one.shared.buffers.read_to_end() == at_end
+                assert (one.shared.buffers.due_s() is None) is bool(at_end)
+
+
 def test_an_end_behind_the_last_record_ends_a_source_that_stops() -> None:
     """What is between them are the marks of transactions, which are no records."""
     with Fetching(Imitation([records(5, 6), [Failed("end", 9)]]), stop={A: 9}) as one:
@@ -193,6 +203,26 @@ def test_what_is_gone_is_an_error_only_if_it_stays_so() -> None:
         assert one.client.calls[1:3] == [("unassign", [A]), ("assign", {A: 6})]
     with Fetching(Imitation([records(5), [Failed("gone")]], low=9)) as two:
         assert "partition 0: the records at offsets 6 to 8 have been removed" in two.error()
+
+
+def test_an_old_end_that_a_broker_reports_long_after_another_error_is_no_error_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetching, "AHEAD_S", 0.2)
+
+    class Restarting(Imitation):
+        def fetch(self, most: int, timeout_s: float) -> list[Any]:
+            found = super().fetch(most, timeout_s)
+            if found and isinstance(found[0], Failed):
+                self.top = found[0].at
+                threading.Event().wait(0.3)
+            return found
+
+    script: list[list[Any]] = [records(5), [Failed("gone", 100)], [Failed("gone", 5)], records(6)]
+    with Fetching(Restarting(script)) as one:
+        assert one.numbers() == [5, 6] and one.errors == []
+    with Fetching(Restarting([records(5), *[[Failed("gone", 5)]] * 3])) as two:
+        assert "partition 0: ends at offset 5, and the job has read up to 6" in two.error()
 
 
 def test_a_topic_that_a_restarted_broker_does_not_know_yet() -> None:

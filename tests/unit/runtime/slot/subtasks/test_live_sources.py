@@ -17,6 +17,7 @@ from flinkplus.protocol.determinants.determinants import IDLED, Choice, unpack
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.job.checks import check_sources
+from flinkplus.runtime.slot.subtasks.operator_tree import MAX_POSITIONS
 from flinkplus.runtime.slot.subtasks.operator_work import OperatorWork
 from flinkplus.runtime.slot.subtasks.pacing import Pacer
 from flinkplus.runtime.slot.subtasks.subtask import DIGEST, Subtask
@@ -165,6 +166,28 @@ def test_steps_are_repeated_together_as_far_as_their_rows_are_there(job: Job) ->
     assert taken == [3, 3] and looks(successor) == looks(job.subtask)
 
 
+def test_an_error_between_steps_that_are_repeated_together(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        job.add(0, "a")
+        job.reader.fetch()
+        job.work_off()
+    successor, reader = successor_of(job)
+    reader.fetch()
+    can_read, asked = reader.can_read, []
+
+    def fails(choice: int) -> bool:
+        asked.append(choice)
+        if len(asked) > 2:
+            raise OSError("gone")
+        return can_read(choice)
+
+    read = reader.read
+    monkeypatch.setattr(reader, "can_read", fails)
+    monkeypatch.setattr(reader, "read", lambda choice: read(choice) if len(asked) <= 2 else pytest.fail("not there"))
+    with pytest.raises(OSError, match="gone"):
+        job.work_off(successor)
+
+
 def test_an_idle_source_runs_no_step_and_does_what_it_is_ordered(job: Job) -> None:
     steps = job.subtask.steps
     assert not steps.runnable(0.0)
@@ -208,6 +231,18 @@ def test_committed_has_the_position_of_the_snapshot(job: Job) -> None:
     job.subtask.steps.complete(CheckpointId(2))
     job.subtask.steps.complete(CheckpointId(3))  # of which this subtask has no snapshot
     assert job.reader.commits == [{"0": 1, "2": 2}]
+
+
+def test_positions_of_checkpoints_that_are_aborted_do_not_pile_up(job: Job) -> None:
+    last = MAX_POSITIONS + 2
+    for checkpoint in range(1, last + 1):
+        job.subtask.steps.trigger(CheckpointId(checkpoint))
+        job.work_off()
+        if checkpoint < last:
+            job.subtask.steps.abort(CheckpointId(checkpoint))
+    assert len(job.subtask.operators.nodes[0].positions) == MAX_POSITIONS
+    job.subtask.steps.complete(CheckpointId(last))
+    assert job.reader.commits == [{"0": 0, "2": 0}] and job.subtask.operators.nodes[0].positions == {}
 
 
 def test_gauges_are_reported_while_the_source_reads(job: Job) -> None:
