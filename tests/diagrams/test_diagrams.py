@@ -19,6 +19,7 @@ from tests.diagrams.barriers import CHECKPOINTS, REGULAR, SUBTASK, OneCheckpoint
 from tests.diagrams.explore import Diagram, Move, Subject, Transition, WorldTooLargeError, content
 
 
+@pytest.mark.long  # a third of a minute of one core
 def test_the_page_is_what_the_code_says_under_another_order_of_sets() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     command = [sys.executable, "-m", "tests.diagrams"]

@@ -211,6 +211,7 @@ TEXT, OUT = sys.argv[1:3]
 """
 
 
+@pytest.mark.long
 def test_the_interpreter_ends(corpus: Path, tmp_path: Path) -> None:
     """By an exit code and by an error, in two programs beside each other."""
     endings = ["sys.exit(3)", "raise RuntimeError('a bug of mine')"]

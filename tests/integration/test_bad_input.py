@@ -305,7 +305,7 @@ def test_a_checkpoint_directory_that_cannot_be_used(spark: SparkSession, tmp_pat
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("all my work")
     path, reason = {
-        "file": (tmp_path / "file", "cannot be written"),
+        "file": (tmp_path / "file", "cannot be read"),
         "read-only file system": (Path("/proc/checkpoints"), "cannot be written"),
         "other data": (tmp_path / "other", r"holds other data \('thesis.tex'\)"),
         "unknown scheme": ("nosuch://bucket/path", "cannot be opened"),

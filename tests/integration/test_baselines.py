@@ -63,6 +63,7 @@ def figures(given: Case, tmp_path: Path) -> list[dict[str, Any]]:
         return engine.run(given, directory, text, threading.Event())
 
 
+@pytest.mark.long
 def test_latency_of_flinkplus(tmp_path: Path) -> None:
     (found,) = figures(case(FLINKPLUS, THREE_SUMS, STEADY, rate=2_000.0), tmp_path)
     assert 200 < found["rows_per_s"] < 20_000 and found["cpu_s_per_million"] > 0, found

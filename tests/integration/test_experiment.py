@@ -30,8 +30,9 @@ from tests.typed import Command
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("failure", [pytest.param("exception", marks=pytest.mark.long), "sigkill"])
+@pytest.mark.parametrize("failure", ["exception", "sigkill"])
 def test_rollbacks_are_measured(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:

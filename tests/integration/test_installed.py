@@ -132,6 +132,7 @@ def check_a_program_with_a_kill_by_spark_submit(installed: Installed, tmp_path: 
         assert sorted(ns) == list(range(1, counts[word] + 1)), word
 
 
+@pytest.mark.long  # the longest of all: an environment of its own
 def test_a_wheel_in_an_empty_environment(corpus: Path, tmp_path: Path) -> None:
     """One test, since setting the environment up takes longer than most of it."""
     for name in ("installed", "command", "program"):

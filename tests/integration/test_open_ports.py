@@ -50,6 +50,7 @@ def run(program: str, *arguments: str, **settings: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_a_session_of_the_users_is_warned_about_once() -> None:
     out, err = run(USERS)
     assert "done finished" in out

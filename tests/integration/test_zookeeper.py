@@ -884,6 +884,7 @@ def test_a_server_that_hangs_is_started_again_and_a_failover_waits_for_it(
     assert servers(others) == []
 
 
+@pytest.mark.long
 def test_close_is_bounded_whatever_the_server_does(own_server: EmbeddedZooKeeper, own_bench: Bench) -> None:
     bench = own_bench
     pid = own_server.pid

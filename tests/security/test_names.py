@@ -224,7 +224,7 @@ def test_the_list_of_output_names_files_of_the_output(tmp_path: Path, path: str)
     told = json.dumps({"path": f"file://{tmp_path}/{path}", **line})
     (tmp_path / log.layout.file(log.layout.first_batch)).write_text(f"v1\n{told}")
     log.load()
-    with pytest.raises(OutputDirectoryError, match="may become a path"):
+    with pytest.raises(OutputDirectoryError, match="is no name of a file that can be listed"):
         log.last_batch()
 
 
