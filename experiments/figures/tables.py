@@ -330,6 +330,36 @@ def rescale_restored(*contents: Content) -> Rows:
     return found
 
 
+def visibility(*contents: Content) -> Rows:
+    """When rows can be read in PostgreSQL, from when they were due."""
+    found: Rows = [
+        (
+            "visible",
+            "median, ms",
+            "99th percentile, ms",
+            "longest around the kill, ms",
+            "highest of all runs",
+            "rows/s, unlimited",
+            "`COPY`, rows/s",
+            "exact",
+            "n",
+        )
+    ]
+    for row in (row for content in contents for row in content["summary"]):
+        copied = [row["rows_per_s"], row["copy_rows_per_s"]]
+        found.append(
+            (
+                row["visibility"].replace("_", " "),
+                *(_with_interval(row, name, "ms") for name in ("p50", "p99", "around_kill")),
+                number(row["around_kill_highest_ms"], 0),
+                *("-" if value is None else number(value, 0) for value in copied),
+                "all" if row["exact"] else "not all",
+                str(row["n"]),
+            )
+        )
+    return found
+
+
 MAKERS: dict[str, Callable[..., Rows]] = {
     maker.__name__.replace("_", "-"): maker
     for maker in (
@@ -349,6 +379,7 @@ MAKERS: dict[str, Callable[..., Rows]] = {
         restart,
         rescale_live,
         rescale_restored,
+        visibility,
     )
 }
 
