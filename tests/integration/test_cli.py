@@ -59,6 +59,7 @@ def assert_gapless(out: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_a_kill_tells_every_figure(corpus: Path, tmp_path: Path) -> None:
     out, figures = tmp_path / "out", tmp_path / "deep" / "figures.json"
     arguments = ["--output", out, "--parallelism", 2, "--rate", 30_000, "--checkpoint-interval", 0.3]

@@ -170,6 +170,7 @@ def test_a_running_job_is_rescaled(spark: SparkSession, tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == [f"made-up-{settings.words(1)}.txt"], "what a job made is gone"
 
 
+@pytest.mark.long
 def test_a_job_is_resumed_at_the_same_and_at_another_parallelism(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

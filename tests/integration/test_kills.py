@@ -43,14 +43,9 @@ SAMPLES = {
 }
 
 
-QUICK = ("aligned",)
-
-
+@pytest.mark.long  # `make kill-check` has all of them
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "plans",
-    [pytest.param(plans, id=name, marks=[] if name in QUICK else pytest.mark.long) for name, plans in SAMPLES.items()],
-)
+@pytest.mark.parametrize("plans", [pytest.param(plans, id=name) for name, plans in SAMPLES.items()])
 def test_a_kill_in_each_phase_of_a_checkpoint(spark: SparkSession, tmp_path: Path, plans: tuple[Plan, ...]) -> None:
     cells = run_beside(spark, tmp_path, plans)
     assert [(cell.point, cell.subtask, cell.result) for cell in cells if not cell.good] == []

@@ -149,6 +149,7 @@ def resumed(spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path) ->
     return run
 
 
+@pytest.mark.long  # the longest; test_upgrades resumes at another parallelism, test_rescaling_drivers rescales
 def test_every_kind_at_one_parallelism_after_another(
     spark: SparkSession, tmp_path: Path, corpus: Path, numbers: Path, command: Command
 ) -> None:

@@ -64,6 +64,7 @@ def run(spark: SparkSession, tmp_path: Path, rate: float) -> JobHandle:
     return env.execute("state-data", resume="auto")
 
 
+@pytest.mark.long
 def test_state_of_a_job_in_spark_sql_and_in_a_shell(spark: SparkSession, tmp_path: Path, command: Command) -> None:
     directory, out = str(tmp_path / "checkpoints"), tmp_path / "out"
     with run(spark, tmp_path, 1_000.0) as job:

@@ -21,6 +21,7 @@ def settings(postgres: PostgresServer, **given: object) -> VisibilitySettings:
     return VisibilitySettings(**{**small, **given})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_slot_is_killed_while_a_reader_polls(
     spark: SparkSession, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
