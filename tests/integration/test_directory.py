@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import JobFailed, JobHandle, StreamEnvironment
 from tests.integration.conftest import PATIENCE_S, running_job, wait_for_checkpoint, wait_until
+from tests.integration.ordered import with_the_one_before
 from tests.s3_server import s3_server
 
 pytestmark = pytest.mark.integration
@@ -91,14 +92,7 @@ class Arrivals:
         return sum(map(len, self.rows))
 
     def expected(self) -> Counter[tuple[str, int, int, int]]:
-        """Word, file, number, and the number before it in the file with this word."""
-        found: Counter[tuple[str, int, int, int]] = Counter()
-        for rows in self.rows:
-            last: dict[str, int] = {}
-            for word, file, number in rows:
-                found[word, file, number, last.get(word, -1)] += 1
-                last[word] = number
-        return found
+        return with_the_one_before(self.rows)
 
 
 def in_order(word: str, row: Any, ctx: Any) -> Iterator[tuple[str, int, int, int, int]]:

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from flinkplus import JobHandle, StreamEnvironment
 from tests.documents import ROOT, blocks_of
 from tests.integration.conftest import PATIENCE_S, running_job, wait_for_checkpoint, wait_until
+from tests.integration.ordered import with_the_one_before
 from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.integration
@@ -83,14 +84,7 @@ class Logs:
         return sum(map(len, self.rows))
 
     def expected(self) -> Counter[tuple[str, int, int, int]]:
-        """Word, file, number, and the number before it in the file with this word."""
-        found: Counter[tuple[str, int, int, int]] = Counter()
-        for rows in self.rows:
-            last: dict[str, int] = {}
-            for word, at, number in rows:
-                found[word, at, number, last.get(word, -1)] += 1
-                last[word] = number
-        return found
+        return with_the_one_before(self.rows)
 
 
 def parsed(row: Any) -> tuple[str, int, int]:

@@ -2,7 +2,7 @@
 
 A batch is a number of rows, known when it is complete. Reader *i* of *n* has one *n*-th of each; which one depends on
 the number of the batch, so that small batches go to all readers in turn. When batches are dealt again for another
-parallelism, batches from the furthest open one on are dealt anew; what is left of those before is cut once more.
+parallelism, batches from the furthest open one on are dealt again; what is left of those before is cut once more.
 
 A *piece* is a range of batches, of each of which a range of rows belongs to a reader: a list of *cuts*, each of which
 takes a part of what the one before has left.

@@ -5,13 +5,13 @@ Rules: a secret is in no pickle, ``repr``, log or error. What exactly-once depen
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flinkplus.errors import HIDDEN, ConfigurationError
 from flinkplus.printable import printable
+from flinkplus.sources.secrets import known_secrets
 
 Setting = str | int | float | bool
 SECRET_WORDS = ("password", "passphrase", "secret", ".pem", "oauthbearer.config")
@@ -72,17 +72,7 @@ class KafkaConnection:
 
     def known_secrets(self, source: str) -> dict[str, str]:
         """All that are needed, also from the environment. Raises ``ConfigurationError`` if one is missing."""
-        found = dict(self.secrets)
-        for name in self.secret_names:
-            variable = environment_name(name)
-            if name not in found and variable in os.environ:
-                found[name] = os.environ[variable]
-            if name not in found:
-                raise ConfigurationError(
-                    f"source {source!r}: {name!r} is not known here, since it is not stored with the job: set the "
-                    f"environment variable {variable}"
-                )
-        return found
+        return known_secrets(source, self.secret_names, self.secrets, environment_name)
 
     def configuration(self, source: str, group: str | None, client_id: str) -> dict[str, Any]:
         """For a consumer. Raises ``ConfigurationError`` if a secret is missing."""

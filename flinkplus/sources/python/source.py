@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceRe
 from pyspark.sql.types import StructType
 from typing_extensions import Self, override
 
-from flinkplus.errors import HIDDEN, ConfigurationError, InputError
+from flinkplus.errors import HIDDEN, InputError
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.operators.base.row import USER_EXCEPTIONS, described_cause
 from flinkplus.sources.base import LiveReader, Source
@@ -24,9 +23,15 @@ from flinkplus.sources.python.fetching import SimpleReader
 from flinkplus.sources.python.partitions import PartitionsPosition, PartitionsReader, redealt
 from flinkplus.sources.python.position import OffsetPosition
 from flinkplus.sources.python.reader import OffsetReader
+from flinkplus.sources.secrets import known_secrets
 
 SECRET_OPTION = re.compile("secret|password|passphrase|token|access[.]?key|credential", re.IGNORECASE)
 """What Spark redacts in its settings, and what is like it."""
+
+
+def environment_name(option: str) -> str:
+    """The variable that a secret is taken from where the program did not give it."""
+    return "DATA_SOURCE_" + re.sub(r"\W", "_", option).upper()
 
 
 @dataclass(frozen=True)
@@ -54,17 +59,7 @@ class SparkDataSource:
 
     def known_secrets(self, source: str) -> dict[str, str]:
         """All that are needed, also from the environment. Raises ``ConfigurationError`` if one is missing."""
-        found = dict(self.secrets)
-        for name in self.secret_names:
-            variable = "DATA_SOURCE_" + re.sub(r"\W", "_", name).upper()
-            if name not in found and variable in os.environ:
-                found[name] = os.environ[variable]
-            if name not in found:
-                raise ConfigurationError(
-                    f"source {source!r}: option {name!r} is not known here, since it is not stored with the job: set "
-                    f"the environment variable {variable}"
-                )
-        return found
+        return known_secrets(source, self.secret_names, self.secrets, environment_name, "option ")
 
     def hide(self, text: str) -> str:
         """``text`` of a user's error, without secrets."""

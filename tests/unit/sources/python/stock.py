@@ -80,19 +80,14 @@ class StockReader(SimpleDataSourceStreamReader):
         self.stock.noted("commit", end["at"])
 
 
-class Driven:
-    """A reader as the steps drive it. ``steps``: what it has chosen and read."""
+class Woken:
+    """Receives the wake-ups of a reader. ``errors``: those that the reader has reported."""
 
-    def __init__(self, stock: Stock, position: Any = None, index: int = 0) -> None:
-        self.reader = OffsetReader(stock, index)
-        self.reader.open(position)
+    def __init__(self) -> None:
         self.errors: list[Exception] = []
         self._woken = threading.Event()
-        self.reader.begin(self._wake)
-        self.steps: list[tuple[int, list[Any] | None]] = []
-        self.rows: list[Any] = []
 
-    def _wake(self, error: Exception | None) -> None:
+    def wake(self, error: Exception | None) -> None:
         if error is not None:
             self.errors.append(error)
         self._woken.set()
@@ -107,6 +102,18 @@ class Driven:
             self._woken.wait(0.01)
             self._woken.clear()
         return found
+
+
+class Driven(Woken):
+    """A reader as the steps drive it. ``steps``: what it has chosen and read."""
+
+    def __init__(self, stock: Stock, position: Any = None, index: int = 0) -> None:
+        super().__init__()
+        self.reader = OffsetReader(stock, index)
+        self.reader.open(position)
+        self.reader.begin(self.wake)
+        self.steps: list[tuple[int, list[Any] | None]] = []
+        self.rows: list[Any] = []
 
     def step(self, max_rows: int = 1_000_000) -> SourceChoice:
         """A new step, once there is something to read."""

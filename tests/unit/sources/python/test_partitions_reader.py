@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +15,9 @@ from flinkplus import UserFunctionError
 from flinkplus.errors import InputError
 from flinkplus.sources.python.choices import END
 from flinkplus.sources.python.partitions import PartitionsPosition, PartitionsReader, redealt
+from tests.unit.sources.python.stock import Woken
 
 SCHEMA = pa.schema([("part", pa.int64()), ("n", pa.int64())])
-PATIENCE_S = 10.0
 
 
 @dataclass
@@ -50,29 +48,15 @@ class Parts:
         return [(part, n) for part, size in enumerate(self.sizes) for n in range(size)]
 
 
-class Reading:
+class Reading(Woken):
     """A reader, driven by hand. ``steps``: choice, and rows."""
 
     def __init__(self, parts: Parts, index: int, parallelism: int, position: Any = None) -> None:
+        super().__init__()
         self.reader = PartitionsReader(parts, index, PartitionsPosition.start(len(parts.sizes), index, parallelism))
         self.reader.open(position)
-        self.errors: list[Exception] = []
-        self._woken = threading.Event()
-        self.reader.begin(self._wake)
+        self.reader.begin(self.wake)
         self.steps: list[tuple[int, list[tuple[int, int]] | None]] = []
-
-    def _wake(self, error: Exception | None) -> None:
-        self.errors += [] if error is None else [error]
-        self._woken.set()
-
-    def wait(self, holds: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            if self.errors:
-                raise self.errors[0]
-            assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s"
-            self._woken.wait(0.01)
-            self._woken.clear()
 
     def step(self, max_rows: int) -> bool:
         """``False`` at the end."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,38 +11,25 @@ import pytest
 from flinkplus.errors import InputError, InputLost
 from flinkplus.sources.python import lines
 from flinkplus.sources.python.lines import BUFFER_LINES, END, SocketLines, SocketReader
+from tests.unit.sources.python.stock import Woken
 
 PATIENCE_S = 10.0
 
 
-class Client:
+class Client(Woken):
     """A reader of a server that the test plays."""
 
     def __init__(self, index: int = 0) -> None:
+        super().__init__()
         self.server = socket.create_server(("127.0.0.1", 0))
         self.server.settimeout(PATIENCE_S)
         self.source = SocketLines("lines", "127.0.0.1", self.server.getsockname()[1])
         self.reader = SocketReader(self.source, index)
-        self.errors: list[Exception] = []
-        self._woken = threading.Event()
         self.reader.open(None)
 
     def begin(self) -> socket.socket:
-        self.reader.begin(self._wake)
+        self.reader.begin(self.wake)
         return self.server.accept()[0]
-
-    def _wake(self, error: Exception | None) -> None:
-        self.errors += [] if error is None else [error]
-        self._woken.set()
-
-    def wait(self, holds: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            if self.errors:
-                raise self.errors[0]
-            assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s"
-            self._woken.wait(0.01)
-            self._woken.clear()
 
     def read(self, max_rows: int = 100) -> list[str] | None:
         self.wait(lambda: self.reader.choose(max_rows) is not None)
@@ -115,7 +100,7 @@ def test_a_line_that_never_ends_is_an_error(client: Client, monkeypatch: pytest.
 def test_a_server_that_is_not_there_is_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "CONNECT_S", 0.2)
     client.server.close()
-    client.reader.begin(client._wake)
+    client.reader.begin(client.wake)
     with pytest.raises(InputError, match=r"source 'lines': cannot connect to 127\.0\.0\.1:"):
         client.wait(lambda: False)
 
