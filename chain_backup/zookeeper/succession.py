@@ -1,7 +1,7 @@
-"""What a driver's supervisor knows of the drivers before it: that they have ended, so that nobody waits for them.
+"""Which earlier drivers have ended, as the supervisor of this driver knows it.
 
-A supervisor gives each driver a *mark*, which the driver notes where it coordinates. The next driver is told the marks
-of those that have ended. Without that it would wait until their sessions expire.
+A supervisor gives each driver a *mark*, which the driver stores with its place as coordinator. The next driver receives
+the marks of the drivers that have ended. Otherwise it would wait until their sessions expire.
 
 Rules: set in the driver's process before its program runs. A mark is random: a process number comes again.
 """

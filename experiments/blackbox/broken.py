@@ -2,12 +2,13 @@
 and nothing of the product can make them.
 
 - ``apart``: rows and progress are written in two transactions, with a moment between them;
-- ``unfenced``: a writer that was replaced goes on for a moment, and nothing stops it: its connection is not ended, and
-  neither the generation nor the step that is recorded is compared (its recipe, whose numbers are taken, is left out);
-- ``forgotten``: a recipe is stored and not read back, so that a rollback chooses anew; the digest that would notice it
-  is not compared.
+- ``unfenced``: a writer that was replaced continues for a moment, and nothing stops it: its connection is not ended,
+  and neither the generation nor the step that is recorded is compared (its recipe, whose numbers are taken, is left
+  out);
+- ``forgotten``: a recipe is stored and not read back, so that a rollback chooses other steps; the digest that would
+  notice it is not compared.
 
-``late`` is no fault: its writer goes on in the same way, and is fenced as the product fences. It must not be found.
+``late`` is no fault: its writer continues in the same way, and is fenced as the product fences. It must not be found.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class LateWriter(AtOnceWriter):
 
 
 class UnfencedWriter(LateWriter):
-    """Writes on, whoever else writes."""
+    """Continues to write beside any other writer."""
 
     def __init__(self, sink: Any, context: OperatorContext, generation: int) -> None:
         super().__init__(sink, context, generation)
@@ -109,7 +110,7 @@ class UnfencedWriter(LateWriter):
 
 
 class UnfencedTables(RecipeTables):
-    """Takes every transaction of every generation. ``generation``: that of the writer, which it is always told."""
+    """Takes every transaction of every generation. ``generation``: that of the writer, which it always receives."""
 
     def __init__(self, table: Any, job: str, generation: int | None = None) -> None:
         super().__init__(table, job)

@@ -251,7 +251,7 @@ class _Round:
         return Job(one.pipeline, self._rows, settings.rate, one.seed, place, options, settings.broken, one.rescales)
 
     def _dump(self, server: PostgresServer) -> None:
-        """What the tables hold, for whoever looks for the cause."""
+        """What the tables hold, for a person who looks for the cause."""
         with psycopg.connect(server.dsn) as connection:
             for table in (self._table, *LOCAL_TABLES):
                 with (

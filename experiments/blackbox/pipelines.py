@@ -66,7 +66,7 @@ class Job:
     @property
     def readers(self) -> int:
         """Of which the checker knows the rows: row *i* belongs to the reader ``i % readers``. With rescales each row
-        is given a reader of its own, since rows that are left are dealt anew."""
+        is given a reader of its own, since rows that are left are dealt again."""
         return self.rows if self.rescales else int(self.options["parallelism"])
 
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ CHUNK = 65_536
 class Proxy:
     """Listens on loopback for clients of ``target`` (host:port). ``hosts`` is where.
 
-    ``mode``: "pass"; "deaf" (requests reach the server, its answers reach nobody); "dead" (nothing passes).
+    ``mode``: "pass"; "deaf" (requests reach the server, its answers do not reach the client); "dead" (nothing passes).
     ``ignored``: so many of the next connections are accepted, and nothing else is done with them.
     """
 

@@ -200,7 +200,7 @@ class History:
         self._ends[place[0]] = place[1], row.chain
 
     def _skip(self) -> None:
-        """Each gap is noted once: what is behind it is where the chain goes on."""
+        """Each gap is noted once: what is behind it is where the chain continues."""
         for place in sorted(self._ahead):
             row = self._ahead.pop(place)
             self._ends[place[0]] = max((place[1], row.chain), self._ends.get(place[0], (0, "")))

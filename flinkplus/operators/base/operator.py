@@ -227,9 +227,9 @@ class OperatorInstance(ABC):
 class WatermarkMaker(OperatorInstance):
     """An operator that makes watermarks from its rows. It ignores those of its input, except for the end of time.
 
-    ``idle_after_ms``: for how long its source may have nothing to read before event time goes on without it; ``None``:
+    ``idle_after_ms``: for how long its source may have nothing to read before event time no longer waits; ``None``:
     for ever.
-    ``is_idle``: event time goes on without it, until the next rows. A part of the snapshot.
+    ``is_idle``: event time does not wait for it, until the next rows. A part of the snapshot.
     """
 
     idle_after_ms: int | None = None

@@ -5,7 +5,7 @@ set are, while the slots are fenced: no other subtask knows the steps of a last 
 that knew steps of its ancestors.
 
 Rules: the coordinator's thread calls; reading is done in a worker, in a failover in one of its own: a database that
-hangs must not hold up what ZooKeeper is told of other failovers. The recipe of a deployment counts in each failover
+hangs must not delay writes to ZooKeeper for other failovers. The recipe of a deployment counts in each failover
 until a checkpoint of the deployment is complete: subtasks that still repeat it have not passed it on.
 """
 

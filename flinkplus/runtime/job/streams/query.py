@@ -3,7 +3,7 @@
 Rules:
 
 - A batch is staged once. After a restart of the query Spark gives its last batch again, with the same number; what is
-  complete stays as it is, since slots may have read it, and what is not is staged anew. An earlier batch is an error:
+  complete stays as it is, since slots may have read it, and what is not is staged again. An earlier batch is an error:
   Spark has lost its checkpoint, and counts anew.
 - The query waits while too much is staged and was not read. A batch that no kept checkpoint needs is removed; the last
   one stays, since its number and its count of rows say where the next one begins.

@@ -194,7 +194,7 @@ class FusedOperators:
         return max((maker.idle_after_ms or 0 for maker in makers.values()), default=None)
 
     def become_idle(self) -> Iterator[None]:
-        """The source has had nothing to read for so long: event time goes on without it."""
+        """The source had no rows for that time: event time does not wait for it any more."""
         for index, maker in self._makers_to_idle().items():
             maker.is_idle = True
             yield from self._send_down(index, IDLE_MS)
