@@ -104,7 +104,9 @@ class Commits:
         for committer in self.committers.values():
             try:
                 committer.prepare(resume=True)
-            except (errors.OutputDirectoryError, errors.OutputTableError, errors.OutputFunctionError):
+            except errors.OutputUnavailable:
+                raise
+            except errors.OutputError:
                 committer.prepare(resume=False)
 
     def check_successor(self, origin: SavepointOrigin, continued: Collection[str]) -> None:
