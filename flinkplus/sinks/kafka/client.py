@@ -276,16 +276,27 @@ class KafkaTransactions:
         with self._calls("write rows"):
             self._producer.begin_transaction()
             try:
-                for key, value, headers, partition in records:
-                    self._produce(self._topic, key, value, headers, -1 if partition is None else partition)
-                self._flush()
-                for job, one in progress.items():
-                    content = json.dumps(one.to_json()).encode()
-                    self._produce(self._progress_topic, self._progress_key(job), content, None, PROGRESS_PARTITION)
+                self._produce_all(records, progress)
                 self._producer.commit_transaction(PATIENCE_S)
             except BaseException:
                 self._give_up()
                 raise
+
+    def _produce_all(self, records: Iterable[Staged], progress: Mapping[str, OutputProgress]) -> None:
+        """Raises what has failed."""
+        try:
+            for key, value, headers, partition in records:
+                self._produce(self._topic, key, value, headers, -1 if partition is None else partition)
+            self._flush()
+            for job, one in progress.items():
+                content = json.dumps(one.to_json()).encode()
+                self._produce(self._progress_topic, self._progress_key(job), content, None, PROGRESS_PARTITION)
+        except self._kafka.KafkaException as error:
+            if error.args[0].code() != self._kafka.KafkaError._STATE:
+                raise
+            # The transaction has failed already, and cannot be committed. Only this call says why.
+            self._producer.commit_transaction(PATIENCE_S)
+            raise
 
     def _produce(
         self,

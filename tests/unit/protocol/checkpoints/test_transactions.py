@@ -357,9 +357,9 @@ def test_in_every_order_each_row_is_visible_once() -> None:
 
 
 @pytest.mark.long
-def test_nor_do_three_drivers_or_more_checkpoints_break_it() -> None:
+def test_nor_do_three_drivers_or_more_losses_break_it() -> None:
     assert len(search(checkpoints=2, losses=2)) > 10_000
-    assert len(search(drivers=3, checkpoints=1, losses=1)) > 10_000
+    assert len(search(drivers=3, losses=0)) > 100_000
 
 
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
