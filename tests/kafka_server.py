@@ -383,6 +383,35 @@ class MockCluster:
         self._holder.flush(0)
 
 
+def touch(cluster: Reachable, topic: str) -> str:
+    """``topic``, which an imitated cluster makes when a producer asks for it."""
+    Producing(cluster.servers, cluster.config).touch(topic)
+    return topic
+
+
+def records_of(cluster: Reachable, topic: str) -> list[Any]:
+    """The committed records of a topic, as messages, those of each partition in order."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"bootstrap.servers": cluster.servers, "group.id": new_topic("reader"), "enable.partition.eof": True}
+    consumer = Consumer({**settings, "isolation.level": "read_committed", **cluster.config}, logger=Silent())
+    try:
+        numbers = sorted(consumer.list_topics(topic, timeout=CALLS_S).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        found, left = [], set(numbers)
+        deadline = time.monotonic() + CALLS_S
+        while left:
+            assert time.monotonic() < deadline, f"no end of {topic}, partitions {left}"
+            for message in consumer.consume(1_000, 0.1):
+                if message.error() is None:
+                    found.append(message)
+                else:
+                    left.discard(message.partition())
+        return found
+    finally:
+        consumer.close()
+
+
 def new_topic(prefix: str = "topic") -> str:
     """A name that no test has had."""
     return f"{prefix}-{uuid.uuid4().hex[:8]}"

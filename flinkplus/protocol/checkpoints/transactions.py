@@ -1,7 +1,7 @@
 """When the transactions of a sink are opened, written and given up, where only one producer can have a name open.
 
 The far end (Kafka) knows transactions by a name. Opening a name ends what is under way under it, waits until the fate
-of that is settled, and refuses from then on whoever had opened it before. What a transaction writes becomes visible
+of that is settled, and refuses every producer that had opened it before. What a transaction writes becomes visible
 together: rows, and ``OutputProgress``, which says up to which checkpoint rows are there.
 
 Rules and invariants:

@@ -67,7 +67,7 @@ class TransactionClient(Protocol):
         """Check that the topic is there; make the topic of progress unless it is there."""
 
     def open(self) -> None:
-        """Open the name for transactions: ends those of whoever had opened it, and refuses further ones."""
+        """Open the name for transactions: ends that of an earlier producer, and refuses further ones of it."""
 
     def read(self, job: str) -> OutputProgress | None:
         """The progress of a job in the topic; ``None``: nothing is known of it."""

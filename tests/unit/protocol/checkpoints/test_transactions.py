@@ -244,7 +244,9 @@ def towards_its_goal(world: World, driver: OneDriver) -> Iterator[tuple[World, O
             progress = None if world.progress is None else OutputProgress(checkpoint=world.progress)
             yield world, replace(driver, session=found(driver.session, progress))
         case Write():
-            begun = Cluster.begin(world, Pending(driver.epoch, rows_of(driver, order), dict(order.progress)[JOB].checkpoint))
+            begun = Cluster.begin(
+                world, Pending(driver.epoch, rows_of(driver, order), dict(order.progress)[JOB].checkpoint)
+            )
             yield (world, tried(driver)) if begun is None else (begun, replace(driver, order=order))
 
 
@@ -307,7 +309,9 @@ def each_row_is_visible_once(world: World) -> None:
 
 def visible_is_what_the_manifests_say(world: World) -> None:
     """Once a driver has taken up its work, what is visible of a checkpoint is what its manifest names."""
-    if any(driver.step in ("store", "stored", "commit", "ended") and is_current(world, driver) for driver in world.drivers):
+    if any(
+        driver.step in ("store", "stored", "commit", "ended") and is_current(world, driver) for driver in world.drivers
+    ):
         wrong = [row for row in world.visible if row not in world.manifests]
         if wrong:
             raise FoundHole(f"{wrong} is visible, and the manifests are {world.manifests}")

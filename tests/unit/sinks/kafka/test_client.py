@@ -15,9 +15,11 @@ from flinkplus.sinks.kafka import client
 from flinkplus.sinks.kafka.client import OWN, KafkaTransactions
 from flinkplus.sinks.kafka.records import Staged
 from flinkplus.sources.kafka.connecting import KafkaConnection
-from tests.kafka_server import CALLS_S, MockCluster, Producing, Silent, new_topic
+from tests.kafka_server import CALLS_S, MockCluster, Producing, new_topic, records_of, touch
 
-kafka = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed: pip install 'flinkplus[kafka]'")
+kafka = pytest.importorskip(
+    "confluent_kafka", reason="confluent-kafka is not installed: pip install 'flinkplus[kafka]'"
+)
 PARTITIONS = 4
 """Of each topic that the imitation makes."""
 PRODUCE, INIT_PRODUCER, ADD_PARTITIONS, END_TRANSACTION = 0, 22, 24, 26
@@ -41,12 +43,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "DESCRIBE_S", 0.01)
 
 
-def touch(cluster: MockCluster, topic: str) -> str:
-    """The imitation makes a topic when a producer asks for it."""
-    Producing(cluster.servers, {}).touch(topic)
-    return topic
-
-
 @pytest.fixture
 def topic(cluster: MockCluster) -> str:
     return touch(cluster, new_topic())
@@ -57,19 +53,6 @@ def transactions(
 ) -> KafkaTransactions:
     connection = KafkaConnection.parse("sink 'out'", servers, config or {}, OWN)
     return KafkaTransactions("sink 'out'", connection, f"flinkplus-{job}-{topic}", topic, progress)
-
-
-def read(cluster: MockCluster, topic: str, count: int) -> list[Any]:
-    """The first ``count`` records of a topic, as messages."""
-    consumer = kafka.Consumer({"bootstrap.servers": cluster.servers, "group.id": "check"}, logger=Silent())
-    consumer.assign([kafka.TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-    found: list[Any] = []
-    until_s = time.monotonic() + CALLS_S
-    while len(found) < count and time.monotonic() < until_s:
-        found += [message for message in consumer.consume(count, 0.2) if message.error() is None]
-    consumer.close()
-    assert len(found) == count
-    return found
 
 
 def test_rows_and_progress_are_written_and_progress_is_read(cluster: MockCluster, topic: str) -> None:
@@ -84,7 +67,7 @@ def test_rows_and_progress_are_written_and_progress_is_read(cluster: MockCluster
     ]
     made.write(rows, {"job-1": OutputProgress(checkpoint=3)})
     made.write([], {"job-1": OutputProgress(checkpoint=4), "job-2": OutputProgress(checkpoint=9, taken_by="job-1")})
-    found = read(cluster, topic, len(rows))
+    found = records_of(cluster, topic)
     (full,) = (one for one in found if one.key() == b"key")
     assert (full.value(), full.headers(), full.partition()) == (b"text", [("h", b"1"), ("h", None)], 2)
     (empty,) = (one for one in found if one.key() is None)
@@ -106,7 +89,7 @@ def test_keys_go_where_java_sends_them(cluster: MockCluster, topic: str) -> None
     made.open()
     hashes = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
     made.write([(key, b"x", None, None) for key in hashes], {})
-    found = {one.key(): one.partition() for one in read(cluster, topic, len(hashes))}
+    found = {one.key(): one.partition() for one in records_of(cluster, topic)}
     assert found == {key: (number & 0x7FFFFFFF) % PARTITIONS for key, number in hashes.items()}
 
 
@@ -144,9 +127,7 @@ def test_what_will_not_pass_is_an_error_of_the_topic(
         (END_TRANSACTION, E.INVALID_TXN_STATE),
     ],
 )
-def test_a_producer_that_was_replaced_learns_of_it(
-    cluster: MockCluster, topic: str, request_: int, code: int
-) -> None:
+def test_a_producer_that_was_replaced_learns_of_it(cluster: MockCluster, topic: str, request_: int, code: int) -> None:
     made = transactions(cluster.servers, topic)
     made.open()
     cluster.fail(request_, code)
@@ -159,7 +140,10 @@ def test_a_producer_that_was_replaced_learns_of_it(
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "refuse to open transactions: .*Transactional Id authorization failed"),
+        (
+            E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "refuse to open transactions: .*Transactional Id authorization failed",
+        ),
         (E.CLUSTER_AUTHORIZATION_FAILED, "refuse to open transactions"),
         (E.INVALID_TRANSACTION_TIMEOUT, "give a smaller transaction.timeout.ms in config"),
     ],
@@ -177,7 +161,7 @@ def test_what_passes_is_tried_again_by_the_client_itself(cluster: MockCluster, t
     cluster.fail(END_TRANSACTION, E.NOT_COORDINATOR)
     cluster.fail(PRODUCE, E.NOT_LEADER_FOR_PARTITION)
     made.write(ONE, {"job-1": OutputProgress(checkpoint=1)})
-    assert [one.value() for one in read(cluster, topic, 1)] == [b"v"]
+    assert [one.value() for one in records_of(cluster, topic)] == [b"v"]
 
 
 def test_a_partition_that_is_not_there(cluster: MockCluster, topic: str) -> None:

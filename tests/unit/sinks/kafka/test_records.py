@@ -100,7 +100,10 @@ def test_values_of_bytes_and_text_are_as_they_are_and_a_null_is_a_tombstone() ->
         (None, b"\x00\xff", None, None),
         (None, None, None, None),
     ]
-    assert [one[1] for one in staged(batch(value=(pa.large_string(), "ü", None)), RecordForm("text"))] == [b"\xc3\xbc", None]
+    assert [one[1] for one in staged(batch(value=(pa.large_string(), "ü", None)), RecordForm("text"))] == [
+        b"\xc3\xbc",
+        None,
+    ]
 
 
 def test_headers_and_partition_are_no_part_of_a_json_value() -> None:
@@ -122,15 +125,43 @@ def test_headers_and_partition_are_no_part_of_a_json_value() -> None:
 @pytest.mark.parametrize(
     ("rows", "form", "message"),
     [
-        (batch(x=(pa.float64(), 1.0, math.nan)), RecordForm(), "column 'x', row 1 of the batch cannot be .* JSON: Out of"),
+        (
+            batch(x=(pa.float64(), 1.0, math.nan)),
+            RecordForm(),
+            "column 'x', row 1 of the batch cannot be .* JSON: Out of",
+        ),
         (batch(x=(pa.list_(pa.float64()), [math.inf])), RecordForm(), "column 'x', row 0 of the batch cannot be"),
-        (batch(k=(pa.float64(), math.nan), value=(pa.string(), "v")), RecordForm("text", ("k",)), "key column 'k', row 0"),
-        (batch(at=(pa.timestamp("s"), 2**40)), RecordForm(), "column 'at', row 0 of the batch cannot be written as JSON"),
-        (batch(at=(pa.date32(), 10_000_000)), RecordForm(), "column 'at', row 0 of the batch cannot be written as JSON"),
-        (pa.RecordBatch.from_arrays([NOT_UTF8], ["x"]), RecordForm(), "column 'x', row 0 .* 'utf-8' codec can't decode"),
-        (pa.RecordBatch.from_arrays([NOT_UTF8], ["value"]), RecordForm("text"), "column 'value' holds text that is not"),
+        (
+            batch(k=(pa.float64(), math.nan), value=(pa.string(), "v")),
+            RecordForm("text", ("k",)),
+            "key column 'k', row 0",
+        ),
+        (
+            batch(at=(pa.timestamp("s"), 2**40)),
+            RecordForm(),
+            "column 'at', row 0 of the batch cannot be written as JSON",
+        ),
+        (
+            batch(at=(pa.date32(), 10_000_000)),
+            RecordForm(),
+            "column 'at', row 0 of the batch cannot be written as JSON",
+        ),
+        (
+            pa.RecordBatch.from_arrays([NOT_UTF8], ["x"]),
+            RecordForm(),
+            "column 'x', row 0 .* 'utf-8' codec can't decode",
+        ),
+        (
+            pa.RecordBatch.from_arrays([NOT_UTF8], ["value"]),
+            RecordForm("text"),
+            "column 'value' holds text that is not",
+        ),
         (batch(n=(pa.int64(), 1), p=(pa.int64(), -1)), RecordForm(partition="p"), "partition column 'p' holds -1"),
-        (batch(n=(pa.int64(), 1), p=(pa.int64(), 2**40)), RecordForm(partition="p"), "partition column 'p': Integer value"),
+        (
+            batch(n=(pa.int64(), 1), p=(pa.int64(), 2**40)),
+            RecordForm(partition="p"),
+            "partition column 'p': Integer value",
+        ),
         (
             batch(n=(pa.int64(), 1), h=(HEADERS, [{"key": None, "value": b"x"}])),
             RecordForm(headers="h"),
@@ -162,11 +193,23 @@ def test_what_no_record_can_hold_is_an_error_where_it_is_made(
         ({"x": pa.list_(pa.time64("us"))}, RecordForm(), "column 'x' .* it holds time64"),
         ({"x": pa.map_(pa.string(), pa.string())}, RecordForm(), "column 'x' .* it holds map"),
         ({"x": pa.dictionary(pa.int32(), pa.string())}, RecordForm(), "column 'x' .* it holds dictionary"),
-        ({"word": pa.string()}, RecordForm(key=("wrod",)), "key column 'wrod' is not in the stream.*did you mean 'word'"),
+        (
+            {"word": pa.string()},
+            RecordForm(key=("wrod",)),
+            "key column 'wrod' is not in the stream.*did you mean 'word'",
+        ),
         ({"p": pa.int64()}, RecordForm(partition="p"), "no column is left for the value"),
-        ({"n": pa.int64(), "p": pa.string()}, RecordForm(partition="p"), "partition column 'p' must hold whole numbers"),
+        (
+            {"n": pa.int64(), "p": pa.string()},
+            RecordForm(partition="p"),
+            "partition column 'p' must hold whole numbers",
+        ),
         ({"n": pa.int64(), "h": pa.string()}, RecordForm(headers="h"), "headers column 'h' must be array<struct"),
-        ({"n": pa.int64(), "h": pa.list_(pa.string())}, RecordForm(headers="h"), "headers column 'h' must be array<struct"),
+        (
+            {"n": pa.int64(), "h": pa.list_(pa.string())},
+            RecordForm(headers="h"),
+            "headers column 'h' must be array<struct",
+        ),
         ({"n": pa.int64()}, RecordForm("text"), "value='text' takes the column 'value' of type string; .* n int64"),
         ({"value": pa.string()}, RecordForm("bytes"), "value='bytes' takes the column 'value' of type binary"),
         ({"value": pa.string(), "n": pa.int64()}, RecordForm("text"), "column 'n' would be in no part of a record"),
