@@ -82,7 +82,7 @@ class OutputFunctionError(OutputError):
 
 
 class OutputUnavailable(OutputError, OSError):
-    """A database, table or cluster that does not answer, or could not do what was asked; the next attempt may succeed."""
+    """A database, table or cluster that does not answer, or could not do what was asked; a later attempt may."""
 
 
 class OutputDirectoryError(OutputError):

@@ -81,7 +81,7 @@ def has_no_secret(home: Path) -> bool:
 def rescaled_and_resumed(writing: Writing, home: Path) -> None:
     """A slot is killed, the parallelism changes, a savepoint is taken, and a job continues from it."""
     savepoint = home / "savepoint"
-    with writing.run(1_000.0, home / "first") as job:
+    with writing.run(100.0, home / "first") as job:
         wait_for_checkpoint(job, 2)
         assert job.kill("count:1", at="commit")
         wait_until(lambda: bool(job.recoveries()), "a failover")
@@ -142,7 +142,7 @@ def test_a_row_that_no_record_holds_ends_the_job(spark: SparkSession, imitated: 
 def test_brokers_without_transactions_are_refused(spark: SparkSession, own_kafka: KafkaServer, tmp_path: Path) -> None:
     topic = new_topic()
     own_kafka.create(topic)
-    with pytest.raises(OutputTopicError, match="have no transactions: to_kafka needs Kafka 0.11 or newer"):
+    with pytest.raises(OutputTopicError, match=r"have no transactions: to_kafka needs Kafka 0.11 or newer"):
         Writing(spark, own_kafka, topic).run(1e6, tmp_path / "home")
     assert not records_of(own_kafka, topic)
 
@@ -227,9 +227,9 @@ def test_the_topic_of_progress_is_made_and_must_be_compacted(new_kafka: Cluster)
     new_kafka.create(topic)
     transactions(new_kafka, topic, "job", new_topic("progress")).ready()
     new_kafka.create(wrong)
-    with pytest.raises(OutputTopicError, match="has cleanup.policy=delete, so that what is committed would be forgot"):
+    with pytest.raises(OutputTopicError, match=r"has cleanup.policy=delete, so that what is committed would be forgot"):
         transactions(new_kafka, topic, "job", wrong).ready()
-    with pytest.raises(OutputTopicError, match="create it first"):
+    with pytest.raises(OutputTopicError, match=r"create it first"):
         transactions(new_kafka, new_topic(), "job").ready()
 
 

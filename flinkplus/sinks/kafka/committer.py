@@ -136,7 +136,10 @@ class KafkaCommitter(LastingCommitter):
         self._committed_through = 0
 
     def _session_of(self, job: str) -> TopicSession:
-        return TopicSession(job, self._connect(job), lambda: self._files.check(), self._topic)
+        return TopicSession(job, self._connect(job), self._check, self._topic)
+
+    def _check(self) -> None:
+        self._files.check()  # which is given later
 
     @property
     def _session(self) -> TopicSession:

@@ -172,8 +172,8 @@ class RecordForm:
         largest = pc.max(sizes).as_py()
         if largest is not None and largest > self.max_bytes:
             raise InputError(
-                f"sink {sink!r}: a record of {largest} bytes is larger than message.max.bytes ({self.max_bytes}): raise "
-                "that in config and max.message.bytes of the topic, or make rows smaller"
+                f"sink {sink!r}: a record of {largest} bytes is larger than message.max.bytes ({self.max_bytes}): "
+                "raise that in config and max.message.bytes of the topic, or make rows smaller"
             )
 
 

@@ -100,6 +100,7 @@ def test_what_is_no_progress_is_refused(content: Any) -> None:
 # --- the search -------------------------------------------------------------------------------------------------------
 
 ATTEMPTS = 2
+CLOSED = Session(JOB)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class OneDriver:
     step: str = "claim"
     claim: int = 0
     epoch: int = 0
-    session: Session = Session(JOB)
+    session: Session = CLOSED
     content: tuple[tuple[int, str], ...] = ()
     checkpoint: int = 0
     left: int = 1

@@ -15,8 +15,8 @@ from flinkplus.sinks.kafka.records import Staged
 
 @dataclass
 class ModelCluster:
-    """``visible``: records, as readers of committed ones see them. ``fail_at``: the number of the call that fails, before
-    it has any effect or, with ``fail_after``, although it has had it; 0: none."""
+    """``visible``: records, as readers of committed ones see them. ``fail_at``: the number of the call that fails,
+    before it has any effect or, with ``fail_after``, although it has had it; 0: none."""
 
     visible: list[Staged] = field(default_factory=list)
     progress: dict[str, OutputProgress] = field(default_factory=dict)

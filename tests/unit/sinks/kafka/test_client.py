@@ -207,7 +207,7 @@ def test_an_answer_that_is_late_leaves_the_outcome_open(
         cluster.delay(1_000)
 
     try:
-        with pytest.raises(OutputUnavailable, match="cannot write rows|brokers take no records"):
+        with pytest.raises(OutputUnavailable, match=r"cannot write rows|brokers take no records"):
             made.write(slow(), {"job-1": OutputProgress(checkpoint=1)})
         made.close()
     finally:
@@ -239,7 +239,7 @@ def test_progress_that_is_damaged(cluster: MockCluster, topic: str) -> None:
         producing = Producing(cluster.servers, {})
         producing.send(PROGRESS, 0, [content], key=f"job-1/{topic}")
         producing.flush()
-        with pytest.raises(OutputTopicError, match="damaged|its format is 9"):
+        with pytest.raises(OutputTopicError, match=r"damaged|its format is 9"):
             made.read("job-1")
 
 

@@ -136,7 +136,7 @@ def test_what_is_committed_is_not_taken_back(cluster: ModelCluster, tmp_path: Pa
     run.stage(2)
     run.committer.retract_after(1)
     assert not list(tmp_path.rglob("part-*"))
-    with pytest.raises(OutputTopicError, match="holds the rows of checkpoint 1.*cannot continue from the start"):
+    with pytest.raises(OutputTopicError, match=r"holds the rows of checkpoint 1.*cannot continue from the start"):
         run.committer.retract_after(None)
 
 

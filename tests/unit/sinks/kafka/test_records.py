@@ -15,6 +15,7 @@ from flinkplus.sinks.kafka.records import STAGED, RecordEncoder, RecordForm, Sta
 from flinkplus.sources.kafka.columns import HEADERS
 from flinkplus.sources.kafka.decoding import decoder
 
+AS_JSON = RecordForm()
 UTC = datetime.timezone.utc
 NOT_UTF8 = pa.Array.from_buffers(pa.binary(), 1, pa.array([b"\xff"]).buffers()).view(pa.string())
 
@@ -25,7 +26,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-def staged(rows: pa.RecordBatch, form: RecordForm = RecordForm()) -> list[Staged]:
+def staged(rows: pa.RecordBatch, form: RecordForm = AS_JSON) -> list[Staged]:
     form.check(rows.schema, "out")
     stream = pa.BufferOutputStream()
     encoder = RecordEncoder(stream, form, "out")
@@ -35,7 +36,7 @@ def staged(rows: pa.RecordBatch, form: RecordForm = RecordForm()) -> list[Staged
     return list(staged_records(stream.getvalue().to_pybytes()))
 
 
-def value_of(rows: pa.RecordBatch, form: RecordForm = RecordForm()) -> bytes | None:
+def value_of(rows: pa.RecordBatch, form: RecordForm = AS_JSON) -> bytes | None:
     ((_, value, _, _),) = staged(rows, form)
     return value
 

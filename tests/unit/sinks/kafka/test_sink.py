@@ -33,7 +33,7 @@ def test_no_secret_is_stored_or_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not made.secrets(), "slots do not connect"
     again = pickle.loads(pickle.dumps(made))
     assert again.connection.settings == {"sasl.username": "me", "linger.ms": 1}
-    with pytest.raises(ConfigurationError, match="sink 'out': 'sasl.password' is not known here.*KAFKA_SASL_PASSWORD"):
+    with pytest.raises(ConfigurationError, match=r"sink 'out': 'sasl.password' is not known here.*KAFKA_SASL_PASSWORD"):
         again.transactions("job-1").open()
     monkeypatch.setenv("KAFKA_SASL_PASSWORD", "x")
     assert again.connection.known_secrets("sink 'out'") == {"sasl.password": "x"}
