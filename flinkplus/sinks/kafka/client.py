@@ -84,6 +84,12 @@ class _Quiet:
         log.debug(*arguments)
 
 
+def _admin_module() -> Any:
+    import confluent_kafka.admin
+
+    return confluent_kafka.admin
+
+
 class KafkaTransactions:
     """Transactions under the name ``transactional_id``. ``owner``: the sink, for errors."""
 
@@ -151,10 +157,9 @@ class KafkaTransactions:
         raise self._translated(found.error, f"ask for topic {topic!r}")
 
     def _make_progress_topic(self, consumer: Any) -> None:
-        from confluent_kafka.admin import AdminClient, NewTopic
-
-        admin = AdminClient(self._configuration({}), logger=_Quiet())
-        new = NewTopic(self._progress_topic, 1, config={"cleanup.policy": "compact"})
+        module = _admin_module()
+        admin = module.AdminClient(self._configuration({}), logger=_Quiet())
+        new = module.NewTopic(self._progress_topic, 1, config={"cleanup.policy": "compact"})
         asked = admin.create_topics([new], operation_timeout=PATIENCE_S, request_timeout=PATIENCE_S)
         try:
             asked[self._progress_topic].result()
@@ -173,10 +178,9 @@ class KafkaTransactions:
 
     def _check_compacted(self) -> None:
         """A topic that brokers have created by themselves forgets old records, and with them what is committed."""
-        from confluent_kafka.admin import AdminClient, ConfigResource
-
-        admin = AdminClient(self._configuration({}), logger=_Quiet())
-        resource = ConfigResource(ConfigResource.Type.TOPIC, self._progress_topic)
+        module = _admin_module()
+        admin = module.AdminClient(self._configuration({}), logger=_Quiet())
+        resource = module.ConfigResource(module.ConfigResource.Type.TOPIC, self._progress_topic)
         try:
             found = admin.describe_configs([resource], request_timeout=DESCRIBE_S)[resource].result()
         except self._kafka.KafkaException as error:

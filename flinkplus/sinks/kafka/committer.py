@@ -157,7 +157,7 @@ class KafkaCommitter(LastingCommitter):
     def prepare(self, resume: bool) -> None:
         self._ready(Continue() if resume else Begin())
 
-    def _ready(self, goal: Goal) -> None:
+    def _ready(self, goal: Begin | Continue) -> None:
         self._committed_through = self._reached(goal).checkpoint
         self._staging.make()
 

@@ -338,10 +338,10 @@ INVARIANTS = (
 )
 
 
-def search(drivers: int = 2, checkpoints: int = 1, losses: int = 1, **limits: int) -> Sequence[World]:
+def search(drivers: int = 2, checkpoints: int = 1, losses: int = 1) -> Sequence[World]:
     """All worlds that can be reached. Raises ``FoundHole``."""
     ones = tuple(OneDriver("abc"[n], left=checkpoints) for n in range(drivers))
-    first = World(ones, losses=losses, **limits)
+    first = World(ones, losses=losses)
     seen, waiting = {first}, [first]
     while waiting:
         world = waiting.pop()

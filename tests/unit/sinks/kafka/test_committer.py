@@ -28,7 +28,7 @@ class Run(Job):
     def __init__(self, cluster: ModelCluster, home: Path, job_id: str = "job-1", resume: bool = False) -> None:
         self.cluster = cluster
         super().__init__(KafkaSink("out", path=str(home), topic="orders"), job_id, resume=True)
-        self.committer = self.new_committer()
+        self.committer: KafkaCommitter = self.new_committer()
         if not resume:
             self.committer.prepare(resume=False)
         self.deploy()
