@@ -42,7 +42,7 @@ from tests.typed import Command
 
 pytestmark = pytest.mark.integration
 
-SLOW, FAST = 1_500.0, 1e7
+RARE, SLOW, FAST = 100.0, 1_500.0, 1e7
 ROWS, KEYS = 1_500, 17
 
 
@@ -168,7 +168,7 @@ def test_a_savepoint_of_a_job_that_runs_on(
         "checkpoint_interval": 0.2,
         "retained_checkpoints": 1,
     }
-    with words.start("state", "out", **options) as job:
+    with words.start("state", "out", rate=RARE, **options) as job:
         wait_for_checkpoint(job, 1)
         taken = job.savepoint(tmp_path / "one")
         assert job.kill("count:1")
