@@ -402,7 +402,7 @@ def records_of(cluster: Reachable, topic: str) -> list[Any]:
         deadline = time.monotonic() + CALLS_S
         while left:
             assert time.monotonic() < deadline, f"no end of {topic}, partitions {left}"
-            for message in consumer.consume(1_000, 0.1):
+            for message in [*consumer.consume(1, 0.1), *consumer.consume(1_000, 0)]:
                 if message.error() is None:
                     found.append(message)
                 else:

@@ -21,6 +21,7 @@ from flinkplus.protocol.checkpoints.transactions import OutputProgress
 from flinkplus.sinks.kafka import client
 from flinkplus.sinks.kafka.client import OWN, KafkaTransactions
 from flinkplus.sources.kafka.connecting import KafkaConnection
+from tests.documents import all_blocks
 from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
 from tests.integration.outputs import EXPECTED, ROWS, counting
 from tests.integration.programs import SESSION, kill_again_and_again
@@ -102,6 +103,18 @@ def test_a_job_is_rescaled_resumed_and_started_from_a_savepoint(
     spark: SparkSession, imitated: MockCluster, tmp_path: Path
 ) -> None:
     rescaled_and_resumed(Writing(spark, imitated, touch(imitated, new_topic())), tmp_path)
+
+
+def test_the_program_of_the_page(imitated: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = (block for block in all_blocks() if block.page == "docs/kafka.md" and "to_kafka(" in block.text)
+    topic = touch(imitated, new_topic())
+    text = block.text.replace("kafka.example:9092", imitated.servers).replace('"counts", key', f'"{topic}", key')
+    assert imitated.servers in text and topic in text
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one.txt").write_text("a b a\nb a c\n")
+    exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
+    assert written(imitated, topic) == {("a", 1): 1, ("a", 2): 1, ("a", 3): 1, ("b", 1): 1, ("b", 2): 1, ("c", 1): 1}
 
 
 def test_brokers_that_are_away_for_a_while(spark: SparkSession, imitated: MockCluster, tmp_path: Path) -> None:

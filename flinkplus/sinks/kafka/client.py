@@ -221,7 +221,8 @@ class KafkaTransactions:
         """The value of the last record with ``key`` before the offset ``end``."""
         found, until_s = None, time.monotonic() + PATIENCE_S
         while True:
-            messages = consumer.consume(1_000, POLL_S)
+            messages = consumer.consume(1, POLL_S)  # a larger number would wait until it is complete
+            messages += consumer.consume(1_000, 0) if messages else []
             for message in messages:
                 error = message.error()
                 if error is None:

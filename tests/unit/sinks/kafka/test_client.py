@@ -154,6 +154,7 @@ def test_a_name_that_may_not_be_opened(cluster: MockCluster, topic: str, code: i
         transactions(cluster.servers, topic).open()
 
 
+@pytest.mark.long
 def test_what_passes_is_tried_again_by_the_client_itself(cluster: MockCluster, topic: str) -> None:
     made = transactions(cluster.servers, topic)
     cluster.fail(INIT_PRODUCER, E.COORDINATOR_LOAD_IN_PROGRESS)
@@ -194,6 +195,7 @@ def test_brokers_that_do_not_say_whether_a_topic_is_compacted(
     assert caplog.text.count("do not say whether topic 'progress' is compacted") == 1
 
 
+@pytest.mark.long
 def test_an_answer_that_is_late_leaves_the_outcome_open(
     cluster: MockCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +216,7 @@ def test_an_answer_that_is_late_leaves_the_outcome_open(
         cluster.delay(0)
 
 
+@pytest.mark.long
 def test_brokers_that_are_away(cluster: MockCluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = transactions(cluster.servers, topic)
     made.open()
@@ -233,6 +236,7 @@ def test_brokers_that_are_away(cluster: MockCluster, topic: str, monkeypatch: py
     made.write(ONE, {"job-1": OutputProgress(checkpoint=1)})
 
 
+@pytest.mark.long
 def test_progress_that_is_damaged(cluster: MockCluster, topic: str) -> None:
     made = transactions(cluster.servers, topic)
     for content in (b"{", b'{"format": 9, "checkpoint": 1}'):
@@ -249,6 +253,7 @@ def test_no_secret_is_in_an_error(cluster: MockCluster, topic: str) -> None:
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.long
 def test_credentials_that_are_refused(cluster: MockCluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "PATIENCE_S", 1.0)
     login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
