@@ -158,7 +158,7 @@ class KafkaTransactions:
 
     def _make_progress_topic(self, consumer: Any) -> None:
         module = _admin_module()
-        admin = module.AdminClient(self._configuration({}), logger=_Quiet())
+        admin = self._made(module.AdminClient, {})
         new = module.NewTopic(self._progress_topic, 1, config={"cleanup.policy": "compact"})
         asked = admin.create_topics([new], operation_timeout=PATIENCE_S, request_timeout=PATIENCE_S)
         try:
@@ -179,7 +179,7 @@ class KafkaTransactions:
     def _check_compacted(self) -> None:
         """A topic that brokers have created by themselves forgets old records, and with them what is committed."""
         module = _admin_module()
-        admin = module.AdminClient(self._configuration({}), logger=_Quiet())
+        admin = self._made(module.AdminClient, {})
         resource = module.ConfigResource(module.ConfigResource.Type.TOPIC, self._progress_topic)
         try:
             found = admin.describe_configs([resource], request_timeout=DESCRIBE_S)[resource].result()
@@ -191,7 +191,7 @@ class KafkaTransactions:
                 self._text(error.args[0]),
             )
             return
-        policy = found["cleanup.policy"].value
+        policy = found["cleanup.policy"].value if "cleanup.policy" in found else None
         if policy != "compact":
             raise OutputTopicError(
                 f"{self._owner}: topic {self._progress_topic!r} has cleanup.policy={policy}, so that what is committed "
@@ -203,7 +203,10 @@ class KafkaTransactions:
         with self._consumer("read_uncommitted") as consumer, self._calls("read progress"):
             if not self._has(consumer, self._progress_topic):
                 return None
-            low, high = consumer.get_watermark_offsets(self._progress_at(), timeout=PATIENCE_S)
+            ends = consumer.get_watermark_offsets(self._progress_at(), timeout=PATIENCE_S)
+        if ends is None:
+            raise OutputUnavailable(f"{self._owner}: no answer about topic {self._progress_topic!r}{self._said()}")
+        low, high = ends
         if low >= high:
             return None
         with self._consumer("read_committed") as consumer, self._calls("read progress"):
@@ -257,7 +260,7 @@ class KafkaTransactions:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
         }
-        consumer = self._kafka.Consumer(self._configuration(own), logger=_Quiet())
+        consumer = self._made(self._kafka.Consumer, own)
         try:
             yield consumer
         finally:
@@ -269,11 +272,7 @@ class KafkaTransactions:
         self.close()
         own = {**DEFAULTS, **self._connection.settings, "transactional.id": self._id, **REQUIRED}
         self._denied = ""
-        try:
-            self._producer = self._kafka.Producer(self._configuration(own), logger=_Quiet())
-        except (self._kafka.KafkaException, TypeError, ValueError) as error:
-            text = error.args[0].str() if isinstance(error, self._kafka.KafkaException) else str(error)
-            raise ConfigurationError(f"{self._owner}: config: {self._connection.shown(text)}") from None
+        self._producer = self._made(self._kafka.Producer, own)
         with self._calls("open transactions"):
             self._producer.init_transactions(PATIENCE_S)
 
@@ -350,11 +349,16 @@ class KafkaTransactions:
 
     # --- settings and errors
 
-    def _configuration(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """For any client."""
-        settings = {**self._connection.settings, **self._connection.known_secrets(self._owner)}
-        always = {"bootstrap.servers": self._connection.servers, "client.id": self._id, "error_cb": self._on_error}
-        return {**settings, **own, **always}
+    def _made(self, kind: Any, own: Mapping[str, Any]) -> Any:
+        """A producer, consumer or admin client. Raises ``ConfigurationError``."""
+        connection = self._connection
+        settings = {"client.id": self._id, **connection.settings, **connection.known_secrets(self._owner)}
+        always = {"bootstrap.servers": connection.servers, "error_cb": self._on_error}
+        try:
+            return kind({**settings, **own, **always}, logger=_Quiet())
+        except (self._kafka.KafkaException, TypeError, ValueError) as error:
+            text = error.args[0].str() if isinstance(error, self._kafka.KafkaException) else str(error)
+            raise ConfigurationError(f"{self._owner}: config: {connection.shown(text)}") from None
 
     def _on_error(self, error: Any) -> None:
         """By librdkafka, in any call."""

@@ -251,6 +251,8 @@ def test_no_secret_is_in_an_error(cluster: MockCluster, topic: str) -> None:
     with pytest.raises(ConfigurationError, match="sink 'out': config: No such configuration property") as raised:
         transactions(cluster.servers, topic, {"sasl.password": SECRET, "no.such.setting": 1}).open()
     assert SECRET not in str(raised.value)
+    with pytest.raises(ConfigurationError, match="sink 'out': config: No such configuration property"):
+        transactions(cluster.servers, topic, {"no.such.setting": 1}).read("job-1")
 
 
 @pytest.mark.long
