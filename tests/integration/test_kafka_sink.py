@@ -260,7 +260,7 @@ PROGRAM = (
 from tests.integration.outputs import counting
 
 given = json.loads(sys.argv[1])
-env, counts = counting(spark, float(sys.argv[2]), checkpoint_dir="checkpoints")
+env, counts = counting(spark, float(sys.argv[2]) / 10, checkpoint_dir="checkpoints")
 counts.to_kafka(given["servers"], given["topic"], key="word", config={"sasl.password": given["secret"]}, name="out")
 with env.execute("program", resume="auto") as job:
     job.await_finish()
