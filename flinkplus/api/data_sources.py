@@ -21,7 +21,7 @@ AVAILABLE_NOW = {"availableNow": True}
 
 
 @dataclass(frozen=True)
-class Reading:
+class DataSourceReading:
     """How a data source is read; see ``StreamEnvironment.from_data_source``."""
 
     batch: bool
@@ -44,7 +44,7 @@ class Reading:
 
 
 def data_source_rows(
-    name: str, kind: type[DataSource], options: Mapping[str, str], schema: Any, reading: Reading
+    name: str, kind: type[DataSource], options: Mapping[str, str], schema: Any, reading: DataSourceReading
 ) -> DataSourceRows:
     """The source that reads ``kind``; the other arguments are those of ``StreamEnvironment.from_data_source``.
 

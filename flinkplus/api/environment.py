@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from typing_extensions import Unpack
 
 from flinkplus.api.callers import names_callers_line
-from flinkplus.api.data_sources import Reading, data_source_rows
+from flinkplus.api.data_sources import DataSourceReading, data_source_rows
 from flinkplus.api.dry_run import check_upgrade
 from flinkplus.api.job import JobHandle
 from flinkplus.api.stream import Schema, Stream
@@ -327,7 +327,7 @@ class StreamEnvironment:
         """
         poll_s = duration_ms(poll, "poll", least=1) / 1_000
         name = self.name_for("data-source", name)
-        reading = Reading(batch, poll_s, trigger, max_unread_batches)
+        reading = DataSourceReading(batch, poll_s, trigger, max_unread_batches)
         return self._source(data_source_rows(name, source, options or {}, schema, reading))
 
     def from_socket(self, host: str, port: int, *, name: str | None = None) -> Stream:
