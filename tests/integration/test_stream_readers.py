@@ -144,7 +144,9 @@ def drain(job: JobHandle, logs: Logs) -> None:
 def kill_in_turn(job: JobHandle, victims: tuple[str, ...]) -> None:
     for count, victim in enumerate(victims, 1):
         wait_for_checkpoint(job, job.metrics()["checkpoints_completed"] + 1)
-        assert job.kill(victim), job.await_finish(1)  # which raises the reason
+        if not job.kill(victim):
+            job.await_finish(PATIENCE_S)  # which raises the reason
+            pytest.fail(f"{victim} could not be killed")
         wait_for_recoveries(job, count)
 
 

@@ -68,7 +68,7 @@ class StreamQueries:
             return
         floors = BatchFloors({**queries, **planners}, (*restore.available, *restore.older))
         commits.stored, commits.dropped = floors.stored, floors.dropped
-        positions = _positions(commits, restore)
+        positions = _positions(commits, restore) if planners else {}
 
         def query_of(name: str, source: StreamedBatches) -> StreamQuery:
             return StreamQuery(source, frames[name], check, lambda: read(name, "rows"), lambda: floors.of(name), failed)

@@ -19,8 +19,13 @@ from flinkplus.sources.planned.planning import BatchPlanning, PlannedBatch
 from flinkplus.sources.planned.position import PlannedPosition, positions_from, redealt
 
 SEEDS = range(150)
-FAULTS = ("read before it is stored", "first offset not stored", "numbers given again", "newest checkpoint counts")
-FAULTS += ("rows of begun partitions forgotten",)
+FAULTS = (
+    "read before it is stored",
+    "first offset not stored",
+    "numbers given again",
+    "newest checkpoint counts",
+    "rows of begun partitions forgotten",
+)
 
 
 def offset(at: int) -> str:

@@ -87,7 +87,7 @@ class Reading(Woken):
         batch = self.reader.read(choice)
         rows = None if batch is None else [tuple(row.values()) for row in batch.to_pylist()]
         assert len(rows or []) <= self.reader.rows_of(choice)
-        self.steps.append((before, choice, rows))  # type: ignore[arg-type]
+        self.steps.append((before, choice, rows))
         return rows is not None
 
     def position(self) -> PlannedPosition:
