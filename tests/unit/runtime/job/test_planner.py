@@ -180,7 +180,8 @@ def _shown(batch: PlannedBatch) -> tuple[str, str, int, list[Any]]:
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[Driver]:
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setattr(planners, "LOOK_S", 0.01)
     made = Driver(str(tmp_path))
     yield made
     for planner in made.planners:

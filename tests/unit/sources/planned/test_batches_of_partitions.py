@@ -18,7 +18,7 @@ from flinkplus.errors import InputError, InvariantViolation
 from flinkplus.sources.planned.planning import BatchPlanning, PlannedBatch
 from flinkplus.sources.planned.position import PlannedPosition, positions_from, redealt
 
-SEEDS = range(150)
+SEEDS, MORE_SEEDS = range(40), range(150)
 FAULTS = (
     "read before it is stored",
     "first offset not stored",
@@ -187,14 +187,14 @@ def lead(seed: int, fault: str = "") -> World:
 
 def test_every_row_is_read_once_whatever_happens() -> None:
     worlds = [lead(seed) for seed in SEEDS]
-    assert sum(world.committed > 0 for world in worlds) > 30
-    assert sum(len(world.rows) for world in worlds) > 1_000
+    assert sum(world.committed > 0 for world in worlds) > 5
+    assert sum(len(world.rows) for world in worlds) > 300
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_deliberate_fault_is_found(fault: str) -> None:
     with pytest.raises((AssertionError, InputError, InvariantViolation, StopIteration)):
-        for seed in SEEDS:
+        for seed in MORE_SEEDS:
             lead(seed, fault)
 
 
