@@ -18,10 +18,12 @@ from flinkplus.sinks.postgres.connecting import PATIENCE_S, Address, patiently, 
 from flinkplus.sinks.postgres.table import BEGIN_LOCK_TIMEOUT, OutputTable, Progress
 
 T = TypeVar("T")
+SETTINGS = "SELECT set_config(%s, %s, false), set_config(%s, %s, false)"
 
 
 class RunKeeper(SinkCommitter):
     """The driver's side of a table, without its rows. Connects for each transaction: an idle connection may be dead.
+    (For a fence, see ``kept``.)
 
     ``sink``: its name.
     """
@@ -46,11 +48,14 @@ class RunKeeper(SinkCommitter):
     ) -> T:
         def once() -> T:
             with transaction(self._address, f"{self._table}") as connection:
-                settings = ["application_name", application(self._job_id), "lock_timeout", lock_timeout]
-                connection.execute("SELECT set_config(%s, %s, false), set_config(%s, %s, false)", settings)
+                connection.execute(SETTINGS, self._settings(lock_timeout))
                 return action(connection)
 
         return patiently(once, patience_s, f"{self._table}: {what}")
+
+    def _settings(self, lock_timeout: str) -> list[str]:
+        """The values of ``SETTINGS``."""
+        return ["application_name", application(self._job_id), "lock_timeout", lock_timeout]
 
     # --- for other tables beside the output
 

@@ -124,7 +124,7 @@ class Subtask:
         if writer is None or history.steps is None:
             return
         self.outputs.recipe = RecipeLog(history.steps, history.ancestors, plan.recorded, writer)
-        writer.begin(plan.recorded, self._woken)
+        writer.begin(plan.recorded, self._woken, plan.is_local)
 
     def _woken(self, error: Exception | None) -> None:
         self._ports.woken(self.id, self.generation, error)

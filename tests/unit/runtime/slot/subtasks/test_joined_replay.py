@@ -170,7 +170,7 @@ class NotedCuts(RecipeWriter):
     def cut(self, step: int, entry: RecipeEntry) -> None:
         self.repeated(step)
 
-    def begin(self, recorded: int, woken: Callable[[Exception | None], None]) -> None:
+    def begin(self, recorded: int, woken: Callable[[Exception | None], None], has_successors: bool = False) -> None:
         return None
 
     def restore(self, state: object) -> None:
