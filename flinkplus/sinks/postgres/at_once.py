@@ -82,6 +82,8 @@ class AtOnceKeeper(RunKeeper, RecipeKeeper):
     def __init__(self, sink: str, job_id: str, address: Address, table: OutputTable) -> None:
         super().__init__(sink, job_id, address, table)
         self._tables = RecipeTables(table, job_id)
+        self._fenced_at: int | None = None
+        """The parallelism at which this driver has fenced the writers: table and parallelism were checked then."""
         self._kept = KeptConnection(address, f"{table}", self._settle)
 
     def _settle(self, connection: Any) -> None:
@@ -100,9 +102,12 @@ class AtOnceKeeper(RunKeeper, RecipeKeeper):
         self, generation: int, subtasks: Collection[int], parallelism: int, patience_s: float
     ) -> Mapping[int, StoredOutput]:
         def action(connection: Any) -> Mapping[int, StoredOutput]:
-            self._locked(connection)
-            self._tables.check_parallelism(connection, parallelism)
-            return self._tables.fence(connection, generation, subtasks)
+            self._locked(connection, looked=self._fenced_at == parallelism)
+            if self._fenced_at != parallelism:
+                self._tables.check_parallelism(connection, parallelism)
+            stored = self._tables.fence(connection, generation, subtasks)
+            self._fenced_at = parallelism
+            return stored
 
         return patiently(lambda: self._kept.transacted(action), patience_s, f"{self._table}: the recipe is read")
 

@@ -46,7 +46,7 @@ from flinkplus.sinks.postgres.connecting import (
     connect,
     translated,
 )
-from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate, writer_name
+from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate
 from flinkplus.sinks.postgres.spare import Prepared, SpareOwner, join_spare, leave_spare
 
 MAX_PENDING_BYTES, MAX_PENDING_CUTS = 16 << 20, 512
@@ -379,9 +379,7 @@ class AtOnceWriter(RecipeWriter):
     def _read_recorded(self, connection: Any) -> None:
         """Give the connection this subtask's name, then read the row, which stays locked until the transaction ends: a
         fence that does not see the name waits for the lock or has changed the row."""
-        name = writer_name(self._sink.job_id, self._table.output, self._index)
-        connection.execute("SELECT set_config('application_name', %s, false)", [name])
-        row = self._tables.row(connection, self._index)
+        row = self._tables.named_row(connection, self._index)
         if row is None:
             raise self._table.error(f"the row of subtask {self._index} has gone; the database was changed or restored")
         if row.generation != self._generation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -134,6 +134,14 @@ def connect(address: Address, *, lasting: bool = False, **defaults: str) -> Any:
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def together(connection: Any) -> Iterator[None]:
+    """Statements in the block are sent together, where libpq can do that; results are read behind it. A statement that
+    fails ends the block with its error, and those after it are not carried out."""
+    with connection.pipeline() if psycopg_module().Pipeline.is_supported() else nullcontext():
+        yield
 
 
 @contextmanager

@@ -122,13 +122,14 @@ class RunKeeper(SinkCommitter):
 
     # --- while the job runs
 
-    def _locked(self, connection: Any) -> Progress:
-        """The progress of this run, locked. Raises ``JobRunsElsewhere`` if another driver has taken the job over."""
+    def _locked(self, connection: Any, looked: bool = False) -> Progress:
+        """The progress of this run, locked. Raises ``JobRunsElsewhere`` if another driver has taken the job over.
+        ``looked``: the table was checked before by this driver, and need not be checked again."""
         if self._run is None:
             raise InvariantViolation(f"sink {self._sink!r} commits before it was prepared")
-        if not self._table.found(connection):
+        if not looked and not self._table.found(connection):
             raise OutputTableError(f"{self._table} has gone")
-        known = self._table.progress(connection, self._job_id)
+        known = self._table.progress(connection, self._job_id, made=looked)
         if known is None or known.checkpoint < self._committed_through:
             raise OutputTableError(
                 f"{self._table}: the job's row of progress is missing or older than it was; the database "
