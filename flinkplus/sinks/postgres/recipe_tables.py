@@ -178,20 +178,17 @@ class RecipeTables:
         """Record what a transaction has; false if another generation may write, or has written."""
         key = [*self._key, subtask]
         text = self._named(
-            "UPDATE {steps} SET step = %s, digest = %s, trimmed = greatest(trimmed, %s), rows = rows + %s, "
-            "changed = now() WHERE job = %s AND output = %s AND subtask = %s AND generation = %s AND step = %s"
+            "WITH moved AS (UPDATE {steps} SET step = %s, digest = %s, trimmed = greatest(trimmed, %s), "
+            "rows = rows + %s, changed = now() WHERE job = %s AND output = %s AND subtask = %s AND generation = %s "
+            "AND step = %s RETURNING job, output, subtask), "
+            "stored AS (INSERT INTO {recipe} (job, output, subtask, step, checkpoint, spans) "
+            "SELECT moved.*, entry.* FROM moved, unnest(%s::bigint[], %s::bigint[], %s::bytea[]) AS entry) "
+            "SELECT count(*) FROM moved"
         )
         values = [update.step, update.digest, update.trim, update.rows, *key, generation, update.before]
-        if connection.execute(text, values).rowcount != 1:
-            return False
-        text = self._named(
-            "INSERT INTO {recipe} (job, output, subtask, step, checkpoint, spans) "
-            "SELECT %s, %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[])"
-        )
         steps, entries = [step for step, _ in update.entries], [entry for _, entry in update.entries]
         lists = [steps, [entry.checkpoint for entry in entries], [entry.spans for entry in entries]]
-        connection.execute(text, [*key, *lists])
-        return True
+        return bool(connection.execute(text, [*values, *lists]).fetchone()[0])
 
     def trim(self, connection: Any, subtask: int, checkpoint: int) -> None:
         """Remove the entries before a complete checkpoint."""
