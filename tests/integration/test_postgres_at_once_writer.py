@@ -304,15 +304,21 @@ def test_fences_use_one_connection_until_it_breaks(bench: Callable[..., Bench]) 
     assert one.keeper.fence(4, [0], 2, 0.0) == {0: StoredOutput(0, ())}
     (third,) = backends(one.postgres, name)
     assert len({first, second, third}) == 3
+    one.keeper.close()
+    wait_until(lambda: not backends(one.postgres, name), "the end of the connection", 10.0)
+
+
+@pytest.mark.long
+def test_a_fence_connects_again_when_the_server_is_back(bench: Callable[..., Bench]) -> None:
+    one = bench()
+    one.keeper.fence(1, [0, 1], 2, 0.0)
     one.postgres.kill()
     try:
         with pytest.raises(OutputUnavailable):
-            one.keeper.fence(5, [0], 2, 0.0)
+            one.keeper.fence(2, [0], 2, 0.0)
     finally:
         one.postgres.start()
-    assert one.keeper.fence(5, [0], 2, 5.0) == {0: StoredOutput(0, ())}
-    one.keeper.close()
-    wait_until(lambda: not backends(one.postgres, name), "the end of the connection", 10.0)
+    assert one.keeper.fence(2, [0], 2, 5.0) == {0: StoredOutput(0, ())}
 
 
 def test_a_fence_beside_another_one_has_a_connection_of_its_own(bench: Callable[..., Bench]) -> None:
@@ -328,7 +334,7 @@ def test_a_fence_beside_another_one_has_a_connection_of_its_own(bench: Callable[
     wait_until(lambda: not backends(one.postgres, name), "the end of all connections", 10.0)
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("mode", ["append", pytest.param("upsert", marks=pytest.mark.long)])
 def test_a_successor_continues_on_the_spare_connection(
     mode: str, bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +360,7 @@ def test_a_successor_continues_on_the_spare_connection(
     assert not spare._spares
 
 
+@pytest.mark.long
 def test_a_spare_connection_that_is_broken_is_replaced(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ from flinkplus.sinks.postgres.connecting import (
     translated,
 )
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate
-from flinkplus.sinks.postgres.spare import Prepared, SpareOwner, join_spare, leave_spare
+from flinkplus.sinks.postgres.spare import PreparedConnection, SpareOwner, join_spare, leave_spare
 
 MAX_PENDING_BYTES, MAX_PENDING_CUTS = 16 << 20, 512
 """Rows and steps that wait for the database; beyond that no step begins."""
@@ -228,7 +228,10 @@ class AtOnceWriter(RecipeWriter):
     # --- the thread
 
     def _run(
-        self, recorded: int, woken: Callable[[Exception | None], None], take: Callable[[], Prepared | None] | None
+        self,
+        recorded: int,
+        woken: Callable[[Exception | None], None],
+        take: Callable[[], PreparedConnection | None] | None,
     ) -> None:
         prepared = None if take is None else take()
         if prepared is None or not self._continue_on(prepared):
@@ -363,7 +366,7 @@ class AtOnceWriter(RecipeWriter):
             self._table.ready(connection)
             self._read_recorded(connection)
 
-    def _continue_on(self, prepared: Prepared) -> bool:
+    def _continue_on(self, prepared: PreparedConnection) -> bool:
         """Use a spare connection, and read what is recorded; false if the connection has failed. Raises ``_Fenced``."""
         self._connection, self._table = prepared.connection, prepared.table
         self._tables = RecipeTables(self._table, self._sink.job_id)

@@ -60,14 +60,14 @@ class SpareOwner(Protocol):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedConnection:
     """A connection, and the table as it was found there."""
 
     connection: Any
     table: OutputTable
 
 
-class Spare:
+class SpareConnection:
     """The spare connection for one table. ``name``: what the server calls it. ``make_table``: makes the table as the
     sink describes it."""
 
@@ -77,7 +77,7 @@ class Spare:
         self._name = name
         self._state = threading.Condition()
         self._checking = threading.Lock()
-        self._ready: Prepared | None = None
+        self._ready: PreparedConnection | None = None
         self._users = 0
         self._due_s = 0.0
         self._thread: threading.Thread | None = None
@@ -101,7 +101,7 @@ class Spare:
             thread.join(CLOSE_S)
         return thread is not None
 
-    def take(self) -> Prepared | None:
+    def take(self) -> PreparedConnection | None:
         """The spare connection, which is the caller's from now on; ``None``: there is none."""
         if not self._checking.acquire(timeout=TAKE_S):
             return None
@@ -146,10 +146,10 @@ class Spare:
             log.info("no spare connection: %s", printable(error))
             self._drop()
 
-    def _open(self) -> Prepared:
+    def _open(self) -> PreparedConnection:
         connection = connect(self._address, lasting=True, application_name=self._name)
         try:
-            opened = Prepared(connection, self._make_table())
+            opened = PreparedConnection(connection, self._make_table())
             connection.execute(SYNCHRONOUS)
             with connection.transaction():
                 _find(opened)
@@ -166,22 +166,22 @@ class Spare:
                 ready.connection.close()
 
 
-def _find(prepared: Prepared) -> None:
+def _find(prepared: PreparedConnection) -> None:
     if not prepared.table.found(prepared.connection):
         raise OutputTableError(f"{prepared.table} has gone")
 
 
-_spares: dict[tuple[str, ...], Spare] = {}
+_spares: dict[tuple[str, ...], SpareConnection] = {}
 _joining = threading.Lock()
 
 
-def join_spare(sink: SpareOwner) -> Callable[[], Prepared | None]:
-    """A writer of ``sink`` begins in this process, and calls ``leave_spare`` at its end. Returns ``Spare.take``."""
+def join_spare(sink: SpareOwner) -> Callable[[], PreparedConnection | None]:
+    """A writer of ``sink`` begins in this process, and calls ``leave_spare`` at its end. Returns ``SpareConnection.take``."""
     with _joining:
         spare = _spares.get(_key(sink))
         if spare is None:
             name = spare_name(sink.job_id)
-            spare = _spares[_key(sink)] = Spare(sink.address, sink.output_table, name)
+            spare = _spares[_key(sink)] = SpareConnection(sink.address, sink.output_table, name)
         spare.join()
         return spare.take
 
