@@ -308,6 +308,22 @@ def test_fences_use_one_connection_until_it_breaks(bench: Callable[..., Bench]) 
     wait_until(lambda: not backends(one.postgres, name), "the end of the connection", 10.0)
 
 
+def test_a_lock_that_is_not_given_in_time_is_tried_again_only_if_there_is_time(bench: Callable[..., Bench]) -> None:
+    """The connection is in order: a new one would wait for the same lock."""
+    import psycopg
+
+    one = bench()
+    one.keeper.fence(1, [0, 1], 2, 5.0)
+    (kept,) = backends(one.postgres, application("job-1"))
+    one.keeper._kept._connection.execute("SET lock_timeout = '50ms'")
+    with psycopg.connect(one.postgres.dsn) as locking:
+        locking.execute("SELECT FROM flinkplus_steps WHERE subtask = 0 FOR UPDATE")
+        with pytest.raises(OutputUnavailable, match="lock timeout"):
+            one.keeper.fence(2, [0], 2, 0.0)
+    assert one.keeper.fence(2, [0], 2, 0.0) == {0: StoredOutput(0, ())}
+    assert backends(one.postgres, application("job-1")) != [kept]
+
+
 @pytest.mark.long
 def test_a_fence_connects_again_when_the_server_is_back(bench: Callable[..., Bench]) -> None:
     one = bench()

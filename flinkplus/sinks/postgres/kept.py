@@ -4,8 +4,8 @@ Rules and invariants:
 
 - The transaction is the same on a connection that is kept and on a new one. So the safety of a fence does not depend on
   which it has: it ends the transactions of older generations, and raises the generation in the subtasks' rows.
-- A connection that has failed is not used again. The transaction is then repeated at once on a new one, so ``action``
-  must be repeatable; whether its first attempt was committed does not matter.
+- A connection that has failed is not used again. If it is broken, the transaction is repeated at once on a new one, so
+  ``action`` must be repeatable; whether its first attempt was committed does not matter.
 - One caller at a time has the connection. Another one, in another thread, opens its own.
 - No transaction is open between two uses. So nothing is locked, and a connection that a dead driver leaves does not
   matter.
@@ -62,8 +62,11 @@ class KeptConnection:
                 with translated(self._address, self._what):
                     return _transacted(self._connection, action)
             except OutputUnavailable as error:
-                log.info("%s; connecting again", error)
+                is_broken = self._connection.broken
                 self._drop()
+                if not is_broken:  # such as a lock that was not given in time: the caller decides about another attempt
+                    raise
+                log.info("%s; connecting again", error)
         self._connection = self._open()
         return _transacted(self._connection, action)
 

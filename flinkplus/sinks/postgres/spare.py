@@ -81,6 +81,7 @@ class SpareConnection:
         self._users = 0
         self._due_s = 0.0
         self._thread: threading.Thread | None = None
+        self._failure = ""
 
     def join(self) -> None:
         """A writer of this sink begins."""
@@ -143,8 +144,13 @@ class SpareConnection:
                     with self._ready.connection.transaction():
                         _find(self._ready)
         except Exception as error:  # the writer that takes none connects by itself, and reports what is wrong
-            log.info("no spare connection: %s", printable(error))
             self._drop()
+            reason = printable(error)
+            if reason != self._failure:
+                log.info("no spare connection: %s", reason)
+            self._failure = reason
+        else:
+            self._failure = ""
 
     def _open(self) -> PreparedConnection:
         connection = connect(self._address, lasting=True, application_name=self._name)
@@ -176,7 +182,8 @@ _joining = threading.Lock()
 
 
 def join_spare(sink: SpareOwner) -> Callable[[], PreparedConnection | None]:
-    """A writer of ``sink`` begins in this process, and calls ``leave_spare`` at its end. Returns ``SpareConnection.take``."""
+    """A writer of ``sink`` begins in this process; at its end it calls ``leave_spare``. Returns what gives it the spare
+    connection (``SpareConnection.take``)."""
     with _joining:
         spare = _spares.get(_key(sink))
         if spare is None:
