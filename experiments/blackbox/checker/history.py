@@ -1,6 +1,7 @@
 """What must be true of the rows that are visible, at every moment and at the end, whatever the job has chosen.
 
-The input: row *i* of ``rows`` comes by way of reader ``i % readers``, in order, and has the key
+The input: row *i* of ``rows`` comes by way of reader ``i % readers`` (a subtask, a file, a partition), in order, and has
+the key
 ``a = (i * 7919 + seed) % keys``.
 The job: *n* numbers the rows of a key *a* in the order in which they came, from 1 up. With ``buckets``, the row goes on
 to bucket ``b = (31 * n + a) % buckets``, where *m* numbers the rows of the bucket, and ``chain`` is a hash of the one
