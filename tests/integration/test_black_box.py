@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from experiments.blackbox import experiment
-from experiments.blackbox.broken import APART, FORGOTTEN, LATE, UNFENCED
+from experiments.blackbox.broken import APART, FORGOTTEN, HALVES, LATE, UNFENCED
 from experiments.blackbox.experiment import EXPERIMENT, BlackBoxSettings
 from experiments.blackbox.faults import ALL_SLOTS, BROKER, CUT, DEAF, PAUSE, SERVER, SLOT, STOP, TWO_SLOTS
-from experiments.blackbox.pipelines import BROKEN_PIPELINE, PIPELINES
+from experiments.blackbox.pipelines import BROKEN_PIPELINES, PIPELINES, POSTGRES_AT_ONCE
 from experiments.harness.kafka_server import KafkaMissing, check_kafka, default_jars
 from experiments.harness.running import Context
 
@@ -54,23 +54,26 @@ def test_a_pipeline_is_exact(tmp_path: Path, pipeline: str) -> None:
 
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
-    ("fault", "kinds"), [(APART, (SLOT, ALL_SLOTS)), (UNFENCED, (SLOT, TWO_SLOTS)), (FORGOTTEN, (ALL_SLOTS,))]
+    ("fault", "kinds"),
+    [(APART, (SLOT, ALL_SLOTS)), (UNFENCED, (SLOT, TWO_SLOTS)), (FORGOTTEN, (ALL_SLOTS,)), (HALVES, (SLOT,))],
 )
 def test_a_fault_of_the_sink_is_found(tmp_path: Path, fault: str, kinds: tuple[str, ...]) -> None:
-    found = rounds(tmp_path, pipeline=(BROKEN_PIPELINE,), broken=fault, kind=kinds, faults=40, per_round=8, seed=3)
+    found = rounds(
+        tmp_path, pipeline=(BROKEN_PIPELINES[fault],), broken=fault, kind=kinds, faults=40, per_round=8, seed=3
+    )
     assert found[-1]["examples"]
 
 
 @pytest.mark.timeout(900)
 def test_a_writer_that_goes_on_is_fenced(tmp_path: Path) -> None:
     """As the fault ``unfenced``, with the product's fences."""
-    rounds(tmp_path, pipeline=(BROKEN_PIPELINE,), broken=LATE, kind=(SLOT, TWO_SLOTS), faults=8, per_round=8, seed=3)
+    rounds(tmp_path, pipeline=(POSTGRES_AT_ONCE,), broken=LATE, kind=(SLOT, TWO_SLOTS), faults=8, per_round=8, seed=3)
 
 
 @pytest.mark.timeout(900)
 def test_the_server_and_its_connections(tmp_path: Path) -> None:
     kinds = (SERVER, CUT, DEAF, PAUSE, STOP)
-    rounds(tmp_path, pipeline=(BROKEN_PIPELINE,), kind=kinds, faults=10, per_round=10, seed=6)
+    rounds(tmp_path, pipeline=(POSTGRES_AT_ONCE,), kind=kinds, faults=10, per_round=10, seed=6)
 
 
 @pytest.mark.timeout(900)

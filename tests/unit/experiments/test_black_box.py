@@ -466,8 +466,9 @@ def test_what_may_come_and_how_a_round_is_repeated() -> None:
     assert "--seed 7 --first 2 --rounds 1" in settings.repeated(settings.round(2))
     with pytest.raises(ConfigurationError, match="meets none"):
         BlackBoxSettings(kind=("cut",)).check()
-    with pytest.raises(ConfigurationError, match="--break is for"):
-        BlackBoxSettings(broken="apart").check()
+    for fault, pipeline in (("apart", "postgres-at-once"), ("late", "postgres-at-once"), ("halves", "files-delta")):
+        with pytest.raises(ConfigurationError, match=f"--break {fault} is for --pipeline {pipeline}"):
+            BlackBoxSettings(broken=fault).check()
     with pytest.raises(ConfigurationError, match="kafka-postgres-at-once needs --kafka-jars DIR"):
         BlackBoxSettings(pipeline=("kafka-postgres-at-once",)).check()
 
