@@ -24,7 +24,7 @@ from experiments.blackbox.broken import FAULTS, HALVES, LATE, broken, halving
 from experiments.blackbox.feeding import Feeder, FileFeeder, TopicFeeder
 from experiments.harness.kafka_server import CONFIG, KafkaServer
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 
 ROWS, NUMBER, BUCKET, OUT = "rows", "number", "bucket", "out"
 KEYS, BUCKETS = 29, 13
