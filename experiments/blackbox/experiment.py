@@ -25,6 +25,7 @@ import psycopg
 from experiments.blackbox.broken import FAULTS as BROKEN
 from experiments.blackbox.broken import LATE
 from experiments.blackbox.faults import BROKER, KINDS, Round, drawn
+from experiments.blackbox.feeding import Feeder
 from experiments.blackbox.pipelines import BROKEN_PIPELINES, PIPELINES, TABLE_COLUMNS, Job, Place
 from experiments.blackbox.processes import TEMPORARY, Checker, Driver
 from experiments.blackbox.servers import Servers, check_servers, started
@@ -42,8 +43,6 @@ from flinkplus.config import options_from
 from flinkplus.errors import ConfigurationError
 
 NAME = "black-box"
-SECONDS_A_FAULT = 4.0
-"""Of input."""
 LEFT_S = 4.0
 """Of input that is left when the last fault comes, at least."""
 ENDLESS = 1_000_000
@@ -83,6 +82,7 @@ class BlackBoxSettings(JobSettings):
     rounds: int | None = option(None, positive, metavar="N", help="at most (default: as many as the faults take)")
     parallelism: int = option(3, positive, metavar="N", help="slots (default: 3)")
     rate: float = option(500.0, positive_number, metavar="ROWS_PER_S", help="(default: 500)")
+    input_s: float = option(4.0, positive_number, metavar="S", help="of input for each fault at least (default: 4)")
     interval: float = option(0.5, positive_number, metavar="S", help="between checkpoints (default: 0.5)")
     broken: str | None = option(
         None,
@@ -143,7 +143,7 @@ class BlackBoxSettings(JobSettings):
         given = f"--seed {self.seed} --first {one.number} --rounds 1 --pipeline {','.join(self.pipelines)}"
         given += f" --parallelism {self.parallelism} --rate {self.rate:g} --interval {self.interval:g}"
         given += f" --per-round {self.per_round} --kind {','.join(self.kind)}"
-        given += f" --transport {self.transport}"
+        given += f" --transport {self.transport} --input-s {self.input_s:g}"
         if any(PIPELINES[name].needs(BROKER) for name in self.pipelines):
             given += f" --kafka-jars {self.kafka_jars}"
         return f"flinkplus experiment black-box {given}{f' --break {self.broken}' if self.broken else ''}"
@@ -228,7 +228,7 @@ class _Round:
         self._draws = one.draws[:left]
         self._servers = servers.of(self._pipeline)
         self._table = f"black_box_{one.number}"
-        wanted = round(settings.rate * (len(self._draws) * SECONDS_A_FAULT + LEFT_S))
+        wanted = round(settings.rate * (len(self._draws) * settings.input_s + LEFT_S))
         self._rows = self._pipeline.rows(wanted, settings.parallelism)
 
     def figures(self) -> dict[str, Any]:
@@ -273,13 +273,13 @@ class _Round:
             stack.callback(driver.close)
             driver.start()
             striking = Striking(driver, checker, self._servers, proxy, feeder, settings.parallelism, self._context.stop)
-            self._strike(striking, checker, known)
+            self._strike(striking, checker, feeder, known)
             last = driver.status()
             known |= {"drivers": driver.started, **{name: last.get(name) for name in ("fallback_reasons", "rescales")}}
             if server is not None and any(known["found"].values()):
                 self._dump(server)
 
-    def _strike(self, striking: Striking, checker: Checker, known: dict[str, Any]) -> None:
+    def _strike(self, striking: Striking, checker: Checker, feeder: Feeder | None, known: dict[str, Any]) -> None:
         last = self._rows - self._context.settings.rate * LEFT_S
         known["struck"] = striking.struck
         finished = False
@@ -288,6 +288,8 @@ class _Round:
                 if checker.rows >= last:
                     break
                 striking.strike(draw)
+            if feeder is not None:
+                feeder.hurry()
             striking.finish(self._rows if self._pipeline.endless else None)
             finished = True
         finally:

@@ -21,6 +21,7 @@ from experiments.harness.running import RunError
 
 LEAD_S = 3.0
 """How far the rows that are given may be ahead of those that are visible, at the rate of the job."""
+HURRY = 20_000.0
 PAUSES_S = (0.0, 0.02, 0.1, 0.3)
 """Between two bursts, one of these."""
 
@@ -38,6 +39,10 @@ class Feeder(ABC):
 
     def start(self) -> None:
         self._thread.start()
+
+    def hurry(self) -> None:
+        """Give what is left at ``HURRY`` rows per second."""
+        self._rate = HURRY
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -113,11 +118,20 @@ class TopicFeeder(Feeder):
         value: Callable[[int], bytes],
     ) -> None:
         super().__init__(rows, rate, seed, visible)
-        self._producing = Producing(kafka.servers, kafka.config)
-        self._producing.touch(topic)
-        self._topic, self._partitions, self._value = topic, partitions, value
+        self._kafka, self._topic, self._partitions, self._value = kafka, topic, partitions, value
+        self._connect()
+
+    def _connect(self) -> None:
+        """With another producer for each start of the broker. One that asks a broker which does not lead its partitions
+        yet takes the topic for one that has none, for a while."""
+        self._starts = self._kafka.starts
+        self._kafka.until_led(self._topic, self._partitions)
+        self._producing = Producing(self._kafka.servers, self._kafka.config)
+        self._producing.touch(self._topic)
 
     def _give(self, first: int, end: int) -> None:
+        if self._starts != self._kafka.starts:
+            self._connect()
         for i in range(first, end):
             self._producing.send(self._topic, i % self._partitions, [self._value(i)])
         self._producing.flush()

@@ -149,6 +149,7 @@ class KafkaServer:
     this one.
 
     ``folder``: where its own folder is made; ``None``: the system's. ``libraries``: the folder of its jars.
+    ``starts``: how often the broker was started.
     """
 
     config = CONFIG
@@ -159,6 +160,7 @@ class KafkaServer:
         self.port, self._zookeeper_port = _free_port(), _free_port()
         self._logging()
         self._processes: dict[str, psutil.Process] = {}
+        self.starts = 0
         zookeeper = {
             "dataDir": self.home / "zookeeper",
             "clientPort": self._zookeeper_port,
@@ -179,7 +181,7 @@ class KafkaServer:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start the broker, and wait until it answers."""
+        """Start the broker, and wait until it answers. It does not lead its partitions yet: see ``until_led``."""
         with self._registry() as registry:  # a broker is refused while the session of a killed one is not over
             until(lambda: registry.exists("/brokers/ids/0") is None, "the end of the former broker's session")
         self._run(
@@ -203,6 +205,7 @@ class KafkaServer:
         self._until_port(self.port, "broker")
         with self._registry() as registry:
             until(lambda: registry.exists("/brokers/ids/0") is not None, "the broker")
+        self.starts += 1
 
     def kill(self) -> None:
         """SIGKILL for the broker."""
@@ -217,13 +220,13 @@ class KafkaServer:
         with self._registry() as registry:
             registry.create(f"/config/topics/{topic}", _json({"version": 1, "config": settings}), makepath=True)
             registry.create(f"/brokers/topics/{topic}", self._assigned(partitions), makepath=True)
-        self._until_led(topic, partitions)
+        self.until_led(topic, partitions)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         """``partitions``: how many there are then."""
         with self._registry() as registry:
             registry.set(f"/brokers/topics/{topic}", self._assigned(partitions))
-        self._until_led(topic, partitions)
+        self.until_led(topic, partitions)
 
     def delete(self, topic: str) -> None:
         with self._registry() as registry:
@@ -237,9 +240,9 @@ class KafkaServer:
         for path in (first, first.with_suffix(".index")):
             path.unlink()
         self.start()
-        self._until_led(topic, partition + 1)
+        self.until_led(topic, partition + 1)
 
-    def _until_led(self, topic: str, partitions: int) -> None:
+    def until_led(self, topic: str, partitions: int) -> None:
         """Until a client finds a leader for each partition."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient

@@ -385,6 +385,7 @@ def test_files_come_whole_in_their_order_and_wait_for_rows(tmp_path: Path, monke
             time.sleep(0.001)
         assert feeder.given == 40, "50 rows may be ahead, and a file has 20"
         with feeder.held():
+            feeder.hurry()
             visible[0] = 100
             assert not feeder._stop.wait(0.02) and len(list(tmp_path.glob("*.txt"))) == 2
         while feeder.given < 100 and time.monotonic() < deadline:
