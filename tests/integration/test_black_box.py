@@ -3,6 +3,8 @@ the sink, each of which the checker must find."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,12 @@ from experiments.harness.running import Context
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.slow]
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
+
+
+@pytest.fixture(autouse=True)
+def enterable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of PostgreSQL is where the server's user can enter: that of the tests is root's own under root."""
+    monkeypatch.setattr(tempfile, "tempdir", os.environ["PYTEST_DEBUG_TEMPROOT"])
 
 
 def rounds(tmp_path: Path, **given: Any) -> list[dict[str, Any]]:
