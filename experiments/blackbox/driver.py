@@ -2,7 +2,7 @@
 
 ``python -m experiments.blackbox.driver FILE``. The document has ``job``, ``master`` and ``status``. The status is
 replaced all the time. It has ``pid``, ``state``, ``slots`` (slot -> process), ``missing`` standbys, ``recoveries``,
-``parallelism`` (``null`` while it changes); at the end ``finished`` and ``fallback_reasons``.
+``parallelism`` (``null`` while it changes); at the end ``finished`` and ``fallback_reasons``, or ``error``.
 
 Orders are files beside the status, which are taken: ``order``, with a number: the job is rescaled to it; ``drain``: its
 input ends.
@@ -85,7 +85,13 @@ def main() -> None:
             while not running.wait(POLL_S):
                 watched.obey()
                 write_status(status, {**watched.status(), "finished": False})
-            running.await_finish()
+            try:
+                running.await_finish()
+            except Exception as problem:
+                write_status(
+                    status, {**watched.status(), "finished": False, "error": f"{type(problem).__name__}: {problem}"}
+                )
+                raise
             metrics = running.metrics()
             last = {name: metrics[name] for name in ("fallback_reasons",)}
             write_status(status, {**watched.status(), "finished": True, "rescales": len(running.rescales()), **last})

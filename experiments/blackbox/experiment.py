@@ -29,7 +29,7 @@ from experiments.blackbox.feeding import Feeder
 from experiments.blackbox.pipelines import BROKEN_PIPELINES, PIPELINES, TABLE_COLUMNS, Job, Place
 from experiments.blackbox.processes import TEMPORARY, Checker, Driver
 from experiments.blackbox.servers import Servers, check_servers, started
-from experiments.blackbox.striking import Striking
+from experiments.blackbox.striking import PATIENCE_S, Striking
 from experiments.blackbox.tables import summarize, tables
 from experiments.harness.arguments import choices, option
 from experiments.harness.experiment import Experiment
@@ -84,6 +84,9 @@ class BlackBoxSettings(JobSettings):
     rate: float = option(500.0, positive_number, metavar="ROWS_PER_S", help="(default: 500)")
     input_s: float = option(4.0, positive_number, metavar="S", help="of input for each fault at least (default: 4)")
     interval: float = option(0.5, positive_number, metavar="S", help="between checkpoints (default: 0.5)")
+    patience: float = option(
+        PATIENCE_S, positive_number, metavar="S", help="until a job that recovers has failed (default: 120)"
+    )
     broken: str | None = option(
         None,
         flag="--break",
@@ -143,7 +146,7 @@ class BlackBoxSettings(JobSettings):
         given = f"--seed {self.seed} --first {one.number} --rounds 1 --pipeline {','.join(self.pipelines)}"
         given += f" --parallelism {self.parallelism} --rate {self.rate:g} --interval {self.interval:g}"
         given += f" --per-round {self.per_round} --kind {','.join(self.kind)}"
-        given += f" --transport {self.transport} --input-s {self.input_s:g}"
+        given += f" --transport {self.transport} --input-s {self.input_s:g} --patience {self.patience:g}"
         if any(PIPELINES[name].needs(BROKER) for name in self.pipelines):
             given += f" --kafka-jars {self.kafka_jars}"
         return f"flinkplus experiment black-box {given}{f' --break {self.broken}' if self.broken else ''}"
@@ -272,7 +275,16 @@ class _Round:
             driver = Driver({"job": job.to_json(), "master": default_master(settings.parallelism + 1)}, self._directory)
             stack.callback(driver.close)
             driver.start()
-            striking = Striking(driver, checker, self._servers, proxy, feeder, settings.parallelism, self._context.stop)
+            striking = Striking(
+                driver,
+                checker,
+                self._servers,
+                proxy,
+                feeder,
+                settings.parallelism,
+                self._context.stop,
+                settings.patience,
+            )
             self._strike(striking, checker, feeder, known)
             last = driver.status()
             known |= {"drivers": driver.started, **{name: last.get(name) for name in ("fallback_reasons", "rescales")}}

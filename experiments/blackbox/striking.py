@@ -23,8 +23,8 @@ from experiments.harness.tcp_proxy import Proxy
 POLL_S = 0.02
 NOTICED_S = 0.15
 """After a fault the driver may say for a moment that all is well."""
-RECOVERED_S = 120.0
-"""How long a recovery may take, until the round has failed."""
+PATIENCE_S = 120.0
+"""How long a recovery may take, and a time without new rows, until the round has failed."""
 
 
 class Striking:
@@ -43,10 +43,11 @@ class Striking:
         feeder: Feeder | None,
         parallelism: int,
         stop: threading.Event,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._driver, self._checker, self._feeder = driver, checker, feeder
         self._servers, self._proxy = servers, proxy
-        self._parallelism, self._stop = parallelism, stop
+        self._parallelism, self._stop, self._patience_s = parallelism, stop, patience_s
         self._begun_s = time.monotonic()
         self._killed: set[int] = set()
         self.struck: list[dict[str, Any]] = []
@@ -188,7 +189,7 @@ class Striking:
         ended when they are visible, or when no more of them come. Raises ``RunError``."""
         if drain is not None:
             seen, since_s = -1, 0.0
-            while seen < drain and (seen < 0 or time.monotonic() < since_s + RECOVERED_S):
+            while seen < drain and (seen < 0 or time.monotonic() < since_s + self._patience_s):
                 if self._checker.rows > seen:
                     seen, since_s = self._checker.rows, time.monotonic()
                 self._check()
@@ -197,7 +198,10 @@ class Striking:
         self._until(lambda: bool(self._driver.status().get("finished")), "the job has finished", forward=True)
 
     def _check(self) -> None:
-        """Raises ``RunError`` when the driver or the feeder has ended too early."""
+        """Raises ``RunError`` when the job has failed, or the driver or the feeder has ended too early."""
+        failed = self._driver.status().get("error")
+        if failed is not None:
+            raise RunError(f"the job failed: {failed}")
         code = self._driver.ended
         if code is not None and not self._driver.status().get("finished"):
             raise RunError(f"the driver ended with {code}: {self._driver.log()}")
@@ -206,13 +210,13 @@ class Striking:
 
     def _until(self, condition: Callable[[], bool], what: str, forward: bool = False) -> None:
         """``forward``: the time counts from the last new row."""
-        deadline_s, rows = time.monotonic() + RECOVERED_S, self._checker.rows
+        deadline_s, rows = time.monotonic() + self._patience_s, self._checker.rows
         while not (condition() or self._driver.status().get("finished")):
             self._check()
             if forward and self._checker.rows > rows:
-                deadline_s, rows = time.monotonic() + RECOVERED_S, self._checker.rows
+                deadline_s, rows = time.monotonic() + self._patience_s, self._checker.rows
             if time.monotonic() > deadline_s:
-                raise RunError(f"not within {RECOVERED_S:g} s: {what}; it says {self._driver.status()}")
+                raise RunError(f"not within {self._patience_s:g} s: {what}; it says {self._driver.status()}")
             self._wait(POLL_S)
 
     def _wait(self, seconds: float) -> None:

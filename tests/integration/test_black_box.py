@@ -30,14 +30,14 @@ def enterable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rounds(tmp_path: Path, **given: Any) -> list[dict[str, Any]]:
     """The rounds of these settings, as many as it takes, until one is not exact."""
-    settings = BlackBoxSettings(**given)
+    settings = BlackBoxSettings(**{"patience": 300.0, **given})
     settings.check()
     found = []
     for figures in experiment.runs(Context(None, settings, tmp_path)):
         found.append(figures)
         if not figures["exact"]:
             break
-    assert EXPERIMENT.passed(settings, {"runs": found}), found
+    assert EXPERIMENT.passed(settings, {"runs": found}), str(found)
     return found
 
 
