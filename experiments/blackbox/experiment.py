@@ -133,6 +133,8 @@ class BlackBoxSettings(JobSettings):
             "recovery": recovery,
             "max_restarts": ENDLESS,
             "max_slot_losses": ENDLESS,
+            "slot_timeout": self.patience,
+            "deploy_timeout": self.patience,
             **self.job_options(),
         }
 
