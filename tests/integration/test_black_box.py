@@ -55,7 +55,7 @@ def broker() -> str:
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_a_pipeline_is_exact(tmp_path: Path, pipeline: str) -> None:
     jars = broker() if PIPELINES[pipeline].needs(BROKER) else None
-    (one,) = rounds(tmp_path, pipeline=(pipeline,), faults=6, per_round=6, seed=5, kafka_jars=jars)
+    (one,) = rounds(tmp_path, pipeline=(pipeline,), faults=6, per_round=6, rounds=1, seed=5, kafka_jars=jars)
     assert one["struck"] and one["rows"] and one["looks"] > 20
     assert list(tmp_path.iterdir()) == [], "what a round made is gone"
 
@@ -88,5 +88,5 @@ def test_the_server_and_its_connections(tmp_path: Path) -> None:
 def test_the_broker_is_killed(tmp_path: Path) -> None:
     kinds = (BROKER, SLOT, SERVER)
     given = {"pipeline": ("kafka-postgres-at-once",), "kind": kinds, "kafka_jars": broker()}
-    (one,) = rounds(tmp_path, **given, faults=8, per_round=8, seed=2)
+    (one,) = rounds(tmp_path, **given, faults=8, per_round=8, rounds=1, seed=2)
     assert {fault["kind"] for fault in one["struck"]} >= {BROKER}
