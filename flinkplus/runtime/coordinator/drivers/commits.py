@@ -299,6 +299,11 @@ class Commits:
         for committer in self.committers.values():
             committer.finish()
 
+    def close(self) -> None:
+        """This process does not use the sinks again."""
+        for committer in self.committers.values():
+            committer.close()
+
     def discard(self) -> None:
         """Remove uncommitted output: the job has not finished. A manifest that appears later is void."""
         self._check()
