@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from experiments.harness.kafka_server import CALLS_S, VERSION, KafkaMissing, KafkaServer, Producing, until
+from experiments.harness.kafka_server import CALLS_S, VERSION, KafkaMissing, KafkaServer, Producing, Silent, until
 
 __all__ = [
     "SERVERS",
@@ -23,6 +23,7 @@ __all__ = [
     "MockCluster",
     "Producing",
     "Reachable",
+    "Silent",
     "new_topic",
 ]
 
