@@ -52,6 +52,9 @@ class CheckpointDriver:
                 self._figures.triggered(checkpoint)
                 self._deployment.triggered = checkpoint
                 self._triggers.send(checkpoint, sources, generation)
+            case effects.HoldOutput(behind, generation):
+                self._deployment.held = behind or CheckpointId(0)
+                dispatch.send_all(control.Hold(generation, self._deployment.held))
             case effects.OvertakeCheckpoint(checkpoint, generation):
                 dispatch.send_all(control.Overtake(generation, checkpoint))
                 if self._failover is not None:
