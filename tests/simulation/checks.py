@@ -155,6 +155,7 @@ class Checks:
                 "known_ids",
                 "old_ids",
                 "divided",
+                "output_divided",
                 "saved",
                 "transactions",
                 "refused_transactions",
@@ -819,6 +820,12 @@ class Checks:
         """Subtasks of a sink give way to others: nothing that they have made behind the division is visible."""
         self.counts["output_divided"] += 1
         self._nothing_behind(division.of, subtasks)
+
+    def output_known(self, subtasks: Sequence[SubtaskId]) -> None:
+        """The table has the progress of ``subtasks`` of a sink: those that are in force, and no others."""
+        wrong = [str(subtask) for subtask in subtasks if subtask.index >= self._parallelism]
+        if wrong:
+            self._wrong("plans", f"the table has progress of {wrong} at parallelism {self._parallelism}")
 
     def _nothing_behind(self, checkpoint: int, subtasks: Sequence[SubtaskId]) -> None:
         """The job goes on from ``checkpoint`` with something that would not make visible rows again."""

@@ -423,11 +423,14 @@ def with_rows_at_once(parameters: Parameters, rng: random.Random, share: float) 
 
 
 def with_changes_at_once(parameters: Parameters, rng: random.Random) -> Parameters:
-    """Some of the jobs whose rows are visible at once are rescaled, or stopped with savepoints."""
+    """Some of the jobs whose rows are visible at once are rescaled, or stopped with savepoints; their driver may die
+    when they have a checkpoint."""
     if not parameters.at_once or rng.random() >= CHANGED_AT_ONCE:
         return parameters
     kinds = rng.choice((with_rescales, with_rescales, with_savepoints))
-    return kinds(parameters, rng, 1)
+    parameters = kinds(parameters, rng, 1)
+    deaths = [Fault(rng.randrange(50, 250), "crash_driver", 0, 0) for _ in range(rng.choice((0, 0, 1, 2)))]
+    return replace(parameters, faults=tuple(sorted((*parameters.faults, *deaths), key=lambda fault: fault.at_ms)))
 
 
 def with_rescales(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

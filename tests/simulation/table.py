@@ -108,6 +108,7 @@ class SimTable:
 
     def fence(self, generation: Generation, subtasks: Sequence[SubtaskId]) -> dict[int, StoredOutput]:
         """Refuse older generations, and say what there is of the subtasks."""
+        self._world.checks.output_known([known for known in self.generations if known.vertex == subtasks[0].vertex])
         found = {}
         for subtask in subtasks:
             self.generations[subtask] = max(generation, self.generations.get(subtask, 0))
