@@ -346,6 +346,7 @@ class World:
             return parallelism
         if checkpoint is None or not self.commits.close_output(restore.generation, checkpoint):
             self.counts["refused_resumes"] += 1
+            restore.wanted = None if checkpoint is None else parallelism  # the job is rescaled when it runs
             return self.durable.parallelism
         self.counts["closed_resumes"] += 1
         return parallelism

@@ -175,7 +175,8 @@ class Parts:
             return None
         vertices = tuple(vertex.name for vertex in self.graph.vertices)
         parts = self.dispatch, self.machines, extra, requests, self.commits.handles, self._divider, vertices
-        return Rescales(*parts, self.options, self.options.slot_timeout, bool(self.graph.recipes()))
+        holding, wanted = bool(self.graph.recipes()), self._restore.wanted
+        return Rescales(*parts, self.options, self.options.slot_timeout, holding, wanted)
 
     def _make_moves(self, requests: MoveRequests) -> Moves:
         spares, rescale = self.spares, None if self.rescales is None else self.rescales.begin

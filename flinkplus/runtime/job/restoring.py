@@ -47,9 +47,11 @@ def begin_run(
     taken_over: Callable[[str], None],
     scratch: Path,
     requests: Requests | None = None,
-) -> tuple[Commits, Restore]:
+) -> tuple[Plan, Commits, Restore]:
     """Take over the checkpoints, prepare the output, and find where the job begins. A new job stores its plan before it
     changes its output, so that the next run knows that the output is its own (``Ownership.has_begun``).
+
+    Returns the plan as well: it has the parallelism of the checkpoint if the job must begin at that (``visible_rows``).
 
     ``scratch``: a directory for files that are needed only here.
     ``requests``: of a program that may differ from the one that the checkpoint is of; ``None``: it must not.
@@ -80,11 +82,13 @@ def begin_run(
         if resume:
             adoption = Adoption(plan, storage, commits, requests, taken_over, origin, before, restore.generation)
             restore = _find_restore(storage, commits, restore, adoption.adopt)
+            if adoption.plan.options.parallelism != plan.options.parallelism:
+                restore.wanted, plan = plan.options.parallelism, adoption.plan
             _transform(plan, commits, restore, storage, scratch, adoption.change)
         if resume and not restore.finished:
             storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
             put_program(storage, plan)
-        return commits, restore
+        return plan, commits, restore
     except BaseException:
         if not resume:
             commits.discard()  # otherwise the next attempt finds data in its output directory

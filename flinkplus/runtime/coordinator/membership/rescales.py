@@ -96,6 +96,7 @@ class Rescales:
     ``divider``: checks whether one can be divided for a parallelism; called by the storage worker.
     ``vertices``: names of the job's vertices.
     ``holding``: whether rows are visible at once.
+    ``wanted``: the parallelism to continue at as soon as the job runs.
     ``timeout_s``: timeout for new slots to start.
     """
 
@@ -109,6 +110,7 @@ class Rescales:
     _options: Options
     _timeout_s: float
     _holding: bool = False
+    _wanted: int | None = None
 
     def __post_init__(self) -> None:
         self._open: _Rescale | None = None
@@ -200,6 +202,7 @@ class Rescales:
         """Continue the request: slots may have registered or ended, a checkpoint may be complete, a timeout passed."""
         rescale = self._open
         if rescale is None:
+            self._begin_wanted()
             return
         if rescale.phase is RescalePhase.STARTING:
             self._await_slots(rescale)
@@ -209,6 +212,12 @@ class Rescales:
             self._await_checkpoint(rescale)
         if self._open is rescale:
             self._report_progress(rescale)
+
+    def _begin_wanted(self) -> None:
+        if self._wanted is not None and self._machines.job.state is JobState.RUNNING:
+            parallelism, self._wanted = self._wanted, None
+            move, _ = self._requests.add(f"continue at parallelism {parallelism}")
+            self.begin(move.number, parallelism)
 
     def _missing(self) -> list[int]:
         return [slot for slot in self._reserved if self._dispatch.processes.get(slot) is None]

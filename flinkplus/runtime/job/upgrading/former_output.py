@@ -33,7 +33,8 @@ IN_MEMORY = ("CollectSink", "DiscardSink")
 
 @dataclass
 class Adoption:
-    """Takes over the output of the checkpoint from which ``plan`` is resumed.
+    """Takes over the output of the checkpoint from which ``plan`` is resumed. Afterwards the plan has the parallelism
+    at which the job begins.
 
     ``requests``: of a program that may differ from that of the checkpoint; ``None``: it must not.
     ``origin``: the savepoint that the job was started from; ``None``: it began at the start.
@@ -64,7 +65,7 @@ class Adoption:
             why = "the job has finished" if manifest.final else "its last checkpoint is of another program"
             raise CheckpointDirectoryError(f"{why}, which is not the one to be resumed: run that one with resume=True")
         self.change = check_permitted(change, storage.uri)
-        close_output(plan, self.commits, manifest, change, self.rows_by, self.generation)
+        self.plan = plan = close_output(plan, self.commits, manifest, change, self.rows_by, self.generation)
         if requests is not None and not change.is_direct:
             put_program(storage, plan, read_program(storage, requests.names(plan.name)).splits)
         if self.origin is not None and checkpoint == self.origin.checkpoint:

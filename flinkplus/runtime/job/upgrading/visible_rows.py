@@ -4,11 +4,16 @@ Rows behind the checkpoint may be visible, and the recipe beside them fits only 
 ``batch_rows`` that made them. Nothing is visible behind it after a stop with a savepoint, since sinks hold rows back
 behind that.
 
-Rules: the sinks refuse all earlier runs before they are asked, so the answer stays true. A job that is refused can be
-resumed as it was.
+Rules: the sinks refuse all earlier runs before they are asked, so the answer stays true. Where such rows are visible, a
+job that is given another parallelism begins at that of the checkpoint, and is rescaled when it runs: a program that a
+supervisor starts again names the parallelism of its first start. One with another program or ``batch_rows`` is refused,
+and can be resumed as it was.
 """
 
 from __future__ import annotations
+
+import warnings
+from dataclasses import replace
 
 from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
@@ -52,31 +57,47 @@ def close_output(
     change: Comparison,
     rows_by: Options | None,
     generation: Generation,
-) -> None:
-    """Raises ``ConfigurationError`` if rows are visible that were made behind the checkpoint of ``manifest`` by
-    something else than ``plan``; ``OutputUnavailable`` if a database does not answer. Otherwise there will be none of
-    generations before ``generation``.
+) -> Plan:
+    """``plan``, or with the parallelism of the checkpoint of ``manifest`` if only that can make rows again that are
+    visible behind it. Otherwise no earlier run will show such rows any more.
+
+    Raises ``ConfigurationError`` if rows are visible that another program or ``batch_rows`` has made;
+    ``OutputUnavailable`` if a database does not answer.
 
     ``change``: from the program of the checkpoint to that of ``plan``. ``rows_by``: see ``rows_made_by``.
+    ``generation``: higher than any of an earlier run.
     """
     if rows_by is None:
-        return
-    found = _differences(change, parallelism_at(manifest, change.old.vertices), rows_by, plan.options)
-    if not found:
-        return
+        return plan
+    parallelism = parallelism_at(manifest, change.old.vertices)
+    found = _differences(change, parallelism, rows_by, plan.options)
+    if not found or _are_closed(commits, change, generation, CheckpointId(manifest.checkpoint)):
+        return plan
+    if change.is_direct and rows_by.batch_rows == plan.options.batch_rows:
+        warnings.warn(
+            f"rows are visible behind checkpoint {manifest.checkpoint}, which only {parallelism} subtasks can make "
+            f"again: the job begins at parallelism {parallelism}, and is then rescaled to {plan.options.parallelism}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return replace(plan, options=replace(plan.options, parallelism=parallelism))
+    raise ConfigurationError(
+        f"{AS_BEFORE}the same {found}, and stop it with a savepoint, which leaves no such rows behind its checkpoint; "
+        "then change it"
+    )
+
+
+def _are_closed(commits: Commits, change: Comparison, generation: Generation, checkpoint: CheckpointId) -> bool:
+    """Whether nothing behind ``checkpoint`` is visible, and will not be."""
     followers = {former: name for name, former in change.origins.items()}
-    checkpoint = CheckpointId(manifest.checkpoint)
-    for former in _sinks_at_once(change.old):
-        if former not in followers:
-            raise ConfigurationError(
-                f"sink {former!r} is gone, and only it can find out whether rows are visible that were made behind "
-                f"checkpoint {checkpoint}: keep it, with the same database and table"
-            )
-        if not commits.close_output(followers[former], generation, checkpoint):
-            raise ConfigurationError(
-                f"{AS_BEFORE}the same {found}, and change that while it runs, or after a stop with a savepoint, which "
-                "leaves no such rows behind its checkpoint"
-            )
+    sinks = _sinks_at_once(change.old)
+    gone = [former for former in sinks if former not in followers]
+    if gone:
+        raise ConfigurationError(
+            f"sink {gone[0]!r} is gone, and only it can find out whether rows are visible that were made behind "
+            f"checkpoint {checkpoint}: keep it, with the same database and table"
+        )
+    return all([commits.close_output(followers[former], generation, checkpoint) for former in sinks])
 
 
 def _differences(change: Comparison, parallelism: int, old: Options, new: Options) -> str:
