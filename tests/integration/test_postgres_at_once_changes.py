@@ -57,8 +57,8 @@ def test_rescaled_stopped_and_resumed(spark: SparkSession, postgres: PostgresSer
         assert behind(postgres, stopped.checkpoint) == 0
         shown = reader.rows
         with run(1e6, parallelism=1, batch_rows=300) as job:
-            assert subtasks(postgres) == 1
             job.await_finish(PATIENCE_S)
+        assert subtasks(postgres) == 1
     assert 0 < shown < ROWS
     assert_exact(postgres, reader)
     assert recipe(postgres) == 0

@@ -41,7 +41,7 @@ from typing_extensions import assert_never
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.checkpoints.commits import CommitQueue
 from flinkplus.protocol.checkpoints.hold import OutputHold
-from flinkplus.protocol.checkpoints.pending import Pending
+from flinkplus.protocol.checkpoints.pending import PendingCheckpoint
 from flinkplus.protocol.checkpoints.savepoints import SavepointPhase, Savepoints
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.config import CheckpointConfig, earliest_ms
@@ -73,7 +73,7 @@ class CheckpointCoordinator:
         self._sources: tuple[SubtaskId, ...] = ()
         self._ending: tuple[SubtaskId, ...] = ()  # with the heads of loops
         self._exhausted: set[SubtaskId] = set()  # never iterated
-        self._pending: dict[CheckpointId, Pending] = {}  # ascending
+        self._pending: dict[CheckpointId, PendingCheckpoint] = {}  # ascending
         self._storing: CheckpointId | None = None
         self._storing_until_ms: int | None = None  # None: it waits for a commit
         self._unswept = 0
@@ -300,7 +300,7 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------------------------------------- answers
 
-    def _find(self, checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation) -> Pending | None:
+    def _find(self, checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation) -> PendingCheckpoint | None:
         """The pending checkpoint that an answer is for; None when the answer has no effect."""
         if self._is_outdated(generation):
             return None
@@ -378,7 +378,7 @@ class CheckpointCoordinator:
     def _abort(
         self,
         now_ms: int,
-        pending: Pending,
+        pending: PendingCheckpoint,
         reason: str,
         blame: bool = True,
         cause: AbortCause = AbortCause.OTHER,
@@ -404,7 +404,7 @@ class CheckpointCoordinator:
     def _record(
         self,
         now_ms: int,
-        pending: Pending,
+        pending: PendingCheckpoint,
         outcome: effects.CheckpointOutcome,
         reason: str,
         cause: AbortCause | None = None,
@@ -431,7 +431,7 @@ class CheckpointCoordinator:
             found.append(events.CommitsQuiesced())
         return found
 
-    def _deadline_of(self, pending: Pending) -> int | None:
+    def _deadline_of(self, pending: PendingCheckpoint) -> int | None:
         if pending.checkpoint == self._storing:
             return self._storing_until_ms
         return pending.triggered_ms + self._config.timeout_ms
@@ -451,7 +451,7 @@ class CheckpointCoordinator:
                 found += self._abort(now_ms, pending, pending.missing(self._subtasks, self._config))
         return found
 
-    def _overtaking_ms(self, pending: Pending) -> int | None:
+    def _overtaking_ms(self, pending: PendingCheckpoint) -> int | None:
         """When to order that its barriers may overtake; None: never, or already ordered."""
         timeout_ms = self._config.aligned_timeout_ms
         done = pending.final or pending.overtakes or pending.acknowledged_ms is not None
@@ -519,7 +519,7 @@ class CheckpointCoordinator:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
         may_overtake = not (self._too_much_in_flight or self._aligned_requested or savepoint)
-        self._pending[checkpoint] = Pending(checkpoint, final, now_ms, may_overtake=may_overtake)
+        self._pending[checkpoint] = PendingCheckpoint(checkpoint, final, now_ms, may_overtake=may_overtake)
         self._too_much_in_flight = self._aligned_requested = False
         if savepoint:
             self._savepoints.on_triggered(checkpoint)

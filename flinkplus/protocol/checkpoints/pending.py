@@ -15,7 +15,7 @@ NAMED_AT_MOST = 4
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingCheckpoint:
     """``handles``: the snapshots so far. ``in_flight_bytes``: of those with channel state. ``acknowledged_ms``: when it
     became ready. ``overtakes``: its barriers were ordered to overtake."""
 

@@ -220,6 +220,7 @@ CheckpointingEvent: TypeAlias = (
     | QuiesceRequested
     | TimeAdvanced
     | CheckpointRequested
+    | OutputReleased
     | CheckpointsAbandoned
     | NumberTaken
     | CheckpointAdopted

@@ -53,8 +53,7 @@ class CheckpointDriver:
                 self._deployment.triggered = checkpoint
                 self._triggers.send(checkpoint, sources, generation)
             case effects.HoldOutput(behind, generation):
-                self._deployment.held = behind or CheckpointId(0)
-                dispatch.send_all(control.Hold(generation, self._deployment.held))
+                self._hold(behind, generation)
             case effects.OvertakeCheckpoint(checkpoint, generation):
                 dispatch.send_all(control.Overtake(generation, checkpoint))
                 if self._failover is not None:
@@ -107,6 +106,10 @@ class CheckpointDriver:
                 self._machines.step_job(effect)
             case _:
                 assert_never(effect)
+
+    def _hold(self, behind: CheckpointId | None, generation: Generation) -> None:
+        self._deployment.held = behind or CheckpointId(0)
+        self._dispatch.send_all(control.Hold(generation, self._deployment.held))
 
     def _complete(self, checkpoint: CheckpointId, generation: Generation) -> None:
         deployment = self._deployment

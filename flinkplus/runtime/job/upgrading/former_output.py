@@ -28,6 +28,7 @@ from flinkplus.sinks.former import former_sink
 from flinkplus.state.durable.savepoint import SavepointOrigin
 from flinkplus.state.durable.storage import CheckpointStorage
 
+NO_GENERATION = Generation(0)
 IN_MEMORY = ("CollectSink", "DiscardSink")
 
 
@@ -48,9 +49,9 @@ class Adoption:
     commits: Commits
     requests: Requests | None
     taken_over: Callable[[str], None]
-    origin: SavepointOrigin | None
-    rows_by: Options | None
-    generation: Generation
+    origin: SavepointOrigin | None = None
+    rows_by: Options | None = None
+    generation: Generation = NO_GENERATION
     change: Comparison | None = None
 
     def adopt(self, checkpoint: CheckpointId, manifest: Manifest) -> None:

@@ -591,7 +591,7 @@ def test_abandoned_checkpoints_are_dropped_newest_first() -> None:
 @pytest.mark.parametrize("name", ["interval_ms", "timeout_ms", "retained", "commit_attempts", "max_concurrent"])
 def test_limits_are_checked(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        CheckpointConfig(**{name: 0})
+        CheckpointConfig(**{name: 0})  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------------------------------------- local failover
