@@ -35,7 +35,7 @@ from experiments.harness.document import write_figures
 from experiments.harness.fitting import fitted_costs
 from experiments.harness.one_process import OneProcess
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.vocabulary.ids import SubtaskId

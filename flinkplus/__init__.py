@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from flinkplus.api.spark_settings import spark_settings
     from flinkplus.api.state import read_state
     from flinkplus.api.state_source import StateDataSource
-    from flinkplus.api.stream import KeyedStream, Stream, WindowedStream
+    from flinkplus.api.streams.keyed import KeyedStream
+    from flinkplus.api.streams.stream import Stream
+    from flinkplus.api.streams.windowed import WindowedStream
     from flinkplus.api.upgrades import Upgrade
     from flinkplus.job_options import JobOptions
     from flinkplus.state.durable.listing import StoredCheckpoint, StoredCheckpoints, StoredOperator
@@ -117,15 +119,15 @@ __all__ = [
 _API = {
     "JobHandle": "flinkplus.api.job",
     "JobOptions": "flinkplus.job_options",
-    "KeyedStream": "flinkplus.api.stream",
+    "KeyedStream": "flinkplus.api.streams.keyed",
     "StateDataSource": "flinkplus.api.state_source",
     "StoredCheckpoint": "flinkplus.state.durable.listing",
     "StoredCheckpoints": "flinkplus.state.durable.listing",
     "StoredOperator": "flinkplus.state.durable.listing",
-    "Stream": "flinkplus.api.stream",
+    "Stream": "flinkplus.api.streams.stream",
     "StreamEnvironment": "flinkplus.api.environment",
     "Upgrade": "flinkplus.api.upgrades",
-    "WindowedStream": "flinkplus.api.stream",
+    "WindowedStream": "flinkplus.api.streams.windowed",
     "checkpoints": "flinkplus.api.checkpoints",
     "read_state": "flinkplus.api.state",
     "spark_settings": "flinkplus.api.spark_settings",

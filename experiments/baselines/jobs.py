@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from experiments.baselines.notes import NOTED, Note
 from experiments.harness.text import WORDS_PER_LINE
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.sources.generator import BATCH_BLOCK_ROWS
 
 WORDCOUNT, THREE_SUMS, WINDOW = JOBS = ("wordcount", "three-sums", "window")

@@ -21,7 +21,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.determinants.recipe import StoredOutput
 from flinkplus.sinks.base import RecipeWriter

@@ -21,7 +21,7 @@ import pyarrow as pa
 from experiments.blackbox import faults
 from experiments.blackbox.broken import broken
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 
 ROWS, NUMBER, BUCKET, OUT = "rows", "number", "bucket", "out"
 KEYS, BUCKETS = 29, 13

@@ -28,7 +28,7 @@ from typing_extensions import override
 from experiments.exactness.strikes import COUNT, PLACE, SINK, STAGES, TOP, WORDS
 from experiments.harness.workload import Probe, Trigger
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
 
 BUCKETS = 13

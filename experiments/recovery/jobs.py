@@ -20,7 +20,7 @@ from experiments.harness.running import Context
 from experiments.harness.workload import PROBE, Probe, Trigger, draw
 from experiments.recovery.sums import Check, check_sums
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.cli.wordcount import COUNT, TOKENIZE
 
 WORDCOUNT = "wordcount"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.examples.graphs import Adjacency, last_values
 
 LOOP, LOWEST, SENT = "spread", "lowest", "sent"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from flinkplus.api.environment import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import InputError
 
 SCHEMA = "vertex long, neighbours array<long>"

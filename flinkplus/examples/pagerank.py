@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.examples.graphs import Adjacency, last_values
 
 LOOP, RANK, PUSH = "pushing", "rank", "push"

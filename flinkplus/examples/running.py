@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus.api.environment import StreamEnvironment
 from flinkplus.api.job import JobHandle
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import ConfigurationError
 from flinkplus.examples import components, pagerank
 from flinkplus.examples.graphs import Graph, RandomGraph, rows_of

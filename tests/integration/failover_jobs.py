@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from chain_backup.failover.machine import FailoverProtocol
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.runtime.slot.process.slot import Slot
 from tests.integration.conftest import PATIENCE_S, assert_each_count_once, this_slot, wait_until
 

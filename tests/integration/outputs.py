@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 
 ROWS, KEYS = 6_000, 37
 EXPECTED = Counter((f"w{i % KEYS}", i // KEYS + 1) for i in range(ROWS))

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import ConfigurationError
 from tests.integration.conftest import PATIENCE_S
 from tests.integration.failover_jobs import Victim, word

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from chain_backup.zookeeper.embedded import EmbeddedZooKeeper
 from dedup.filter import MessageFilter
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import JobFailed, UserFunctionError
 from flinkplus.runtime.coordinator.dispatch import registry
 from flinkplus.runtime.slot.process.slot import Slot

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from tests.integration.failover_jobs import Victim
 from tests.integration.test_failover import assert_local
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
 from flinkplus.api.job import JobHandle
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from tests.integration.conftest import PATIENCE_S, wait_until
 from tests.integration.failover_jobs import Victim, side_by_side
 from tests.integration.test_failover import assert_local

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.examples.graphs import RandomGraph
 from flinkplus.examples.running import Run, run_example
 from tests.integration.conftest import PATIENCE_S, wait_until

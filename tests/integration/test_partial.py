@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from tests.integration.failover_jobs import Victim, word
 from tests.integration.test_failover import assert_rolled_back
 from tests.integration.test_failover_stages import assert_exact, two

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus import CheckpointDirectoryError, ConfigurationError, JobHandle, StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import MoveCancelled
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.runtime.coordinator.drivers.commits import Commits

@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from flinkplus import JobHandle, StreamEnvironment, read_state
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint
 from tests.typed import Command
 

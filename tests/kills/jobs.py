@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.examples import components
 from flinkplus.examples.graphs import SCHEMA as GRAPH_SCHEMA
 from flinkplus.examples.graphs import SOURCE, RandomGraph

@@ -51,7 +51,7 @@ def test_a_name_that_only_commands_use_is_free_in_programs(tmp_path: Path) -> No
     (tmp_path / "experiments.py").write_text("mine = 1\n")
     (tmp_path / "program.py").write_text("import experiments, flinkplus\nprint(flinkplus.Stream, experiments.mine)\n")
     done = run(tmp_path, "program.py")
-    assert (done.returncode, done.stdout) == (0, "<class 'flinkplus.api.stream.Stream'> 1\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "<class 'flinkplus.api.streams.stream.Stream'> 1\n"), done.stderr
 
 
 def test_the_daemon_of_the_workers_loads_nothing_then(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from pyspark.sql import SparkSession
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.graph import JobGraph
 
 

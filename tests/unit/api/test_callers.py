@@ -12,7 +12,7 @@ import pytest
 
 from flinkplus import StreamEnvironment
 from flinkplus.api.callers import PACKAGE, names_callers_line
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.operators.base.row import make_row, row_type, user_error
 from tests.unit.api.drawing import environment, numbers

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.job.checks import check_loops, recovery_of

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.api.upgrades import Upgrade, requests_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.job_options import JobOptions, RunOptions

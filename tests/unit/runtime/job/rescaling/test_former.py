@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph
 from flinkplus.protocol.program.comparison import Requests, compare

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from experiments.harness.replaying import Recorded, repeat, sent_by
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import NondeterministicOperator
 from flinkplus.operators.base.steps import join
 from flinkplus.protocol.vocabulary.ids import SubtaskId

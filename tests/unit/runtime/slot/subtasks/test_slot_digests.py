@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from tests.unit.api.drawing import environment
 from tests.unit.runtime.slot.slots_in_process import Cluster
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from flinkplus import StreamEnvironment
-from flinkplus.api.stream import Stream
+from flinkplus.api.streams.stream import Stream
 from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
 from flinkplus.runtime.slot.subtasks import subtask
 from tests.unit.api.drawing import environment

@@ -1,0 +1,159 @@
+"""Streams by key: operators with state for each key, and what starts from them (windows, joins)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from flinkplus.api.callers import names_callers_line
+from flinkplus.api.streams.rows import Schema
+from flinkplus.api.streams.windowed import WindowedStream
+from flinkplus.errors import ConfigurationError
+from flinkplus.graph import Node
+from flinkplus.operators.base.durations import Duration, duration_ms
+from flinkplus.operators.base.operator import Operator
+from flinkplus.operators.base.schema import columns_text
+from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.keyed.keyed import Count, Sum
+from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.top import Top
+
+if TYPE_CHECKING:
+    from flinkplus.api.streams.stream import Stream
+
+
+@names_callers_line
+class KeyedStream:
+    """A stream partitioned by key, whose operators keep state per key. Without ``keys`` one subtask gets all rows."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._env = stream._env
+        self.schema = stream.schema
+        self.keys = keys
+
+    def __repr__(self) -> str:
+        by = ", ".join(self.keys) or "all rows together"
+        return f"<KeyedStream {self._stream.name!r} by {by}: {columns_text(self.schema)}>"
+
+    def _then(self, operator: Operator) -> Stream:
+        return self._stream._exchanged(operator, self.keys, "hash" if self.keys else "gather")
+
+    def count(self, *, output: str = "count", name: str | None = None) -> Stream:
+        """Adds the running count of the row's key, columnar."""
+        return self._then(Count(self._env.name_for("count", name), self.keys, output))
+
+    def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
+        """Adds the running sum of ``column`` for the row's key, columnar; null while all values were null.
+
+        Integers are summed as int64, floating point as float64, ``decimal(p, s)`` as ``decimal(p + 10, s)`` with a
+        maximum of 38 digits. A sum beyond that range fails the job with ``UserFunctionError``.
+        """
+        return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
+
+    def top(
+        self,
+        k: int,
+        *,
+        by: str,
+        item: str,
+        ascending: bool = False,
+        output: str = "rank",
+        name: str | None = None,
+    ) -> Stream:
+        """The ``k`` items of each key with the largest values (``ascending``: the smallest), kept up to date.
+
+        ``by``: the column with the current value of a row's item.
+        ``item``: the column that identifies the item.
+        ``output``: the column of the rank, from 1.
+
+        Each row replaces the value of its item. The output has one row for each rank that changes: key columns, rank,
+        item, value. The last row for each key and rank is the ranking. Among equal values the one reached first ranks
+        first. A null value removes the item; a rank without an item has nulls.
+
+        Only ``k`` items per key are kept. So the result is exact as long as values never get worse, as with counts:
+        ``key_by("word").count().gather().top(10, by="count", item="word")``; see ``flinkplus.operators.keyed.top``.
+        """
+        return self._then(Top(self._env.name_for("top", name), self.keys, k, by, item, ascending, output))
+
+    def reduce(self, function: Callable[[Any, Any], Any], *, name: str | None = None) -> Stream:
+        """For each row the reduction of its key's rows up to it: ``function(so_far, row)`` returns a row."""
+        return self._then(Reduce(self._env.name_for("reduce", name), self.keys, function))
+
+    def process(
+        self,
+        function: Callable[[Any, Any, Any], Iterable[Any] | None],
+        *,
+        schema: Schema,
+        on_timer: Callable[[Any, int, Any], Iterable[Any] | None] | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state.
+
+        ``ctx.event_timer(at)`` sets a timer: ``on_timer(key, at_ms, ctx)`` is called when event time reaches ``at``.
+        This needs ``with_watermark`` before. ``ctx.watermark`` is event time in milliseconds (``None``: still unknown).
+        """
+        name = self._env.name_for("process", name)
+        if on_timer is not None:
+            self._check_event_time(name)
+        return self._then(Process(name, self.keys, function, schema, on_timer))
+
+    def interval_join(
+        self,
+        other: KeyedStream,
+        *,
+        left_time: str,
+        right_time: str,
+        lower: Duration,
+        upper: Duration,
+        left_prefix: str = "left_",
+        right_prefix: str = "right_",
+        name: str | None = None,
+    ) -> Stream:
+        """Join rows of this stream (left) and ``other`` (right) that have equal keys and close event times.
+
+        ``left_time``, ``right_time``: the columns with the event times. Both streams need ``with_watermark`` before.
+        ``lower``, ``upper``: bounds of right time minus left time, inclusive (``"-5 seconds"``, ``"5 seconds"``).
+        ``left_prefix``, ``right_prefix``: prefixes for columns that both sides have, except for keys.
+
+        The output has the columns of both sides; keys with the same name appear once. A row before the watermark is
+        dropped, and counted in the metric ``late_rows``. Raises ``ConfigurationError`` for keys of different types.
+        """
+        name = self._env.name_for("interval_join", name)
+        if not isinstance(other, KeyedStream):
+            raise ConfigurationError(f"operator {name!r} joins keyed streams, not a {type(other).__name__}: use key_by")
+        if other._env is not self._env:
+            raise ConfigurationError(f"operator {name!r}: both streams must be drawn in one StreamEnvironment")
+        self._check_event_time(name)
+        other._check_event_time(name)
+        origins = (*self._stream._origins, *other._stream._origins)
+        join = IntervalJoin(
+            name,
+            self.keys,
+            JoinSide(self.schema, self.keys, left_time, left_prefix),
+            JoinSide(other.schema, other.keys, right_time, right_prefix),
+            duration_ms(lower, f"operator {name!r}: lower", least=None),
+            duration_ms(upper, f"operator {name!r}: upper", least=None),
+            len(self._stream._origins),
+        )
+        join.check()
+        schema, graph = join.output_schema(self.schema), self._env.graph
+        node = graph.add(Node(name, "operator", join, schema))
+        for at, origin in enumerate(origins):
+            keys = self.keys if at < join.left_inputs else other.keys
+            graph.link(origin, node, keys, "hash" if keys else "gather")
+        return self._stream._of(node, schema)
+
+    def tumbling_window(self, column: str, size: Duration) -> WindowedStream:
+        """Windows of event time; the stream needs ``with_watermark`` before.
+
+        ``column``: the column with the event time.
+        ``size``: length of a window (``"10 seconds"``).
+
+        A row whose window was already emitted is dropped, and counted in the metric ``late_rows``.
+        """
+        return WindowedStream(self, column, duration_ms(size, "the size of a window", least=1))
+
+    def _check_event_time(self, name: str) -> None:
+        if not all(map(self._env.graph.has_watermarks, self._stream._origins)):
+            raise ConfigurationError(f"operator {name!r} needs event time: call with_watermark on the stream before it")
