@@ -156,7 +156,7 @@ class ToPostgres(Pipeline):
     """Generator, two keyed stages behind shuffles, a table."""
 
     visibility: str = "at_once"
-    kinds: tuple[str, ...] = (*faults.EVERYWHERE, *faults.OF_SERVERS)
+    kinds: tuple[str, ...] = faults.KINDS
 
     def draw(self, env: StreamEnvironment, job: Job) -> None:
         stream = _two_stages(env, job)

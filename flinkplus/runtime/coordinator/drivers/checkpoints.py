@@ -88,12 +88,8 @@ class CheckpointDriver:
             case effects.RecordCheckpoint(stats):
                 self._record(stats)
             case effects.ReportCommitDelay(checkpoint, waited_ms):
-                log.warning(
-                    "the commit of checkpoint %d has taken %d s so far: until it ends, no other checkpoint "
-                    "becomes complete, and logs are not trimmed",
-                    checkpoint,
-                    waited_ms // 1000,
-                )
+                why = "until it ends, no other checkpoint becomes complete, and logs are not trimmed"
+                log.warning("the commit of checkpoint %d has taken %d s so far: %s", checkpoint, waited_ms // 1000, why)
             case effects.CopySavepoint() | effects.PublishSavepoint() | effects.EndSavepoint():
                 self._savepoints.apply(effect)
             case (
