@@ -24,7 +24,8 @@ pytestmark = [
 ]
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
 
-SLOW = 60.0
+SLOW = 30.0
+"""Rows per second: the job lives for minutes, also on a machine with other work."""
 
 
 def subtasks(postgres: PostgresServer) -> int:
@@ -39,6 +40,16 @@ def subtasks(postgres: PostgresServer) -> int:
 def behind(postgres: PostgresServer, checkpoint: int) -> int:
     ((entries,),) = postgres.execute(f"SELECT count(*) FROM flinkplus_recipe WHERE checkpoint >= {checkpoint}")
     return int(entries)
+
+
+def assert_consistent(postgres: PostgresServer, reader: Reader) -> None:
+    """Each row that was read is there once, and the numbers of each key have no gap."""
+    assert reader.wrong == []
+    rows = postgres.execute("SELECT word, i, n FROM numbered")
+    assert len({i for _, i, _ in rows}) == len(rows) > 0
+    for word in {word for word, *_ in rows}:
+        numbers = sorted(n for other, _, n in rows if other == word)
+        assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_rescaled_stopped_and_resumed(spark: SparkSession, postgres: PostgresServer, tmp_path: Path) -> None:
@@ -78,8 +89,9 @@ def test_live_rescales_and_kills(spark: SparkSession, postgres: PostgresServer) 
             rows = reader.rows
             reader.await_rows(rows + 20)
         assert len(job.rescales()) == 4
+        job.drain()
         job.await_finish(PATIENCE_S)
-    assert_exact(postgres, reader)
+    assert_consistent(postgres, reader)
 
 
 @pytest.mark.long
@@ -129,7 +141,7 @@ env = StreamEnvironment(
     spark, parallelism=2, recovery="rollback", checkpoint_interval=0.3, checkpoint_dir=os.path.abspath("kept")
 )
 schema = "word string, i bigint, one bigint"
-rows = env.generate(lambda i: (f"w{i % 7}", i, 1), schema=schema, count=6_000, rate=60.0, name="rows")
+rows = env.generate(lambda i: (f"w{i % 7}", i, 1), schema=schema, count=6_000, rate=30.0, name="rows")
 numbered = rows.key_by("word").sum("one", output="n", name="number")
 numbered.to_postgres(sys.argv[1], "numbered", name="numbered", visibility="at_once")
 job = env.execute("struck")
@@ -179,8 +191,4 @@ def test_a_driver_killed_in_a_rescale(
                 assert len(job.slot_pids()) == subtasks(postgres) == parallelism
                 job.stop_with_savepoint(tmp_path / "savepoint").await_done(PATIENCE_S)
             wait_until(lambda: not run.living(), "the end of the dead driver's processes")
-    assert reader.wrong == []
-    rows = postgres.execute("SELECT word, i, n FROM numbered")
-    assert len({i for _, i, _ in rows}) == len({(word, n) for word, _, n in rows}) == len(rows)
-    for word in {word for word, *_ in rows}:
-        assert sorted(n for other, _, n in rows if other == word) == list(range(1, 1 + sum(r[0] == word for r in rows)))
+    assert_consistent(postgres, reader)
