@@ -95,6 +95,31 @@ def test_live_rescales_and_kills(spark: SparkSession, postgres: PostgresServer) 
 
 
 @pytest.mark.long
+def test_a_job_that_was_not_stopped_begins_as_it_was_and_is_rescaled(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """As a program that a supervisor starts again, and that names another parallelism than the job has by now."""
+
+    def run(parallelism: int) -> Any:
+        options: dict[str, Any] = {"recovery": "rollback", "checkpoint_dir": tmp_path / "kept"}
+        env = numbering(spark, postgres, SLOW, parallelism=parallelism, checkpoint_interval=3.0, **options)
+        return env.execute("again", resume="auto")
+
+    with Reader(postgres) as reader:
+        with run(2) as job:
+            wait_for_checkpoint(job, 1)
+            rows = reader.rows
+            reader.await_rows(rows + 20)
+            job.cancel()
+        with pytest.warns(RuntimeWarning, match="begins at parallelism 2, and is then rescaled to 3"), run(3) as job:
+            wait_until(lambda: bool(job.rescales()) and subtasks(postgres) == 3, "a rescale")
+            wait_for_checkpoint(job, 2)
+            job.drain()
+            job.await_finish(PATIENCE_S)
+    assert_consistent(postgres, reader)
+
+
+@pytest.mark.long
 def test_a_stopped_job_goes_on_as_another_program(
     spark: SparkSession, postgres: PostgresServer, tmp_path: Path
 ) -> None:
