@@ -374,17 +374,6 @@ def rows_behind_a_held_checkpoint_are_stored(original: Any) -> Any:
     return lambda self: len(self._pending)
 
 
-@mutation(ActiveSubtasks, "add", at_once=True)
-def subtasks_that_become_active_hold_nothing_back(original: Any) -> Any:
-    """Only those that were active when the order came do."""
-
-    def add(self: Any, subtask: Any) -> None:
-        with mock.patch.object(self, "_hold", lambda subtask: None):
-            original(self, subtask)
-
-    return add
-
-
 @mutation(SimTable, "close", at_once=True)
 def a_resume_does_not_look_for_rows_behind_its_checkpoint(original: Any) -> Any:
     """Another parallelism begins, and the recipe that only the old subtasks can repeat is not closed."""
@@ -406,17 +395,6 @@ def progress_of_subtasks_that_are_gone_stays(original: Any) -> Any:
 def new_subtasks_have_the_progress_of_old_ones(original: Any) -> Any:
     """A subtask of the new division passes over steps that one of the old division had recorded under its number."""
     return lambda self, before, after: None
-
-
-@mutation(JobProtocol, "_on_divided", at_once=True)
-def output_is_not_fenced_again_after_a_division(original: Any) -> Any:
-    """The new subtasks are deployed behind the fence of the old ones."""
-
-    def divided(self: Any, now_ms: int, event: Any) -> Any:
-        with mock.patch.object(self._output, "reset", lambda: None):
-            return original(self, now_ms, event)
-
-    return divided
 
 
 @mutation(OutputHold, "release", at_once=True)
