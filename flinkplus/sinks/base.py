@@ -232,7 +232,7 @@ class RecipeKeeper(SinkCommitter):
         that of ``parallelism`` new ones, which have written nothing, unless that has happened. Raises as ``fence``."""
 
     @abstractmethod
-    def close(self, generation: int, behind: int) -> bool:
+    def close_behind(self, generation: int, behind: int) -> bool:
         """Refuse all transactions of generations before ``generation`` from now on. Returns whether nothing is visible
         that was made behind the checkpoint ``behind``. The first of a run: takes the output over as ``prepare``."""
 

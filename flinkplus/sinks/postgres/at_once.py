@@ -111,7 +111,7 @@ class AtOnceKeeper(RunKeeper, RecipeKeeper):
         self._transacted(action, patience_s, "begun")
 
     @override
-    def close(self, generation: int, behind: int) -> bool:
+    def close_behind(self, generation: int, behind: int) -> bool:
         def action(connection: Any) -> bool:
             known = self._table.found(connection) and self._table.progress(connection, self._job_id) is not None
             if not known or not self._tables.exist(connection):

@@ -269,10 +269,10 @@ class Commits:
                 self._keeper(sink).divide(generation, Division(checkpoint, of), parallelism, patience_s)
 
     def close_output(self, sink: str, generation: Generation, behind: CheckpointId) -> bool:
-        """See ``RecipeKeeper.close``."""
+        """See ``RecipeKeeper.close_behind``."""
         self._check()
         with self._noticing():
-            return self._keeper(sink).close(generation, behind)
+            return self._keeper(sink).close_behind(generation, behind)
 
     def _keeper(self, sink: str) -> RecipeKeeper:
         keeper = self.committers[sink]
