@@ -17,7 +17,7 @@ SERVER, CUT, DEAF, PAUSE = OF_SERVERS = ("server", "cut", "deaf", "pause")
 """SIGKILL of the database server, which is started again; all connections to it break; its answers are lost, and then
 all connections break; nothing passes for a while, and then everything does."""
 RESCALE = "rescale"
-"""The job is given another parallelism. Not where rows are visible at once."""
+"""The job is given another parallelism."""
 BROKER = "broker"
 """SIGKILL of the Kafka broker, which is started again."""
 KINDS = (*EVERYWHERE, *OF_SERVERS, RESCALE, BROKER)

@@ -196,7 +196,7 @@ class ToPostgres(Pipeline):
     """Generator, two keyed stages behind shuffles, a table."""
 
     visibility: str = AT_ONCE
-    kinds: tuple[str, ...] = (*faults.EVERYWHERE, *faults.OF_SERVERS)
+    kinds: tuple[str, ...] = (*faults.EVERYWHERE, *faults.OF_SERVERS, faults.RESCALE)
 
     def draw(self, env: StreamEnvironment, job: Job) -> None:
         stream = _two_stages(self._read(env, job))
@@ -340,16 +340,15 @@ class FilesToDelta(Pipeline):
 POSTGRES_AT_ONCE, FILES_DELTA = "postgres-at-once", "files-delta"
 BROKEN_PIPELINES = {**dict.fromkeys((*FAULTS, LATE), POSTGRES_AT_ONCE), HALVES: FILES_DELTA}
 """Deliberate fault of a sink -> the pipeline that it is for."""
-_BY_CHECKPOINT = (*faults.EVERYWHERE, *faults.OF_SERVERS, faults.RESCALE)
 _FILES = (*faults.EVERYWHERE, faults.RESCALE)
 PIPELINES: dict[str, Pipeline] = {
     pipeline.name: pipeline
     for pipeline in (
         ToPostgres(POSTGRES_AT_ONCE),
-        ToPostgres("postgres-checkpoint", _BY_CHECKPOINT, visibility="checkpoint"),
+        ToPostgres("postgres-checkpoint", visibility="checkpoint"),
         FilesToParquet("files-parquet", _FILES),
         FilesToDelta(FILES_DELTA, _FILES),
-        KafkaToPostgres("kafka-postgres-at-once", (*faults.EVERYWHERE, *faults.OF_SERVERS, faults.BROKER)),
-        KafkaToPostgres("kafka-postgres-checkpoint", (*_BY_CHECKPOINT, faults.BROKER), visibility="checkpoint"),
+        KafkaToPostgres("kafka-postgres-at-once", faults.KINDS),
+        KafkaToPostgres("kafka-postgres-checkpoint", faults.KINDS, visibility="checkpoint"),
     )
 }

@@ -30,8 +30,9 @@ from typing_extensions import Self
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
-from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
+from flinkplus.protocol.determinants.recipe import Division, RecipeEntry, StoredOutput
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.protocol.vocabulary.ids import CheckpointId
 
 
 class SinkWriter(ABC):
@@ -200,6 +201,10 @@ class RecipeWriter(SinkWriter):
         """See ``RecipePort``."""
 
     @abstractmethod
+    def hold(self, checkpoint: CheckpointId) -> None:
+        """See ``RecipePort``."""
+
+    @abstractmethod
     def settled(self, checkpoint: int) -> JsonValue:
         """Its part of a snapshot, when all cuts up to the barrier of ``checkpoint`` are stored. In another thread.
         Raises ``OutputUnavailable`` if that takes too long."""
@@ -225,6 +230,16 @@ class RecipeKeeper(SinkCommitter):
         """Refuse all transactions of ``subtasks``, by index, of generations before ``generation`` from now on. Returns
         what is stored of each. Raises ``OutputUnavailable`` after ``patience_s`` seconds, and ``OutputTableError`` if
         another ``parallelism`` has written."""
+
+    @abstractmethod
+    def divide(self, generation: int, division: Division, parallelism: int, patience_s: float) -> None:
+        """A deployment of ``generation`` begins from ``division``: what is stored of the subtasks before gives way to
+        that of ``parallelism`` new ones, which have written nothing, unless that has happened. Raises as ``fence``."""
+
+    @abstractmethod
+    def close_behind(self, generation: int, behind: int) -> bool:
+        """Refuse all transactions of generations before ``generation`` from now on. Returns whether nothing is visible
+        that was made behind the checkpoint ``behind``. The first of a run: takes the output over as ``prepare``."""
 
 
 def not_yet_committed(files: Iterable[StagedFile], committed_through: int) -> list[StagedFile]:

@@ -166,7 +166,9 @@ class _Checkpoint(Timed):
         if isinstance(effect, events.CommitsQuiesced):
             self._quiesced = True
             return False
-        if isinstance(effect, effects.RecordCheckpoint | effects.SweepState | events.StopRequested):
+        if isinstance(
+            effect, effects.RecordCheckpoint | effects.SweepState | effects.HoldOutput | events.StopRequested
+        ):
             return False
         if isinstance(effect, effects.CopySavepoint | effects.PublishSavepoint | effects.EndSavepoint):
             return False

@@ -53,6 +53,7 @@ from flinkplus.runtime.base.inbox import Inbox
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
+from flinkplus.runtime.control.spans import digests_from_json, spans_from_json
 from flinkplus.runtime.coordinator.commands.operations import InjectCommand, StatusCommand
 from flinkplus.runtime.liveness.pulse import MAX_DATAGRAM_BYTES, Pulses, pulse_key
 from flinkplus.runtime.liveness.pulse_process import datagram
@@ -354,10 +355,10 @@ def _decode_control(data: bytes) -> object:
     if isinstance(message, control.Fenced):
         for name, runs in message.determinants.items():
             parse_subtask(name)
-            control.spans_from_json(runs)
+            spans_from_json(runs)
         for name, found in message.digests.items():
             parse_channel(name)
-            control.digests_from_json(found)
+            digests_from_json(found)
     return message
 
 

@@ -35,7 +35,7 @@ from flinkplus.errors import UserFunctionError
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS
 from flinkplus.protocol.channels.outputs import MAX_UNSENT_MESSAGES, MAX_UNSENT_TO_FAILED
 from flinkplus.protocol.channels.watermarks import IDLE_MS
-from flinkplus.protocol.determinants.recipe import StoredOutput, read_recipe
+from flinkplus.protocol.determinants.recipe import Division, StoredOutput, read_recipe
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.protocol.vocabulary.guarantee import Guarantee
@@ -155,6 +155,7 @@ class Checks:
                 "known_ids",
                 "old_ids",
                 "divided",
+                "output_divided",
                 "saved",
                 "transactions",
                 "refused_transactions",
@@ -560,6 +561,7 @@ class Checks:
         behind = sorted(self._world.durable.visible - stored[1])
         if behind:
             self._wrong("savepoints", f"{behind[:3]} are visible, and behind checkpoint {stored[0]} of the savepoint")
+        self._nothing_behind(stored[0], list(self._world.table.recorded))
 
     def begins_with(self, checkpoint: int, handles: Mapping[SubtaskId, SnapshotHandle]) -> None:
         """A new job begins with the savepoint that is ``checkpoint``; what was behind it did not happen."""
@@ -813,6 +815,29 @@ class Checks:
                 )
         if stored.recorded < cuts[-1].step:
             self._wrong("recipes", f"rows of {subtask} are visible up to step {cuts[-1].step}, not recorded")
+
+    def output_divided(self, subtasks: Sequence[SubtaskId], division: Division) -> None:
+        """Subtasks of a sink give way to others: nothing that they have made behind the division is visible."""
+        self.counts["output_divided"] += 1
+        self._nothing_behind(division.of, subtasks)
+
+    def output_known(self, subtasks: Sequence[SubtaskId]) -> None:
+        """The table has the progress of ``subtasks`` of a sink: those that are in force, and no others."""
+        wrong = [str(subtask) for subtask in subtasks if subtask.index >= self._parallelism]
+        if wrong:
+            self._wrong("plans", f"the table has progress of {wrong} at parallelism {self._parallelism}")
+
+    def _nothing_behind(self, checkpoint: int, subtasks: Sequence[SubtaskId]) -> None:
+        """The job goes on from ``checkpoint`` with something that would not make visible rows again."""
+        at = [number for number, _ in self._cuts].index(checkpoint)
+        for subtask in subtasks:
+            stored, covered = self._world.table.recorded.get(subtask, 0), self._steps_at[at].get(subtask, 0)
+            if stored > covered:
+                self._wrong(
+                    "recipes",
+                    f"rows of {subtask} before step {stored} are visible, and checkpoint {checkpoint}, where others go "
+                    f"on, covers those before {covered}",
+                )
 
     def made_again(self, subtask: SimSubtask, step: int, rows: tuple[Row, ...]) -> None:
         """A subtask has made rows again that are stored: they are the same."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chain_backup.failover.effects import ChainEntry
-from flinkplus.protocol.determinants.recipe import StoredOutput
+from flinkplus.protocol.determinants.recipe import Division, StoredOutput
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.control import messages as control
@@ -110,10 +110,11 @@ class SimCommits:
         handles: Sequence[tuple[SubtaskId, Any]],
         final: bool,
         divided: dict[SubtaskId, SnapshotHandle] | None = None,
+        of: int = 0,
     ) -> None:
-        """``divided``: the snapshots of the checkpoint that was divided for this one, if it was made so."""
+        """``divided``: the snapshots of the checkpoint ``of`` that was divided for this one, if it was made so."""
         world = self._world
-        manifest = {"generation": generation, "final": final, "handles": dict(handles), "divided": divided}
+        manifest = {"generation": generation, "final": final, "handles": dict(handles), "divided": divided, "of": of}
         key = int(checkpoint), self._epoch
         if world.commits is not self:  # a hung write ends after the job was resumed
             if world.rng_late.random() < 0.5:
@@ -171,6 +172,24 @@ class SimCommits:
             self._world.checks.counts["fenced_twice"] += 1
             self._world.table.fence(generation, fenced)
         return self._world.table.fence(generation, fenced)
+
+    def divide_output(
+        self, sink: str, generation: Generation, checkpoint: CheckpointId, parallelism: int, patience_s: float
+    ) -> None:
+        self._check()
+        of = self.manifests[checkpoint]["of"]
+        if self._world.table.is_away:
+            raise Unavailable("the database is away")
+        if of:
+            subtasks = [SubtaskId(sink, index) for index in range(parallelism)]
+            self._world.table.divide(generation, Division(checkpoint, of), subtasks)
+
+    def close_output(self, generation: Generation, behind: CheckpointId) -> bool:
+        """See ``Commits``; of all sinks."""
+        self._check()
+        if self._world.table.is_away:
+            raise Unavailable("the database is away")
+        return self._world.table.close(generation, behind)
 
     def drop(self, checkpoint: CheckpointId) -> None:
         self._check()

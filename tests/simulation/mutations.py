@@ -39,6 +39,7 @@ from flinkplus.protocol.channels.outputs import OutputChannel, OutputChannels
 from flinkplus.protocol.channels.watermarks import IDLE_MS, InputWatermarks
 from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.checkpoints.commits import CommitQueue
+from flinkplus.protocol.checkpoints.hold import OutputHold
 from flinkplus.protocol.checkpoints.savepoints import Savepoints
 from flinkplus.protocol.determinants.determinants import IDLED, AncestorLog, Choice, InputPart, KnownSteps
 from flinkplus.protocol.determinants.recipe import NO_RECIPE, Recipe, RecipeLog
@@ -365,6 +366,41 @@ def promotions_do_not_wait_for_recipes(original: Any) -> Any:
 def numbers_of_repeated_checkpoints_are_used_again(original: Any) -> Any:
     """A checkpoint may have the number of one that is aborted in steps that are repeated (as in the first draft)."""
     return property(lambda self: ())
+
+
+@mutation(SimRecipeSink, "_storable", at_once=True)
+def rows_behind_a_held_checkpoint_are_stored(original: Any) -> Any:
+    """A sink does not hold back what it makes behind the barrier where the job is divided or stopped."""
+    return lambda self: len(self._pending)
+
+
+@mutation(SimTable, "close", at_once=True)
+def a_resume_does_not_look_for_rows_behind_its_checkpoint(original: Any) -> Any:
+    """Another parallelism begins, and the recipe that only the old subtasks can repeat is not closed."""
+
+    def close(self: Any, generation: int, behind: int) -> bool:
+        original(self, generation, behind)
+        return True
+
+    return close
+
+
+@mutation(SimTable, "_replace", at_once=True)
+def progress_of_subtasks_that_are_gone_stays(original: Any) -> Any:
+    """With fewer subtasks, what is known of the others is left; there may be more of them again later."""
+    return lambda self, before, after: original(self, [subtask for subtask in before if subtask in after], after)
+
+
+@mutation(SimTable, "_replace", at_once=True)
+def new_subtasks_have_the_progress_of_old_ones(original: Any) -> Any:
+    """A subtask of the new division passes over steps that one of the old division had recorded under its number."""
+    return lambda self, before, after: None
+
+
+@mutation(OutputHold, "release", at_once=True)
+def held_rows_are_not_released(original: Any) -> Any:
+    """What was to happen at a checkpoint is called off, and rows behind it wait on."""
+    return lambda self: None
 
 
 @mutation(OutputChannels, "lift_limits", scenario="101")

@@ -95,8 +95,8 @@ FAULTS_AT_ONCE = (
     *("no_table", "no_table", "crash_at_point", "migrate", "cut"),
 )
 """What happens to such a job."""
-NOT_AT_ONCE = ("rescale", "rescale_back", "at_rescale", "savepoint")
-"""What such a job cannot have."""
+CHANGED_AT_ONCE = 0.4
+"""Share of these jobs whose parallelism changes, or that may be stopped with savepoints."""
 MOST_SUBTASKS, KEY_GROUPS = 5, 8
 """What jobs are rescaled to at most, of each vertex; and the key groups of such jobs."""
 MOVES = 0.1
@@ -372,6 +372,7 @@ def draw(
     parameters = with_rescales(parameters, child(seed, "rescales"), 1 if rescaled else RESCALED)
     parameters = with_savepoints(parameters, child(seed, "savepoints"), 1 if saved else SAVED)
     parameters = with_rows_at_once(parameters, child(seed, "at once"), 1 if at_once else AT_ONCE)
+    parameters = with_changes_at_once(parameters, child(seed, "changes at once"))
     return with_live_sources(parameters, child(seed, "live"), 1 if live else LIVE)
 
 
@@ -397,8 +398,7 @@ def with_rows_at_once(parameters: Parameters, rng: random.Random, share: float) 
     them."""
     if rng.random() >= share or parameters.loops or not parameters.records or parameters.stages < 2:
         return parameters
-    faults = [fault for fault in parameters.faults if fault.kind not in NOT_AT_ONCE]
-    at_ms = 0
+    faults, at_ms = list(parameters.faults), 0
     for _ in range(rng.choice((1, 2, 3, 5))):
         at_ms += rng.choice((2, 10, 25, 40, 60))
         kind = rng.choice(FAULTS_AT_ONCE)
@@ -411,7 +411,6 @@ def with_rows_at_once(parameters: Parameters, rng: random.Random, share: float) 
         in_flight_bytes=None,
         quick_barriers=False,
         whims=False,
-        groups=0,
         records=max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records,
         rows=min(parameters.rows, 2),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
@@ -421,6 +420,17 @@ def with_rows_at_once(parameters: Parameters, rng: random.Random, share: float) 
     lineage = Lineage([f"v{at}" for at in range(parameters.stages)], edges, depth)
     reached = all(lineage.has_all_of(f"v{at}") for at in range(parameters.stages))
     return parameters if reached else replace(parameters, sharing_depth=None)
+
+
+def with_changes_at_once(parameters: Parameters, rng: random.Random) -> Parameters:
+    """Some of the jobs whose rows are visible at once are rescaled, or stopped with savepoints; their driver may die
+    when they have a checkpoint."""
+    if not parameters.at_once or rng.random() >= CHANGED_AT_ONCE:
+        return parameters
+    kinds = rng.choice((with_rescales, with_rescales, with_savepoints))
+    parameters = kinds(parameters, rng, 1)
+    deaths = [Fault(rng.randrange(50, 250), "crash_driver", 0, 0) for _ in range(rng.choice((0, 0, 1, 2)))]
+    return replace(parameters, faults=tuple(sorted((*parameters.faults, *deaths), key=lambda fault: fault.at_ms)))
 
 
 def with_rescales(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

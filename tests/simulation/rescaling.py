@@ -224,7 +224,7 @@ def divide(
         if not isinstance(error, NotAligned) or world.coordinator is not None:  # a running job waits for an aligned one
             world.checks.not_divided(checkpoint, error)
         raise
-    commits.store(new, generation, list(handles.items()), False, divided=dict(before))
+    commits.store(new, generation, list(handles.items()), False, divided=dict(before), of=checkpoint)
     if world.storage_fails and world.rng_divided.random() < 0.3:
         raise Unavailable("plan refused")
     world.durable.parallelism = parallelism

@@ -17,6 +17,7 @@ from flinkplus.runtime.coordinator.drivers.savepoints import Savepoint
 from flinkplus.state.durable.savepoint import Copied
 from tests.simulation.driver import Durable, SimCommits, Unavailable, names_in
 from tests.simulation.parameters import MOST_SUBTASKS
+from tests.simulation.table import SimTable
 
 if TYPE_CHECKING:
     from flinkplus.runtime.coordinator.coordinator import Coordinator
@@ -67,7 +68,7 @@ class SimSavepointWriter:
         self.world.checks.is_savepoint(checkpoint, None if manifest is None else manifest["handles"])
         assert manifest is not None
         state = {name: durable.state[name] for name in names_in(manifest)}
-        self.content = Content(checkpoint, {**manifest, "divided": None}, state, frozenset(durable.visible))
+        self.content = Content(checkpoint, {**manifest, "divided": None, "of": 0}, state, frozenset(durable.visible))
 
     def publish(self) -> None:
         self._reach()
@@ -154,6 +155,7 @@ class SimSavepoints:
         if world.parameters.groups:
             parallelism = world.rng_saved.randint(1, MOST_SUBTASKS)
         world.durable = durable_of(content, world.durable, parallelism)
+        world.table = SimTable(world)  # the new job has a table of its own
         world.counts["savepoint_restored"] += 1
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
+from flinkplus.protocol.determinants.recipe import Division, RecipeEntry, StoredOutput, is_held
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from tests.simulation.graph import Row
 
@@ -44,6 +44,8 @@ class SimTable:
         self.recorded: dict[SubtaskId, int] = {}
         self.entries: dict[SubtaskId, list[RecipeEntry]] = {}
         self.rows: dict[tuple[SubtaskId, int], tuple[Row, ...]] = {}
+        self.divided: dict[str, int] = {}
+        """Vertex -> the checkpoint from which its subtasks are others than before."""
 
     @property
     def is_away(self) -> bool:
@@ -73,8 +75,40 @@ class SimTable:
     def _store_progress(self, subtask: SubtaskId, cuts: Sequence[Cut]) -> None:
         self.recorded[subtask] = cuts[-1].step
 
+    def reaches_behind(self, checkpoint: int) -> bool:
+        """Whether rows are visible that were made behind ``checkpoint``."""
+        return any(entry.checkpoint >= checkpoint for entries in self.entries.values() for entry in entries)
+
+    def close(self, generation: Generation, behind: int) -> bool:
+        """Refuse older generations of all subtasks; whether nothing behind the checkpoint ``behind`` is visible."""
+        self.generations = {subtask: max(generation, known) for subtask, known in self.generations.items()}
+        return not self.reaches_behind(behind)
+
+    def divide(self, generation: Generation, division: Division, subtasks: Sequence[SubtaskId]) -> None:
+        """The subtasks of the sink's vertex give way to ``subtasks``, unless they have."""
+        vertex = subtasks[0].vertex
+        if self.divided.get(vertex, 0) >= division.checkpoint:
+            return
+        before = [subtask for subtask in self.generations if subtask.vertex == vertex]
+        for subtask in before:
+            self.generations[subtask] = max(generation, self.generations[subtask])
+        self._world.checks.output_divided(before, division)
+        self._replace(before, subtasks)
+        for subtask in subtasks:
+            self.generations[subtask] = generation
+        self.divided[vertex] = division.checkpoint
+
+    def _replace(self, before: Sequence[SubtaskId], after: Sequence[SubtaskId]) -> None:
+        """What is known of the subtasks before goes, but for their rows."""
+        for subtask in before:
+            for known in (self.generations, self.recorded, self.entries):
+                known.pop(subtask, None)
+            for key in [key for key in self.rows if key[0] == subtask]:
+                del self.rows[key]
+
     def fence(self, generation: Generation, subtasks: Sequence[SubtaskId]) -> dict[int, StoredOutput]:
         """Refuse older generations, and say what there is of the subtasks."""
+        self._world.checks.output_known([known for known in self.generations if known.vertex == subtasks[0].vertex])
         found = {}
         for subtask in subtasks:
             self.generations[subtask] = max(generation, self.generations.get(subtask, 0))
@@ -92,6 +126,7 @@ class SimRecipeSink:
         self._busy = False
         self._fenced = False
         self._complete = 0
+        self._held = CheckpointId(0)
         self._stored = 0
         self._barriers: dict[CheckpointId, int] = {}
         self.snapshot: CheckpointId | None = None
@@ -112,6 +147,14 @@ class SimRecipeSink:
         self._world.checks.counts["not_written_again"] += 1
         self._world.checks.made_again(self._owner, step, self._owner.take_rows())
 
+    def hold(self, checkpoint: CheckpointId) -> None:
+        self._held = checkpoint
+        self._begin()
+
+    def _storable(self) -> int:
+        """How many of the cuts that wait may be stored: those before the first that is held."""
+        return next((at for at, cut in enumerate(self._pending) if is_held(cut.entry, self._held)), len(self._pending))
+
     def _note_barrier(self, step: int) -> None:
         """The first cut after a snapshot is that of its barrier."""
         if self.snapshot is not None:
@@ -128,11 +171,12 @@ class SimRecipeSink:
     # --- transactions
 
     def _begin(self) -> None:
-        if self._busy or not self._pending or self._fenced:
+        most = self._storable()
+        if self._busy or not most or self._fenced or self._owner.closed:
             return
         self._busy = True
         world, rng = self._world, self._world.rng_table
-        count = rng.randint(1, min(MOST_CUTS, len(self._pending)))
+        count = rng.randint(1, min(MOST_CUTS, most))
         cuts = [self._pending[at] for at in range(count)]
         at_ms = world.now_ms + rng.randint(0, 6)
         lost = rng.random() < LOST

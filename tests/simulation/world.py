@@ -318,7 +318,7 @@ class World:
         that of the plan. Returns the parallelism. Raises ``Unavailable``."""
         parallelism = self.durable.parallelism
         if self._runs > 1 and self.parameters.groups and self.rng_divided.random() < 0.3:
-            parallelism = self.rng_divided.randint(1, MOST_SUBTASKS)
+            parallelism = self._wanted(restore, checkpoint, self.rng_divided.randint(1, MOST_SUBTASKS))
         if checkpoint is None:
             self.durable.parallelism = parallelism
             self.checks.begins(parallelism)
@@ -338,6 +338,17 @@ class World:
         restore.available = tuple(CheckpointId(number) for number, count in known.items() if count == parallelism)
         restore.older = tuple(CheckpointId(number) for number, count in known.items() if count != parallelism)
         self.durable.parallelism = parallelism
+        return parallelism
+
+    def _wanted(self, restore: Restore, checkpoint: CheckpointId | None, parallelism: int) -> int:
+        """The parallelism at which a user resumes the job, who wants another one. Raises ``Unavailable``."""
+        if not self.parameters.at_once:
+            return parallelism
+        if checkpoint is None or not self.commits.close_output(restore.generation, checkpoint):
+            self.counts["refused_resumes"] += 1
+            restore.wanted = None if checkpoint is None else parallelism  # the job is rescaled when it runs
+            return self.durable.parallelism
+        self.counts["closed_resumes"] += 1
         return parallelism
 
     @property

@@ -25,6 +25,7 @@ from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_channel, parse_subtask
+from flinkplus.runtime.control.spans import digests_from_json, spans_from_json
 from flinkplus.runtime.slot.subtasks.log_codec import MessageCodec
 from flinkplus.sinks import spark_log
 from flinkplus.state.durable.manifests import MANIFEST_MAGIC
@@ -173,11 +174,11 @@ def test_fields_of_control_messages_are_what_they_say() -> None:
     runs: list[Any] = [[["x", [1]]], [[1]], [[1, ["x"]]], [[1, None]]]
     for bad in runs:
         with pytest.raises(PeerProtocolError):
-            control.spans_from_json(bad)
+            spans_from_json(bad)
     digests: list[Any] = [[[1, "%%"]], [[1, "AAA="]], [["1", "AAAAAAAAAAA="]]]
     for bad in digests:
         with pytest.raises(PeerProtocolError):
-            control.digests_from_json(bad)
+            digests_from_json(bad)
 
 
 @pytest.mark.parametrize("text", ["count[\u00b2]", "count[]", "count[1", "count[1]\n", f"count[{'9' * 5000}]", "[1]x"])

@@ -28,6 +28,7 @@ Rules:
 - Acknowledgements, declines and exhausted sources of another generation than the running one have no effect.
 - After every ``sweep_every`` complete checkpoints, state files that no checkpoint can name any more are removed.
 - The checkpoint of a savepoint is aligned, and is kept until it is copied (``savepoints``).
+- Rows that are visible at once may be held back behind a checkpoint (``hold``).
 
 Invariants: checkpoint numbers rise and are never used twice; at most ``max_concurrent`` + 1 are pending; the newest
 ``retained`` complete checkpoints are never dropped, nor any with uncommitted output.
@@ -35,12 +36,12 @@ Invariants: checkpoint numbers rise and are never used twice; at most ``max_conc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from typing_extensions import assert_never
 
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.checkpoints.commits import CommitQueue
+from flinkplus.protocol.checkpoints.hold import OutputHold
+from flinkplus.protocol.checkpoints.pending import PendingCheckpoint
 from flinkplus.protocol.checkpoints.savepoints import SavepointPhase, Savepoints
 from flinkplus.protocol.vocabulary import effects, events
 from flinkplus.protocol.vocabulary.config import CheckpointConfig, earliest_ms
@@ -51,22 +52,6 @@ from flinkplus.protocol.vocabulary.in_flight import AbortCause
 
 AFTER_FAILOVER_MS = 200
 """Minimum time from the promotion order of a failover to the next periodic checkpoint; the interval, if shorter."""
-NAMED_AT_MOST = 4
-"""Maximum number of subtasks named in a reason."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A checkpoint that has neither become complete nor been aborted."""
-
-    checkpoint: CheckpointId
-    final: bool
-    triggered_ms: int
-    handles: dict[SubtaskId, object] = field(default_factory=dict)
-    in_flight_bytes: dict[SubtaskId, int] = field(default_factory=dict)  # of handles with channel state
-    acknowledged_ms: int | None = None  # when it became ready
-    may_overtake: bool = True
-    overtakes: bool = False  # its barriers were ordered to overtake
 
 
 class CheckpointCoordinator:
@@ -88,7 +73,7 @@ class CheckpointCoordinator:
         self._sources: tuple[SubtaskId, ...] = ()
         self._ending: tuple[SubtaskId, ...] = ()  # with the heads of loops
         self._exhausted: set[SubtaskId] = set()  # never iterated
-        self._pending: dict[CheckpointId, _Pending] = {}  # ascending
+        self._pending: dict[CheckpointId, PendingCheckpoint] = {}  # ascending
         self._storing: CheckpointId | None = None
         self._storing_until_ms: int | None = None  # None: it waits for a commit
         self._unswept = 0
@@ -103,6 +88,7 @@ class CheckpointCoordinator:
         self._complete = list(complete)
         self._commits = CommitQueue(config)
         self._savepoints = Savepoints(config)
+        self._hold = OutputHold(config.recipes)
         self._quiescing = False
         self._dead = False
 
@@ -125,6 +111,11 @@ class CheckpointCoordinator:
         """Where the savepoint under way is; ``None``: there is none."""
         return self._savepoints.phase
 
+    @property
+    def held(self) -> CheckpointId | None:
+        """The checkpoint behind which sinks hold back rows that would be visible at once; ``None``: they do not."""
+        return self._hold.behind
+
     def next_deadline_ms(self) -> int | None:
         """When to step with ``TimeAdvanced`` unless another event comes first; never in the past of the last step."""
         if self._dead:
@@ -134,7 +125,7 @@ class CheckpointCoordinator:
             *map(self._overtaking_ms, self._pending.values()),
             self._commits.next_deadline_ms(),
             self._savepoints.next_deadline_ms(),
-            None if self._savepoints.holds else self._final_at_ms,
+            None if self._holds else self._final_at_ms,
             self._next_periodic_ms() if self._may_trigger() else None,
         )
 
@@ -143,8 +134,8 @@ class CheckpointCoordinator:
         ``InvariantViolation``, changing nothing, when the event is impossible."""
         if self._dead and not isinstance(event, events.JobInterrupted | events.QuiesceRequested):
             return []
-        found = self._handle(now_ms, event)
-        return found + self._advance(now_ms)
+        found = self._handle(now_ms, event) + self._advance(now_ms)
+        return found + self._hold.look(self._savepoints.stops_at, self._generation)
 
     def _handle(self, now_ms: int, event: CheckpointingEvent) -> list[CheckpointingEffect]:
         match event:
@@ -158,9 +149,13 @@ class CheckpointCoordinator:
                 invariant(not self._running, "commits are quiesced while the job runs", generation=self._generation)
                 self._quiescing = True
                 return []
-            case events.CheckpointRequested(aligned):
+            case events.CheckpointRequested(aligned, holding):
                 self._requested = True
                 self._aligned_requested |= aligned
+                self._hold.requested |= holding
+                return []
+            case events.OutputReleased():
+                self._hold.release()
                 return []
             case events.CheckpointsAbandoned(after):
                 return self._on_abandoned(after)
@@ -228,11 +223,12 @@ class CheckpointCoordinator:
         self._final_complete = False
         if self._config.interval_ms is not None:
             self._periodic_at_ms = now_ms + self._config.interval_ms
-        return []
+        return self._hold.started(started)
 
     def _on_interrupted(self, now_ms: int) -> list[CheckpointingEffect]:
         self._running = False
         self._final_at_ms = self._periodic_at_ms = None
+        self._hold.release()
         found: list[CheckpointingEffect] = []
         for pending in tuple(self._pending.values()):
             if pending.checkpoint != self._storing:
@@ -304,7 +300,7 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------------------------------------- answers
 
-    def _find(self, checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation) -> _Pending | None:
+    def _find(self, checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation) -> PendingCheckpoint | None:
         """The pending checkpoint that an answer is for; None when the answer has no effect."""
         if self._is_outdated(generation):
             return None
@@ -320,25 +316,13 @@ class CheckpointCoordinator:
             return []
         if event.in_flight_bytes:
             pending.in_flight_bytes[event.subtask] = event.in_flight_bytes
-            excess = self._too_much(pending, event.subtask.index)
+            excess = pending.excess(event.subtask.index, self._config)
             if excess is not None:
                 return self._abort(now_ms, pending, excess, cause=AbortCause.OVER_BUDGET)
         pending.handles[event.subtask] = event.handle
         if len(pending.handles) == len(self._subtasks):
             pending.acknowledged_ms = now_ms
         return []
-
-    def _too_much(self, pending: _Pending, index: int) -> str | None:
-        """Why the checkpoint holds too much channel state, after an answer of a subtask with ``index``, or None."""
-        held = pending.in_flight_bytes
-        in_slot = sum(size for subtask, size in held.items() if subtask.index == index)
-        for where, size, limit in (
-            (f"to subtasks {index}", in_slot, self._config.in_flight_slot_bytes),
-            ("in the job", sum(held.values()), self._config.in_flight_job_bytes),
-        ):
-            if size > limit:
-                return f"{size:,} bytes were in flight {where}, and the maximum is {limit:,}"
-        return None
 
     def _on_declined(self, now_ms: int, event: events.CheckpointDeclined) -> list[CheckpointingEffect]:
         pending = self._find(event.checkpoint, event.subtask, event.generation)
@@ -394,13 +378,14 @@ class CheckpointCoordinator:
     def _abort(
         self,
         now_ms: int,
-        pending: _Pending,
+        pending: PendingCheckpoint,
         reason: str,
         blame: bool = True,
         cause: AbortCause = AbortCause.OTHER,
     ) -> list[CheckpointingEffect]:
         """``blame``: whether this counts as a failed attempt at a last checkpoint."""
         del self._pending[pending.checkpoint]
+        self._hold.aborted(pending.checkpoint)
         self._too_much_in_flight |= cause is AbortCause.OVER_BUDGET
         self._pause_until_ms = now_ms + self._config.min_pause_ms
         found: list[CheckpointingEffect] = [
@@ -419,24 +404,12 @@ class CheckpointCoordinator:
     def _record(
         self,
         now_ms: int,
-        pending: _Pending,
+        pending: PendingCheckpoint,
         outcome: effects.CheckpointOutcome,
         reason: str,
         cause: AbortCause | None = None,
     ) -> effects.RecordCheckpoint:
-        stats = effects.CheckpointStats(
-            checkpoint=pending.checkpoint,
-            generation=self._generation,
-            final=pending.final,
-            outcome=outcome,
-            reason=reason,
-            triggered_ms=pending.triggered_ms,
-            acknowledged_ms=pending.acknowledged_ms,
-            ended_ms=now_ms,
-            acknowledged=len(pending.handles),
-            subtasks=len(self._subtasks),
-            cause=cause,
-        )
+        stats = pending.stats(self._generation, outcome, reason, now_ms, len(self._subtasks), cause)
         return effects.RecordCheckpoint(stats)
 
     # ---------------------------------------------------------------------------------------------- what is due
@@ -458,7 +431,7 @@ class CheckpointCoordinator:
             found.append(events.CommitsQuiesced())
         return found
 
-    def _deadline_of(self, pending: _Pending) -> int | None:
+    def _deadline_of(self, pending: PendingCheckpoint) -> int | None:
         if pending.checkpoint == self._storing:
             return self._storing_until_ms
         return pending.triggered_ms + self._config.timeout_ms
@@ -475,10 +448,10 @@ class CheckpointCoordinator:
                 self._dead = True
                 found += [*self._abort(now_ms, pending, reason), events.CommitAbandoned(pending.checkpoint, reason)]
             else:
-                found += self._abort(now_ms, pending, self._what_is_missing(pending))
+                found += self._abort(now_ms, pending, pending.missing(self._subtasks, self._config))
         return found
 
-    def _overtaking_ms(self, pending: _Pending) -> int | None:
+    def _overtaking_ms(self, pending: PendingCheckpoint) -> int | None:
         """When to order that its barriers may overtake; None: never, or already ordered."""
         timeout_ms = self._config.aligned_timeout_ms
         done = pending.final or pending.overtakes or pending.acknowledged_ms is not None
@@ -495,13 +468,6 @@ class CheckpointCoordinator:
                 found.append(effects.OvertakeCheckpoint(pending.checkpoint, self._generation))
         return found
 
-    def _what_is_missing(self, pending: _Pending) -> str:
-        missing = [str(subtask) for subtask in self._subtasks if subtask not in pending.handles]
-        if not missing:
-            return f"an older manifest was still being stored after {self._config.timeout_ms} ms"
-        others = f" and {len(missing) - NAMED_AT_MOST} others" if len(missing) > NAMED_AT_MOST else ""
-        return f"not acknowledged within {self._config.timeout_ms} ms by {', '.join(missing[:NAMED_AT_MOST])}{others}"
-
     def _store_next(self, now_ms: int) -> list[CheckpointingEffect]:
         if self._storing is not None:
             return []
@@ -514,11 +480,16 @@ class CheckpointCoordinator:
                 return [effects.StoreManifest(pending.checkpoint, handles, pending.final, self._generation)]
         return []
 
+    @property
+    def _holds(self) -> bool:
+        """Whether no other checkpoint may be triggered."""
+        return self._savepoints.holds or self._hold.active
+
     def _may_trigger(self) -> bool:
         """Whether the limits allow a checkpoint other than the last one."""
         return (
             self._running
-            and not self._savepoints.holds
+            and not self._holds
             and not self._all_exhausted()
             and not self._has_final()
             and len(self._pending) < self._config.max_concurrent
@@ -529,7 +500,7 @@ class CheckpointCoordinator:
         return None if self._periodic_at_ms is None else max(self._periodic_at_ms, self._pause_until_ms)
 
     def _trigger_due(self, now_ms: int) -> list[CheckpointingEffect]:
-        if self._savepoints.holds:
+        if self._holds:
             return []
         if self._final_at_ms is not None and self._final_at_ms <= now_ms:
             self._final_at_ms = None
@@ -548,11 +519,13 @@ class CheckpointCoordinator:
         checkpoint = self._next_id
         self._next_id = CheckpointId(checkpoint + 1)
         may_overtake = not (self._too_much_in_flight or self._aligned_requested or savepoint)
-        self._pending[checkpoint] = _Pending(checkpoint, final, now_ms, may_overtake=may_overtake)
+        self._pending[checkpoint] = PendingCheckpoint(checkpoint, final, now_ms, may_overtake=may_overtake)
         self._too_much_in_flight = self._aligned_requested = False
         if savepoint:
             self._savepoints.on_triggered(checkpoint)
+        self._hold.triggered(checkpoint)
         return [
+            *self._hold.look(self._savepoints.stops_at, self._generation),  # before the first barrier
             *self._let_overtake(now_ms),
             effects.TriggerCheckpoint(checkpoint, self._sources, final, self._generation),
         ]

@@ -13,8 +13,8 @@ Rules:
   limit after a failover or a rollback, up to ``ATTEMPTS`` times otherwise.
 - Its checkpoint is kept until the request ends (``pinned``).
 - A request to *stop* holds all other checkpoints from its trigger on (``holds``), the last one included, so that no
-  output behind the savepoint becomes visible. When the savepoint is stored, the job stops; when the request fails, the
-  job continues as if it had never been made.
+  output behind the savepoint becomes visible. Sinks whose rows are visible at once hold them back (``hold``). When the
+  savepoint is stored, the job stops; when the request fails, the job continues as if it had never been made.
 - A copy reports its progress. Without any within the timeout of storage it is given up.
 - When the input of a job has ended the job finishes by itself, and a request that has no checkpoint yet fails.
 
@@ -53,6 +53,7 @@ class Savepoints:
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._request: _Request | None = None
+        self._stopped_at: CheckpointId | None = None
 
     @property
     def phase(self) -> SavepointPhase | None:
@@ -69,6 +70,12 @@ class Savepoints:
         """Whether no other checkpoint may be triggered."""
         request = self._request
         return request is not None and request.stop and request.phase != "waiting"
+
+    @property
+    def stops_at(self) -> CheckpointId | None:
+        """The checkpoint with which the job stops, or is to stop, once it is triggered."""
+        request = self._request
+        return request.checkpoint if request is not None and request.stop else self._stopped_at
 
     @property
     def pinned(self) -> CheckpointId | None:
@@ -138,7 +145,10 @@ class Savepoints:
             return []
         self._request = None
         ended = effects.EndSavepoint(request.number, request.checkpoint, "")
-        return [ended, events.StopRequested()] if request.stop else [ended]
+        if not request.stop:
+            return [ended]
+        self._stopped_at = request.checkpoint
+        return [ended, events.StopRequested()]
 
     def on_failed(self, event: events.SavepointFailed) -> list[CheckpointingEffect]:
         return self.fail(event.reason) if self._is_of(event.number) else []

@@ -15,6 +15,8 @@ Rules:
   transaction. A repeated step has the same cuts;
 - an entry of the recipe has the number of the last barrier before it. Once a later checkpoint is complete, no subtask
   repeats the steps in it, and the next transaction removes it;
+- where the job is to be divided or stopped at a checkpoint, cuts behind its barrier are held back: what is made of the
+  checkpoint cannot repeat them (``checkpoints.hold``);
 - a snapshot is acknowledged after all cuts up to its barrier are stored, with rows or without: a successor that starts
   from it neither makes the rows again, nor is sent the determinants again.
 """
@@ -63,6 +65,14 @@ class RecipePort(Protocol):
     def repeated(self, step: int) -> None:
         """All rows since the last cut are of steps before ``step``, and are stored already."""
 
+    def hold(self, checkpoint: CheckpointId) -> None:
+        """Store no cut that ``is_held`` behind ``checkpoint``, until the next call."""
+
+
+def is_held(entry: RecipeEntry, behind: CheckpointId) -> bool:
+    """Whether a cut is to be held back: it came behind the barrier of ``behind``. 0: none is."""
+    return bool(behind) and entry.checkpoint >= behind
+
 
 class RecipeLog:
     """Cuts the output of one subtask.
@@ -91,6 +101,10 @@ class RecipeLog:
         """Whether another step may begin."""
         return self._port.accepts
 
+    def hold(self, checkpoint: CheckpointId) -> None:
+        """Hold back what is made behind ``checkpoint``; 0: nothing."""
+        self._port.hold(checkpoint)
+
     def cut(self, checkpoint: CheckpointId) -> None:
         """A step has ended, or a barrier is about to be sent; ``checkpoint``: the last barrier before that."""
         step = self._steps.next_step
@@ -116,6 +130,13 @@ class StoredOutput:
     entries: tuple[RecipeEntry, ...] = ()
 
 
+class Division(NamedTuple):
+    """``checkpoint`` was made of the checkpoint ``of``, for other subtasks: these begin there."""
+
+    checkpoint: CheckpointId
+    of: CheckpointId
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What the recipes of several subtasks say together.
@@ -139,6 +160,11 @@ class Recipe:
             if choice in (Choice.TRIGGER, Choice.ABORT)
         }
         return tuple(CheckpointId(number) for number in sorted(found))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no step to repeat, so that no row behind the checkpoint is visible."""
+        return not self.spans
 
     @property
     def repeats(self) -> dict[SubtaskId, list[Any]]:

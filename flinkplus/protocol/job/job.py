@@ -10,7 +10,7 @@ made its final commit)::
     DEPLOYING    -- all slots deployed -----------------------------------------------> RUNNING
     DEPLOYING    -- subtask failed, slot lost, corrupt checkpoint, deploy timeout ----> INTERRUPTED
     RUNNING      -- subtask failed, slot lost, no last checkpoint, rescale -----------> INTERRUPTED
-    INTERRUPTED  -- quiet, retracted, rescaled, fenced, backoff over, slots registered -> DEPLOYING
+    INTERRUPTED  -- quiet, retracted, fenced, rescaled, backoff over, slots registered -> DEPLOYING
     INTERRUPTED  -- not quiet, not retracted, or slots missing, in time --------------> STOPPING
     STOPPING     -- slots stopped and all quiet, or deadlines -----> FINISHED | FAILED | CANCELLED | STOPPED
 
@@ -28,6 +28,7 @@ Rules:
   recovery (``restarts``). A local failover that ends in a rollback is one recovery with it.
 - A slot that does not deploy in time is evicted, since resetting it in place has just failed.
 - Sinks whose rows are visible at once are fenced before each deployment (``output_fence``), which waits for that.
+  Rows behind the checkpoint that are visible call a rescale off: only the old subtasks can repeat them.
 - A rescale is a planned interruption, without a backoff and outside the budget. When all is quiet, the newest complete
   checkpoint is divided among the new subtasks. Before that is stored, the old subtasks continue in any case; from then
   on, the new ones. Without an answer in time it is not known which, and the job fails; a resume finds out.
@@ -415,6 +416,7 @@ class JobProtocol:
         self._slots.need(wanted.slots)
         self._assignment = self._assigned(wanted.subtasks)
         self._available, self._newest_complete = [new], new
+        self._output.reset()
         return [effects.ChangeSubtasks(wanted.subtasks, wanted.slots)]
 
     def _on_commit_abandoned(self, now_ms: int, reason: str) -> list[JobEffect]:
@@ -508,14 +510,18 @@ class JobProtocol:
             return [effects.RetractOutputAfter(retraction.checkpoint, retraction.reason)]
         if not self._quiesced or self._backoff_until_ms is not None:
             return []
-        dividing = self._rescale.advance(self.restore_from, now_ms + self._config.deploy_timeout_ms)
-        if dividing is not None:
-            return dividing
         generation, until_ms = Generation(self._newest_used + 1), now_ms + self._config.quiesce_timeout_ms
         fencing = self._output.advance(generation, self.restore_from, until_ms)
         if fencing is not None:
             return fencing
-        return [] if self._slots.missing else self._deploy(now_ms)
+        found: list[JobEffect] = []
+        if self._rescale.undecided and self._output.repeats:
+            why = f"rows behind checkpoint {self.restore_from} are visible"
+            found = self._rescale.failed(events.RescalingFailed(why, again=True))
+        dividing = self._rescale.advance(self.restore_from, now_ms + self._config.deploy_timeout_ms)
+        if dividing is not None:
+            return dividing
+        return found if self._slots.missing else [*found, *self._deploy(now_ms)]
 
     def _check_waits(self, now_ms: int) -> EndJob | None:
         starting = self._state is JobState.STARTING

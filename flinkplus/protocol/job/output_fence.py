@@ -3,6 +3,9 @@
 Such a sink refuses the transactions of earlier generations from then on, and its recipe says what the subtasks must
 repeat (``determinants.recipe``). A part of ``JobProtocol``: it knows for which generation the output is fenced, and
 until when it waits for an answer.
+
+Before a division the output of the old subtasks is fenced, since only they can repeat what their recipes say: the
+checkpoint is divided if nothing behind it is visible. After it, that of the new ones is.
 """
 
 from __future__ import annotations
@@ -13,15 +16,17 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 
 
 class OutputFence:
-    """``needed``: whether the job has such sinks. ``until_ms``: the deadline of an answer; ``None``: it awaits none."""
+    """``needed``: whether the job has such sinks. ``until_ms``: the deadline of an answer; ``None``: it awaits none.
+    ``repeats``: the last answer says that there are steps to repeat."""
 
     def __init__(self, needed: bool) -> None:
         self._needed = needed
         self._ordered = self._fenced = Generation(0)
         self.until_ms: int | None = None
+        self.repeats = False
 
     def reset(self) -> None:
-        """The job is interrupted, or ends: an answer that comes later has no effect."""
+        """The job is interrupted, has other subtasks, or ends: an answer that comes later has no effect."""
         self._ordered = self._fenced = Generation(0)
         self.until_ms = None
 
@@ -41,5 +46,5 @@ class OutputFence:
         self.until_ms = None
         if isinstance(event, events.OutputFenceFailed):
             return f"the recipe of the output could not be read: {event.reason}; resume the job"
-        self._fenced = event.generation
+        self._fenced, self.repeats = event.generation, event.repeats
         return None

@@ -1,7 +1,7 @@
 """A rescale of a job that is interrupted for it: from the request to the new subtasks.
 
-Rules: the division is ordered once, when the interrupted job is quiet. Before its answer the old subtasks are those of
-the job, afterwards the new ones. Late answers have no effect.
+Rules: the division is ordered once, when the interrupted job is quiet, and nothing behind the checkpoint is visible.
+Before its answer the old subtasks are those of the job, afterwards the new ones. Late answers have no effect.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ class Rescale:
     def active(self) -> bool:
         """Whether the job is interrupted for a rescale, or its new subtasks do not run yet."""
         return self._wanted is not None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the interrupted job has yet to find out if it can be divided."""
+        return self._wanted is not None and not self._divided and self._until_ms is None
 
     @property
     def until_ms(self) -> int | None:

@@ -33,6 +33,7 @@ class Manifest(Document):
     ``time_s``: since the Unix epoch.
     ``commits``: by sink.
     ``program``: the one that took the checkpoint; ``None``: not known, so that only the same one can restore it.
+    ``divided_from``: the checkpoint that this one was made of, for another parallelism or program; 0: it was taken.
     """
 
     FORMAT: ClassVar[int] = MANIFEST_FORMAT
@@ -45,6 +46,7 @@ class Manifest(Document):
     time_s: float = 0.0
     commits: dict[str, CommittedOutput] = field(default_factory=dict)
     program: Program | None = None
+    divided_from: int = 0
 
     def check_names(self) -> None:
         for subtask in self.subtasks:

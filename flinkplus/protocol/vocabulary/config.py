@@ -56,9 +56,11 @@ class CheckpointConfig:
     """Maximum channel state in the snapshots of one subtask index, which a deployment puts on one slot."""
     in_flight_job_bytes: int = 256 << 20
     """Maximum channel state in all snapshots of a checkpoint."""
+    recipes: bool = False
+    """Whether the job has sinks whose rows are visible at once."""
 
     def __post_init__(self) -> None:
-        _check_at_least(self, tuple(field.name for field in fields(self)), 0)
+        _check_at_least(self, tuple(field.name for field in fields(self) if field.name != "recipes"), 0)
         counts = ("max_concurrent", "retained", "max_uncommitted", "commit_attempts", "final_attempts", "sweep_every")
         _check_at_least(self, ("interval_ms", "timeout_ms", "storage_timeout_ms", *counts), 1)
 

@@ -151,6 +151,14 @@ class TriggerCheckpoint(Frozen):
     generation: Generation
 
 
+class HoldOutput(Frozen):
+    """Order all subtasks of ``generation`` whose rows are visible at once to hold back what they make behind the
+    barrier of ``checkpoint``, also if it has passed; ``None``: to hold back nothing."""
+
+    checkpoint: CheckpointId | None
+    generation: Generation
+
+
 class OvertakeCheckpoint(Frozen):
     """Order all subtasks of ``generation``, with or without a barrier: barriers of ``checkpoint`` may overtake."""
 
@@ -246,6 +254,7 @@ class EndSavepoint(Frozen):
 
 CheckpointingEffect: TypeAlias = (
     TriggerCheckpoint
+    | HoldOutput
     | OvertakeCheckpoint
     | AbortCheckpoint
     | StoreManifest

@@ -100,9 +100,15 @@ class QuiesceRequested(Frozen):
 
 
 class CheckpointRequested(Frozen):
-    """A checkpoint is requested now. ``aligned``: whose barriers overtake nothing, also where they may."""
+    """A checkpoint is requested now. ``aligned``: whose barriers overtake nothing, also where they may. ``holding``:
+    behind which sinks hold back rows that would be visible at once, until ``OutputReleased``."""
 
     aligned: bool = False
+    holding: bool = False
+
+
+class OutputReleased(Frozen):
+    """What was to happen at the checkpoint that was requested ``holding`` does not happen."""
 
 
 class CheckpointsAbandoned(Frozen):
@@ -214,6 +220,7 @@ CheckpointingEvent: TypeAlias = (
     | QuiesceRequested
     | TimeAdvanced
     | CheckpointRequested
+    | OutputReleased
     | CheckpointsAbandoned
     | NumberTaken
     | CheckpointAdopted
@@ -386,9 +393,10 @@ class RetractionFailed(Frozen):
 
 class OutputFenced(Frozen):
     """Answer to ``FenceOutput(generation)``: no row of an earlier generation becomes visible, and the recipes are
-    read."""
+    read. ``repeats``: subtasks have steps to repeat, since rows behind the checkpoint may be visible."""
 
     generation: Generation
+    repeats: bool = False
 
 
 class OutputFenceFailed(Frozen):

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dedup.digests import Digests, pack_digests, unpack_digests
-from flinkplus.documents import Document, check_fields, hints_of, parse_document, readers, whole
+from flinkplus.documents import Document, check_fields, hints_of, parse_document, readers
 from flinkplus.errors import ControlMessageTooLarge, CorruptState, PeerProtocolError
 from flinkplus.path_names import checked_subtask
 from flinkplus.printable import printable
-from flinkplus.protocol.determinants.determinants import Span
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.protocol.vocabulary.in_flight import AbortCause
@@ -32,35 +29,6 @@ MAX_TEXT_CHARACTERS = 20_000
 """Maximum length of a text, such as the reason of a failure."""
 MAX_NAME_CHARACTERS = 1_000
 """Maximum length of a short text, such as a host."""
-
-
-def spans_to_json(spans: Iterable[Span]) -> list[list[Any]]:
-    """Spans of determinants as in ``Fenced`` and ``Promote``."""
-    return [[first, list(determinants)] for first, determinants in spans]
-
-
-def spans_from_json(found: Iterable[Sequence[Any]]) -> list[Span]:
-    """The inverse of ``spans_to_json``. Raises ``PeerProtocolError``."""
-    try:
-        spans = [(whole(first), tuple(determinants)) for first, determinants in found]
-        if not all(set(map(type, determinants)) <= {int} for _, determinants in spans):
-            raise TypeError("determinants are whole numbers")
-        return spans
-    except (TypeError, ValueError) as error:
-        raise PeerProtocolError(f"malformed spans of determinants: {error}") from error
-
-
-def digests_to_json(spans: Iterable[tuple[int, Digests]]) -> list[list[Any]]:
-    """Spans of digests as in ``Fenced`` and ``Promote``."""
-    return [[first, pack_digests(digests)] for first, digests in spans]
-
-
-def digests_from_json(found: Iterable[Sequence[Any]]) -> dict[int, int]:
-    """``seq`` -> digest of the message. Raises ``PeerProtocolError``."""
-    try:
-        return {whole(first) + at: digest for first, text in found for at, digest in enumerate(unpack_digests(text))}
-    except (TypeError, ValueError) as error:
-        raise PeerProtocolError(f"malformed digests: {error}") from error
 
 
 # --- slot -> coordinator
@@ -315,6 +283,7 @@ class Deploy:
     ``notes_rows``: a process was lost since the last complete checkpoint, so note each row before it is used.
     ``alone``: there is no other slot, so nothing is logged for one.
     ``repeats``: subtask of this slot -> [see ``SubtaskIdentity.recorded``, spans of determinants as in ``Fenced``].
+    ``held``: as in ``Hold``.
     """
 
     generation: int
@@ -326,6 +295,7 @@ class Deploy:
     notes_rows: bool = False
     alone: bool = False
     repeats: dict[str, list[Any]] = field(default_factory=dict)
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -367,11 +337,13 @@ class Join:
     ``generation``: of the deployment.
     ``assignment``: subtask -> slot.
     ``generations``: subtask -> its own generation.
+    ``held``: as in ``Hold``.
     """
 
     generation: int
     assignment: dict[str, int]
     generations: dict[str, int]
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -439,6 +411,14 @@ class Trigger:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Sinks whose rows are visible at once hold back what they make behind ``checkpoint``; 0: nothing."""
+
+    generation: int
+    checkpoint: int
+
+
+@dataclass(frozen=True)
 class Overtake:
     """Barriers of ``checkpoint`` may overtake from now on (``flinkplus.protocol.barriers.unaligned``)."""
 
@@ -501,7 +481,7 @@ SlotReport = (
 )
 JobOrder = Welcome | Prefetch | Deploy | Halt | Start | Drain | Stop | RegistryAddress
 FailoverOrder = Join | Connect | Chains | Fence | Promote | Trim
-CheckpointOrder = Trigger | Overtake | Abort | Complete
+CheckpointOrder = Trigger | Hold | Overtake | Abort | Complete
 FaultOrder = Die | Inject
 ControlMessage = SubtaskReport | FailoverReport | SlotReport | JobOrder | FailoverOrder | CheckpointOrder | FaultOrder
 

@@ -106,7 +106,7 @@ class Parts:
         self.operations = Operations(dispatch, deployment, presence, graph, options, calls, machines, faults)
         self.commands.add(InjectCommand, self.operations.inject)
         add_move_commands(self.commands, self.moves, graph, deployment, options.max_parallelism)
-        self.savepoints = savepoints = SavepointDriver(dispatch, machines, calls, writer_for, self._why_fixed)
+        self.savepoints = savepoints = SavepointDriver(dispatch, machines, calls, writer_for)
         add_savepoint_commands(self.commands, savepoints, calls)
         self.stamps = FailoverStamps(dispatch, recoveries, PARTIAL if options.partial else STANDBY)
         self.triggers = triggers = Triggers(dispatch, deployment, lambda: machines.checkpoints.pending)
@@ -137,7 +137,8 @@ class Parts:
 
     def _make_machines(self) -> JobMachines:
         options, restore = self.options, self._restore
-        checkpoint_config, recovery_config = configs(options)
+        recipes = bool(self.graph.recipes())
+        checkpoint_config, recovery_config = configs(options, recipes)
         checkpoints = self._machine(
             "checkpoints",
             CheckpointCoordinator,
@@ -155,7 +156,7 @@ class Parts:
             restore_from=restore.checkpoint,
             available=restore.available,
             first_generation=Generation(restore.generation + 1),
-            recipes=bool(self.graph.recipes()),
+            recipes=recipes,
         )
         failover = None
         if options.local:
@@ -174,21 +175,14 @@ class Parts:
             return None
         vertices = tuple(vertex.name for vertex in self.graph.vertices)
         parts = self.dispatch, self.machines, extra, requests, self.commits.handles, self._divider, vertices
-        return Rescales(*parts, self.options, self.options.slot_timeout)
+        holding, wanted = bool(self.graph.recipes()), self._restore.wanted
+        return Rescales(*parts, self.options, self.options.slot_timeout, holding, wanted)
 
     def _make_moves(self, requests: MoveRequests) -> Moves:
         spares, rescale = self.spares, None if self.rescales is None else self.rescales.begin
         if spares is None:
-            return Moves(self.calls, self.machines, requests, _rescale=rescale, _why_fixed=self._why_fixed)
-        return Moves(self.calls, self.machines, requests, spares.scale, spares.take, rescale, self._why_fixed)
-
-    @property
-    def _why_fixed(self) -> str:
-        """Why neither the parallelism can change nor the job be stopped with a savepoint; empty if they can."""
-        sinks = [sink for vertex in self.graph.vertices for sink in self.graph.recipe_sinks(vertex)]
-        if not sinks:
-            return ""
-        return f"rows of sink {sinks[0]!r} are visible at once, and what makes them again fits only the job as it is"
+            return Moves(self.calls, self.machines, requests, _rescale=rescale)
+        return Moves(self.calls, self.machines, requests, spares.scale, spares.take, rescale)
 
     def _make_failover(self) -> FailoverDriver | None:
         machines, options, stamps, triggers = self.machines, self.options, self.stamps, self.triggers

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError, CorruptCheckpoint, UntrustedCheckpoint
-from flinkplus.protocol.program.comparison import Comparison, Requests, compare
+from flinkplus.protocol.program.comparison import Comparison, Requests
 from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.manifest import Manifest
@@ -23,12 +23,13 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.checks import check_mode, has_channel_state
-from flinkplus.runtime.job.plan import Plan, load_plan, plan_bytes
+from flinkplus.runtime.job.plan import Plan, plan_bytes
 from flinkplus.runtime.job.rescaling.former import Former
 from flinkplus.runtime.job.rescaling.keyed import StatePlace
 from flinkplus.runtime.job.rescaling.rescale import Rescaling, parallelism_at
 from flinkplus.runtime.job.upgrading.former_output import Adoption
-from flinkplus.runtime.job.upgrading.programs import put_program, read_program
+from flinkplus.runtime.job.upgrading.programs import put_program
+from flinkplus.runtime.job.upgrading.visible_rows import rows_made_by
 from flinkplus.runtime.transport.auth.credentials import JOB
 from flinkplus.state.durable.blobs import PLAN_BLOB, ZOOKEEPER_BLOB
 from flinkplus.state.durable.savepoint import origin_of
@@ -46,9 +47,11 @@ def begin_run(
     taken_over: Callable[[str], None],
     scratch: Path,
     requests: Requests | None = None,
-) -> tuple[Commits, Restore]:
+) -> tuple[Plan, Commits, Restore]:
     """Take over the checkpoints, prepare the output, and find where the job begins. A new job stores its plan before it
     changes its output, so that the next run knows that the output is its own (``Ownership.has_begun``).
+
+    Returns the plan as well: it has the parallelism of the checkpoint if the job must begin at that (``visible_rows``).
 
     ``scratch``: a directory for files that are needed only here.
     ``requests``: of a program that may differ from the one that the checkpoint is of; ``None``: it must not.
@@ -56,8 +59,7 @@ def begin_run(
     Raises ``ConfigurationError`` for a checkpoint of another parallelism that cannot be divided, or of a program that
     does not fit.
     """
-    if resume:
-        _check_recipes(plan, storage)
+    before = rows_made_by(plan, storage) if resume else None
     run = storage.runs.number
     if resume or not run:  # otherwise the run began before the directory was prepared
         run = storage.begin()
@@ -78,37 +80,19 @@ def begin_run(
             commits.prepare_again()
         restore = Restore(generation=Generation((run - 1) * GENERATIONS_PER_RUN))
         if resume:
-            adoption = Adoption(plan, storage, commits, requests, taken_over, origin)
+            adoption = Adoption(plan, storage, commits, requests, taken_over, origin, before, restore.generation)
             restore = _find_restore(storage, commits, restore, adoption.adopt)
+            if adoption.plan.options.parallelism != plan.options.parallelism:
+                restore.wanted, plan = plan.options.parallelism, adoption.plan
             _transform(plan, commits, restore, storage, scratch, adoption.change)
         if resume and not restore.finished:
             storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
             put_program(storage, plan)
-        return commits, restore
+        return plan, commits, restore
     except BaseException:
         if not resume:
             commits.discard()  # otherwise the next attempt finds data in its output directory
         raise
-
-
-def _check_recipes(plan: Plan, storage: CheckpointStorage) -> None:
-    """Raises ``ConfigurationError`` if rows are visible at once that the job would not make again as they are. There
-    may be no checkpoint yet: the first rows come before it."""
-    known = read_program(storage, None).program.operators
-    begins = origin_of(storage) is not None and not storage.manifests.checkpoints()  # from a savepoint of another job
-    if begins or not any(operator.settings.get("visibility") == "at_once" for operator in known.values()):
-        return
-    before = load_plan(storage, storage.uri)
-    old, new = before.options, plan.options
-    change = compare(before.graph.program(old.max_parallelism), plan.graph.program(new.max_parallelism))
-    found = [] if change.is_direct else ["program"]
-    names = ("parallelism", "batch_rows")
-    found += [f"{name}={getattr(old, name)}" for name in names if getattr(old, name) != getattr(new, name)]
-    if found:
-        raise ConfigurationError(
-            "rows of this job are visible at once, and what makes them again fits only what made them: resume it with "
-            f"the same {', '.join(found)}"
-        )
 
 
 def _transform(
@@ -140,7 +124,8 @@ def _divide(commits: Commits, division: AbstractContextManager[Rescaling]) -> No
         before, after = rescaling.before, rescaling.after
         log.info("checkpoint %d of %d subtasks is made into one of %d", manifest.checkpoint, before, after)
         handles = rescaling.handles()
-    commits.store(CheckpointId(place.checkpoint), Generation(place.generation), handles, final=False)
+    new, generation = CheckpointId(place.checkpoint), Generation(place.generation)
+    commits.store(new, generation, handles, final=False, divided_from=manifest.checkpoint)
 
 
 @contextmanager

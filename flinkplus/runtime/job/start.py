@@ -219,7 +219,9 @@ def launch(
         if resume and registry is not None and plan.options.zookeeper is not None:
             registry.elect_first()
         stage_in(plan.graph, directory.checkpoints)
-        commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path, requests)
+        plan, commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path, requests)
+        if restore.wanted is not None:
+            check_cluster(spark, plan.options.parallelism, bool(streamed(plan.graph)))
         if trusted:
             sign_sources_again(plan.graph)
         if not restore.finished:

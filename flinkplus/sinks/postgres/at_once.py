@@ -13,7 +13,7 @@ from typing_extensions import Self, override
 
 from flinkplus.errors import OutputTableError
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
-from flinkplus.protocol.determinants.recipe import StoredOutput
+from flinkplus.protocol.determinants.recipe import Division, StoredOutput
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import RecipeKeeper, RecipeWriter, Sink
@@ -114,6 +114,27 @@ class AtOnceKeeper(RunKeeper, RecipeKeeper):
     @override
     def close(self) -> None:
         self._kept.close()
+
+    @override
+    def divide(self, generation: int, division: Division, parallelism: int, patience_s: float) -> None:
+        def action(connection: Any) -> None:
+            self._locked(connection)
+            if self._tables.trimmed(connection) < division.checkpoint:
+                self._tables.begin(connection, generation, parallelism, division)
+
+        self._transacted(action, patience_s, "begun")
+
+    @override
+    def close_behind(self, generation: int, behind: int) -> bool:
+        def action(connection: Any) -> bool:
+            known = self._table.found(connection) and self._table.progress(connection, self._job_id) is not None
+            if not known or not self._tables.exist(connection):
+                return True
+            self._ready(self._take_over(connection))
+            self._tables.end_writers(connection, generation)
+            return not self._tables.reaches_behind(connection, behind)
+
+        return self._transacted(action, self.patience_s, "the recipe is read")
 
     @override
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:

@@ -9,6 +9,7 @@ Rules and invariants:
 - After a lost connection the row says whether the last transaction succeeded.
 - Rows of repeated steps are stored already: they only go into the digest, which must be the recorded one when the last
   of these steps is repeated.
+- Cuts behind a checkpoint that is held wait, and count toward the limit.
 - A fenced writer stores nothing more, and waits until its slot retires the subtask.
 """
 
@@ -35,8 +36,9 @@ from flinkplus.errors import (
 )
 from flinkplus.operators.base.columns import plain
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
-from flinkplus.protocol.determinants.recipe import RecipeEntry
+from flinkplus.protocol.determinants.recipe import RecipeEntry, is_held
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.sinks.base import RecipeWriter
 from flinkplus.sinks.postgres.columns import CopyEncoder
 from flinkplus.sinks.postgres.connecting import (
@@ -107,6 +109,7 @@ class AtOnceWriter(RecipeWriter):
         self._pending: deque[_Cut] = deque()
         self._pending_bytes = 0
         self._was_full = self._closed = self._fenced = False
+        self._held = CheckpointId(0)
         self._error: Exception | None = None
         self._settled: dict[int, str] = {}
         self._complete = 0
@@ -189,6 +192,12 @@ class AtOnceWriter(RecipeWriter):
             self._lock.notify_all()
 
     @override
+    def hold(self, checkpoint: CheckpointId) -> None:
+        with self._lock:
+            self._held = checkpoint
+            self._lock.notify_all()
+
+    @override
     def stage(self, checkpoint: int) -> list[StagedFile]:
         self._snapshot = checkpoint  # the next cut is that of its barrier
         return []
@@ -207,7 +216,7 @@ class AtOnceWriter(RecipeWriter):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            idle = not self._pending and self._connection is not None
+            idle = not self._may_store and self._connection is not None
             self._lock.notify_all()
         if self._thread is not None and idle:
             self._thread.join(CLOSE_S)
@@ -255,7 +264,7 @@ class AtOnceWriter(RecipeWriter):
     def _take(self) -> list[_Cut]:
         """The next cuts, as many as one transaction may have: repeated ones, or new ones."""
         with self._lock:
-            while not self._pending:
+            while not self._may_store:
                 if self._closed:
                     raise _Closed
                 self._lock.wait()
@@ -264,11 +273,20 @@ class AtOnceWriter(RecipeWriter):
             taken: list[_Cut] = []
             size = 0
             for cut in self._pending:
+                if self._is_held(cut):
+                    break
                 if taken and (size + cut.size_bytes > MAX_TRANSACTION_BYTES or _is_new(cut) != _is_new(taken[0])):
                     break
                 taken.append(cut)
                 size += cut.size_bytes
             return taken
+
+    @property
+    def _may_store(self) -> bool:
+        return bool(self._pending) and not self._is_held(self._pending[0])
+
+    def _is_held(self, cut: _Cut) -> bool:
+        return cut.entry is not None and is_held(cut.entry, self._held)
 
     def _text(self, cut: _Cut) -> bytes:
         """The rows as CSV. Raises ``InputError`` for values that the database would refuse."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
+from flinkplus.protocol.determinants.recipe import Division, RecipeEntry, StoredOutput
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.sinks.postgres.connecting import psycopg_module, together
 from flinkplus.sinks.postgres.table import OutputTable
@@ -99,17 +99,58 @@ class RecipeTables:
 
     def has_rows(self, connection: Any) -> bool:
         """Whether the job has written rows."""
-        text = self._named("SELECT EXISTS (SELECT FROM {steps} WHERE job = %s AND output = %s AND step > 0)")
+        text = self._named(
+            "SELECT EXISTS (SELECT FROM {steps} WHERE job = %s AND output = %s AND (step > 0 OR rows > 0))"
+        )
         return bool(connection.execute(text, self._key).fetchone()[0])
 
     def check_parallelism(self, connection: Any, parallelism: int) -> None:
-        """Raises ``OutputTableError`` if another number of subtasks has written. The first fence is of all of them."""
+        """Raises ``OutputTableError`` if there are rows of another number of subtasks. The first fence is of all."""
         text = self._named("SELECT count(*) FROM {steps} WHERE job = %s AND output = %s")
         known = connection.execute(text, self._key).fetchone()[0]
         if known not in (0, parallelism):
             raise self._table.error(
                 f"the job has written its rows, which are visible at once, at parallelism {known}: resume it at that"
             )
+
+    def begin(self, connection: Any, generation: int, parallelism: int, division: Division) -> None:
+        """The subtasks before give way to ``parallelism`` new ones, which have written nothing. Raises
+        ``OutputTableError`` if rows are visible that only those before can make again, or as ``end_writers``."""
+        self.end_writers(connection, generation)
+        if self.reaches_behind(connection, division.of):
+            raise self._table.error(
+                f"rows are visible that were made behind checkpoint {division.of}, of which checkpoint "
+                f"{division.checkpoint} was made: the database was changed or restored"
+            )
+        text = self._named("SELECT coalesce(sum(rows), 0) FROM {steps} WHERE job = %s AND output = %s")
+        rows = connection.execute(text, self._key).fetchone()[0]
+        self.forget(connection)
+        connection.execute(self._named("DELETE FROM {steps} WHERE job = %s AND output = %s"), self._key)
+        text = self._named(
+            "INSERT INTO {steps} (job, output, subtask, format, generation, step, digest, trimmed, rows) "
+            "SELECT %s, %s, subtask, %s, %s, 0, '', %s, CASE subtask WHEN 0 THEN %s ELSE 0 END "
+            "FROM generate_series(0, %s - 1) AS subtask"
+        )
+        values = [STEPS_FORMAT, generation, division.checkpoint, rows, parallelism]
+        connection.execute(text, [*self._key, *values])
+
+    def end_writers(self, connection: Any, generation: int) -> None:
+        """Refuse older generations of all subtasks from now on; transactions under way of these end. Raises
+        ``OutputTableError`` if a newer one was faster."""
+        text = self._named("SELECT subtask, generation FROM {steps} WHERE job = %s AND output = %s")
+        known = dict(connection.execute(text, self._key).fetchall())
+        if max(known.values(), default=0) > generation:
+            raise self._table.error(f"a later generation than {generation} writes already")
+        indexes = sorted(known)
+        names = [writer_name(self._job, self._table.output, index) for index in indexes]
+        connection.execute(self._named(_END_WRITERS), [names, *self._key, indexes, generation])
+        text = self._named("UPDATE {steps} SET generation = %s WHERE job = %s AND output = %s AND generation < %s")
+        connection.execute(text, [generation, *self._key, generation])
+
+    def reaches_behind(self, connection: Any, checkpoint: int) -> bool:
+        """Whether something was stored that was made behind ``checkpoint``, which is complete."""
+        text = self._named("SELECT EXISTS (SELECT FROM {recipe} WHERE job = %s AND output = %s AND checkpoint >= %s)")
+        return bool(connection.execute(text, [*self._key, checkpoint]).fetchone()[0])
 
     def fence(self, connection: Any, generation: int, subtasks: Collection[int]) -> Mapping[int, StoredOutput]:
         """Refuse older generations of ``subtasks`` from now on; what is stored of each. Transactions under way of older
@@ -141,7 +182,7 @@ class RecipeTables:
         return {index: StoredOutput(rows[index].step, tuple(recipes[index])) for index in indexes}
 
     def forget(self, connection: Any) -> None:
-        """The job has finished: nothing will be made again."""
+        """Nothing will be made again: the job has finished, or has other subtasks."""
         connection.execute(self._named("DELETE FROM {recipe} WHERE job = %s AND output = %s"), self._key)
 
     # --- by the writers

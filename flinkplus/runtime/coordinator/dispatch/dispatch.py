@@ -110,6 +110,7 @@ class Deployment:
     ``draining``: the input is being ended.
     ``assignment``: subtask -> the slot that runs it, or that it moves to.
     ``triggered``: the newest checkpoint.
+    ``held``: the checkpoint behind which rows that would be visible at once are held back; 0: none are.
     ``alone``: it has one slot, and no spare one: subtasks log nothing for others.
     ``lost_at``: the newest checkpoint when a slot's process was last lost; reset when some later ones are complete.
     """
@@ -124,6 +125,7 @@ class Deployment:
     began_s: float | None = None
     clock: Clock = time
     triggered: CheckpointId = NO_CHECKPOINT
+    held: CheckpointId = NO_CHECKPOINT
     lost_at: CheckpointId | None = None
     alone: bool = False
 

@@ -44,6 +44,7 @@ class Joining:
             deployment.generation,
             {str(subtask): slot for subtask, slot in deployment.assignment.items()},
             {str(subtask): generation for subtask, generation in deployment.generations.items()},
+            deployment.held,
         )
         self._dispatch.send(process.slot, order)
 

@@ -52,6 +52,8 @@ class CheckpointDriver:
                 self._figures.triggered(checkpoint)
                 self._deployment.triggered = checkpoint
                 self._triggers.send(checkpoint, sources, generation)
+            case effects.HoldOutput(behind, generation):
+                self._hold(behind, generation)
             case effects.OvertakeCheckpoint(checkpoint, generation):
                 dispatch.send_all(control.Overtake(generation, checkpoint))
                 if self._failover is not None:
@@ -86,12 +88,8 @@ class CheckpointDriver:
             case effects.RecordCheckpoint(stats):
                 self._record(stats)
             case effects.ReportCommitDelay(checkpoint, waited_ms):
-                log.warning(
-                    "the commit of checkpoint %d has taken %d s so far: until it ends, no other checkpoint "
-                    "becomes complete, and logs are not trimmed",
-                    checkpoint,
-                    waited_ms // 1000,
-                )
+                why = "until it ends, no other checkpoint becomes complete, and logs are not trimmed"
+                log.warning("the commit of checkpoint %d has taken %d s so far: %s", checkpoint, waited_ms // 1000, why)
             case effects.CopySavepoint() | effects.PublishSavepoint() | effects.EndSavepoint():
                 self._savepoints.apply(effect)
             case (
@@ -104,6 +102,10 @@ class CheckpointDriver:
                 self._machines.step_job(effect)
             case _:
                 assert_never(effect)
+
+    def _hold(self, behind: CheckpointId | None, generation: Generation) -> None:
+        self._deployment.held = behind or CheckpointId(0)
+        self._dispatch.send_all(control.Hold(generation, self._deployment.held))
 
     def _complete(self, checkpoint: CheckpointId, generation: Generation) -> None:
         deployment = self._deployment

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flinkplus import errors
-from flinkplus.protocol.determinants.recipe import StoredOutput
+from flinkplus.protocol.determinants.recipe import Division, StoredOutput
 from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
@@ -139,9 +139,14 @@ class Commits:
         self.rows = {name: part.rows if (part := of_savepoint.get(name)) else 0 for name in self.sinks}
 
     def store(
-        self, checkpoint: CheckpointId, generation: Generation, handles: Sequence[tuple[SubtaskId, Any]], final: bool
+        self,
+        checkpoint: CheckpointId,
+        generation: Generation,
+        handles: Sequence[tuple[SubtaskId, Any]],
+        final: bool,
+        divided_from: int = 0,
     ) -> None:
-        """Write the manifest of a checkpoint."""
+        """Write the manifest of a checkpoint. ``divided_from``: see ``Manifest``."""
         self._check()
         commits = {}
         for name, files in self._staged(handles).items():
@@ -156,6 +161,7 @@ class Commits:
             subtasks={str(subtask): handle for subtask, handle in handles},
             commits=commits,
             program=self._program,
+            divided_from=divided_from,
         )
         self._unsure = True
         self._storage.manifests.write(manifest)
@@ -250,10 +256,30 @@ class Commits:
     ) -> Mapping[int, StoredOutput]:
         """See ``RecipeKeeper.fence``."""
         self._check()
+        with self._noticing():
+            return self._keeper(sink).fence(generation, subtasks, parallelism, patience_s)
+
+    def divide_output(
+        self, sink: str, generation: Generation, checkpoint: CheckpointId, parallelism: int, patience_s: float
+    ) -> None:
+        """See ``RecipeKeeper.divide``; for a deployment from ``checkpoint``, which may have been made of another.
+        Raises as ``manifest``, too."""
+        self._check()
+        of = CheckpointId(self.manifest(checkpoint).divided_from)
+        if of:
+            with self._noticing():
+                self._keeper(sink).divide(generation, Division(checkpoint, of), parallelism, patience_s)
+
+    def close_output(self, sink: str, generation: Generation, behind: CheckpointId) -> bool:
+        """See ``RecipeKeeper.close_behind``."""
+        self._check()
+        with self._noticing():
+            return self._keeper(sink).close_behind(generation, behind)
+
+    def _keeper(self, sink: str) -> RecipeKeeper:
         keeper = self.committers[sink]
         assert isinstance(keeper, RecipeKeeper)
-        with self._noticing():
-            return keeper.fence(generation, subtasks, parallelism, patience_s)
+        return keeper
 
     def _void_unsure_manifest(self) -> None:
         """Make a manifest void that may still appear, before files that it names are removed."""

@@ -182,6 +182,7 @@ class JobDriver:
                 self._deployment.lost_at is not None,
                 self._deployment.alone,
                 {str(subtask): found for subtask, found in repeats.items() if str(subtask) in hosted},
+                self._deployment.held,
             )
             try:
                 self._dispatch.send(process.slot, deploy)

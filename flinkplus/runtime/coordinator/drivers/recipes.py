@@ -22,8 +22,8 @@ from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.effects import FenceOutput
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
-from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.promotion_order import PromotionOrder
+from flinkplus.runtime.control.spans import spans_to_json
 from flinkplus.runtime.coordinator.dispatch.dispatch import Deployment, Dispatch
 from flinkplus.runtime.coordinator.dispatch.machines import JobMachines
 
@@ -39,6 +39,10 @@ class RecipeStore(Protocol):
     def fence_output(
         self, sink: str, generation: Generation, subtasks: Sequence[int], parallelism: int, patience_s: float
     ) -> Mapping[int, StoredOutput]: ...
+
+    def divide_output(
+        self, sink: str, generation: Generation, checkpoint: CheckpointId, parallelism: int, patience_s: float
+    ) -> None: ...
 
 
 @dataclass(eq=False, repr=False)
@@ -69,13 +73,16 @@ class RecipeDriver:
         read: list[Recipe] = []
 
         def fence() -> None:
+            for sink in [sink for sinks in self._sinks.values() for sink in sinks] if since else ():
+                parallelism = self._deployment.parallelism
+                self._store.divide_output(sink, generation, since, parallelism, DEPLOYMENT_PATIENCE_S)
             read.append(self._fence(generation, subtasks, since, DEPLOYMENT_PATIENCE_S))
 
         def fenced() -> None:
             self.deployed = self._lasting = read[0]
             for number in range(self._machines.checkpoints.next_number, max(self.deployed.checkpoints, default=0) + 1):
                 self._machines.step_checkpoints(events.NumberTaken(CheckpointId(number)))
-            self._machines.step_job(events.OutputFenced(generation))
+            self._machines.step_job(events.OutputFenced(generation, repeats=not self.deployed.is_empty))
 
         def failed(reason: str) -> None:
             self._machines.step_job(events.OutputFenceFailed(generation, reason))
@@ -123,10 +130,10 @@ class RecipeDriver:
         asked = self._lineage.asked_of([subtask])
         found = [self._lasting, *([self._of_attempt[1]] if self._of_attempt[0] == attempt else ())]
         for recipe in found:
-            determinants += control.spans_to_json(recipe.spans.get(subtask, ()))
+            determinants += spans_to_json(recipe.spans.get(subtask, ()))
             for ancestor, spans in recipe.spans.items():
                 if ancestor.vertex in asked:
                     name = str(ancestor)
-                    ancestors[name] = [*ancestors.get(name, ()), *control.spans_to_json(spans)]
+                    ancestors[name] = [*ancestors.get(name, ()), *spans_to_json(spans)]
         recorded = max(recipe.recorded.get(subtask, 0) for recipe in found)
         return replace(order, determinants=determinants, ancestors=ancestors, recorded=recorded)

@@ -114,10 +114,7 @@ class Savepoint:
 
 
 class SavepointDriver:
-    """The savepoints of one job. ``writer_for``: opens a target; raises ``FlinkPlusError``.
-
-    ``why_no_stop``: why the job cannot be stopped with one; empty if it can.
-    """
+    """The savepoints of one job. ``writer_for``: opens a target; raises ``FlinkPlusError``."""
 
     def __init__(
         self,
@@ -125,10 +122,8 @@ class SavepointDriver:
         machines: JobMachines,
         calls: Calls,
         writer_for: Callable[[str], SavepointWriter] | None = None,
-        why_no_stop: str = "",
     ) -> None:
         self._dispatch, self._machines, self._calls, self._writer_for = dispatch, machines, calls, writer_for
-        self._why_no_stop = why_no_stop
         self._lock = threading.Lock()
         self._requests = 0
         self._known: dict[int, Savepoint] = {}
@@ -148,8 +143,6 @@ class SavepointDriver:
             closed = self._closed or self._writer_for is None
         if closed:
             savepoint.end(SavepointRefused("the job is over"))
-        elif stop and self._why_no_stop:
-            savepoint.end(SavepointRefused(f"{self._why_no_stop}; take it without stopping, or cancel the job"))
         elif under_way:
             other = without_secrets(under_way[0].target)
             savepoint.end(SavepointRefused(f"the savepoint {other!r} is under way; try again when it has ended"))

@@ -163,7 +163,6 @@ class Moves:
     ``scale``: starts or ends spare slots (see ``Spares.scale``); ``None``: the job cannot have any.
     ``take``: takes reports of requests that ``scale`` has made (see ``Spares.take``).
     ``rescale``: continues at another parallelism (see ``Rescales.begin``); ``None``: that cannot change.
-    ``why_fixed``: why the parallelism cannot change; empty if it can.
     """
 
     _calls: Calls
@@ -172,7 +171,6 @@ class Moves:
     _scale: Callable[[int, int, bool], None] | None = None
     _take: Callable[[ReportMove], bool] = lambda _report: False
     _rescale: Callable[[int, int], None] | None = None
-    _why_fixed: str = ""
 
     def migrate(self, subtask: SubtaskId, slot: int) -> PlannedMove:
         """Move ``subtask`` to ``slot``."""
@@ -206,9 +204,7 @@ class Moves:
 
         def begin() -> None:
             state = self._machines.job.state
-            if self._why_fixed:
-                self.requests.report(ReportMove(move.number, "refused", self._why_fixed))
-            elif self._rescale is not None and state is JobState.RUNNING:
+            if self._rescale is not None and state is JobState.RUNNING:
                 self._rescale(move.number, parallelism)
             else:
                 refusal = f"the job is {state.value}; try again when it runs"

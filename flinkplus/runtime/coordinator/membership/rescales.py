@@ -15,6 +15,9 @@ and their loss costs only time. The machine of the job switches over, and so dec
 restarts. Before that it is checked whether the checkpoint can be divided, while the job runs: a job is not interrupted
 for a rescale that is refused. A new request replaces one that has not got as far as the switch, and uses the slots that
 it has started.
+
+Where rows are visible at once, sinks hold them back behind the checkpoint that is to be divided, from its trigger to
+the switch. If that is called off, or has to wait for something else, the rows are released.
 """
 
 from __future__ import annotations
@@ -92,6 +95,8 @@ class Rescales:
     ``handles``: returns the snapshots of a complete checkpoint.
     ``divider``: checks whether one can be divided for a parallelism; called by the storage worker.
     ``vertices``: names of the job's vertices.
+    ``holding``: whether rows are visible at once.
+    ``wanted``: the parallelism to continue at as soon as the job runs.
     ``timeout_s``: timeout for new slots to start.
     """
 
@@ -104,6 +109,8 @@ class Rescales:
     _vertices: Sequence[str]
     _options: Options
     _timeout_s: float
+    _holding: bool = False
+    _wanted: int | None = None
 
     def __post_init__(self) -> None:
         self._open: _Rescale | None = None
@@ -185,6 +192,7 @@ class Rescales:
     def _replace_open(self, reason: str) -> None:
         before, self._open = self._open, None
         if before is not None:
+            self._release()
             self._prefetching.end(used=False)
             self._requests.report(ScaleReported(before.request, "cancelled", reason))
 
@@ -194,6 +202,7 @@ class Rescales:
         """Continue the request: slots may have registered or ended, a checkpoint may be complete, a timeout passed."""
         rescale = self._open
         if rescale is None:
+            self._begin_wanted()
             return
         if rescale.phase is RescalePhase.STARTING:
             self._await_slots(rescale)
@@ -203,6 +212,12 @@ class Rescales:
             self._await_checkpoint(rescale)
         if self._open is rescale:
             self._report_progress(rescale)
+
+    def _begin_wanted(self) -> None:
+        if self._wanted is not None and self._machines.job.state is JobState.RUNNING:
+            parallelism, self._wanted = self._wanted, None
+            move, _ = self._requests.add(f"continue at parallelism {parallelism}")
+            self.begin(move.number, parallelism)
 
     def _missing(self) -> list[int]:
         return [slot for slot in self._reserved if self._dispatch.processes.get(slot) is None]
@@ -255,6 +270,9 @@ class Rescales:
         failover = machines.failover
         if machines.job.state is not JobState.RUNNING or (failover is not None and failover.active):
             return
+        if self._holding:
+            self._await_held(rescale, newest)
+            return
         if newest is not None and newest != rescale.seen and not self._missing():
             if newest == rescale.checked:
                 if rescale.divisible:
@@ -267,6 +285,22 @@ class Rescales:
             rescale.asked = True
             machines.step_checkpoints(events.CheckpointRequested(aligned=True))
         rescale.seen = newest
+
+    def _await_held(self, rescale: _Rescale, newest: CheckpointId | None) -> None:
+        """As ``_await_checkpoint``, where rows are visible at once."""
+        checkpoints = self._machines.checkpoints
+        if self._missing():
+            self._release()
+        elif checkpoints.held is None:
+            self._machines.step_checkpoints(events.CheckpointRequested(aligned=True, holding=True))
+        elif newest == checkpoints.held and newest != rescale.checked:
+            self._check_division(rescale, newest)
+        elif newest == checkpoints.held and rescale.divisible:
+            self._switch(rescale)
+
+    def _release(self) -> None:
+        if self._holding:
+            self._machines.step_checkpoints(events.OutputReleased())
 
     def _check_division(self, rescale: _Rescale, checkpoint: CheckpointId) -> None:
         """Find out whether ``checkpoint`` can be divided, while the job runs."""
@@ -292,8 +326,10 @@ class Rescales:
             if unreadable:
                 log.warning("checkpoint %d cannot be divided: %s", checkpoint, unreadable)
                 rescale.seen, rescale.asked = checkpoint, False
+                self._release()
             elif self._prefetching.is_worth_a_round(divided, self._places(rescale)):
                 rescale.phase, rescale.asked = RescalePhase.PREFETCHING, False
+                self._release()
             rescale.divisible = not unreadable
             self.look()
 
@@ -355,6 +391,7 @@ class Rescales:
         for slot in tuple(self._reserved):
             self._end(slot)
         self._open = None
+        self._release()
         self._requests.report(ScaleReported(rescale.request, "cancelled", reason, no_room=no_room))
 
     # --- one slot

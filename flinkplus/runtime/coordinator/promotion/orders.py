@@ -17,6 +17,7 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
+from flinkplus.runtime.control.spans import spans_from_json, spans_to_json
 
 
 class Handles:
@@ -87,7 +88,7 @@ class FenceAnswers:
         for channel, found in part.digests.items():
             self._digests.setdefault(channel, []).extend(found)
         for name, spans in part.determinants.items():
-            self._parts.setdefault(parse_subtask(name), []).extend(control.spans_from_json(spans))
+            self._parts.setdefault(parse_subtask(name), []).extend(spans_from_json(spans))
 
     def order(
         self, subtask: SubtaskId, topology: Topology, version: CheckpointId, handle: SnapshotHandle
@@ -102,9 +103,9 @@ class FenceAnswers:
             received={name: self._received[name] for name in outputs if name in self._received},
             marks={name: self.sent[name] for name in inputs if name in self.sent},
             digests={name: self._digests[name] for name in outputs if name in self._digests},
-            determinants=control.spans_to_json(self.spans_of(subtask)),
+            determinants=spans_to_json(self.spans_of(subtask)),
             ancestors={
-                str(ancestor): control.spans_to_json(spans)
+                str(ancestor): spans_to_json(spans)
                 for ancestor, spans in sorted(self._determinants.items())
                 if ancestor.vertex in ancestors
             },

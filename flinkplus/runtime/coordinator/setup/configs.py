@@ -26,8 +26,8 @@ def reachability_config(options: Options) -> ReachabilityConfig:
     return ReachabilityConfig(max(1, round(gather_s * 1000)), round(options.heartbeat_timeout * 1000))
 
 
-def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
-    """The configurations of the machines of checkpoints and of the job."""
+def configs(options: Options, recipes: bool = False) -> tuple[CheckpointConfig, RecoveryConfig]:
+    """The configurations of the machines of checkpoints and of the job. ``recipes``: rows are visible at once."""
 
     def ms(seconds: float) -> int:
         return round(seconds * 1000)
@@ -41,6 +41,7 @@ def configs(options: Options) -> tuple[CheckpointConfig, RecoveryConfig]:
         retained=options.retained_checkpoints,
         in_flight_slot_bytes=options.in_flight_bytes,
         in_flight_job_bytes=JOB_SLOTS * options.in_flight_bytes,
+        recipes=recipes,
     )
     recovery = RecoveryConfig(
         max_restarts=options.max_restarts,

@@ -24,6 +24,7 @@ class Restore:
     ``older``: others before them, of another parallelism.
     ``generation``: the last one of the run before.
     ``draining``: the run before was ending the input, so this one must too: sources may have ended early.
+    ``wanted``: the parallelism that the job gets when it runs, because it had to begin at that of its checkpoint.
     ``finished``: the checkpoint is the final one of a finished job.
     """
 
@@ -33,6 +34,7 @@ class Restore:
     next_checkpoint: CheckpointId = FIRST_CHECKPOINT
     generation: Generation = NO_GENERATION
     draining: bool = False
+    wanted: int | None = None
     finished: bool = False
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from flinkplus.config import Options
 from flinkplus.errors import CheckpointDirectoryError, ConfigurationError
 from flinkplus.protocol.program.comparison import Comparison, Requests
 from flinkplus.protocol.program.description import Program
 from flinkplus.protocol.snapshot.manifest import Manifest
-from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.job.plan import Plan
-from flinkplus.runtime.job.rescaling.rescale import parallelism_at
 from flinkplus.runtime.job.upgrading.programs import (
     NO_CHANGE,
     check_permitted,
@@ -21,21 +21,26 @@ from flinkplus.runtime.job.upgrading.programs import (
     put_program,
     read_program,
 )
+from flinkplus.runtime.job.upgrading.visible_rows import close_output
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.former import former_sink
 from flinkplus.state.durable.savepoint import SavepointOrigin
 from flinkplus.state.durable.storage import CheckpointStorage
 
+NO_GENERATION = Generation(0)
 IN_MEMORY = ("CollectSink", "DiscardSink")
 
 
 @dataclass
 class Adoption:
-    """Takes over the output of the checkpoint from which ``plan`` is resumed.
+    """Takes over the output of the checkpoint from which ``plan`` is resumed. Afterwards the plan has the parallelism
+    at which the job begins.
 
     ``requests``: of a program that may differ from that of the checkpoint; ``None``: it must not.
     ``origin``: the savepoint that the job was started from; ``None``: it began at the start.
+    ``rows_by``: the options by which visible rows were made, if rows are visible at once.
+    ``generation``: higher than any of an earlier run.
     ``change``: what has changed, once ``adopt`` was called.
     """
 
@@ -45,6 +50,8 @@ class Adoption:
     requests: Requests | None
     taken_over: Callable[[str], None]
     origin: SavepointOrigin | None = None
+    rows_by: Options | None = None
+    generation: Generation = NO_GENERATION
     change: Comparison | None = None
 
     def adopt(self, checkpoint: CheckpointId, manifest: Manifest) -> None:
@@ -59,7 +66,7 @@ class Adoption:
             why = "the job has finished" if manifest.final else "its last checkpoint is of another program"
             raise CheckpointDirectoryError(f"{why}, which is not the one to be resumed: run that one with resume=True")
         self.change = check_permitted(change, storage.uri)
-        check_recipes_fit(plan, change.is_direct, parallelism_at(manifest, change.old.vertices))
+        self.plan = plan = close_output(plan, self.commits, manifest, change, self.rows_by, self.generation)
         if requests is not None and not change.is_direct:
             put_program(storage, plan, read_program(storage, requests.names(plan.name)).splits)
         if self.origin is not None and checkpoint == self.origin.checkpoint:
@@ -101,16 +108,6 @@ class Adoption:
                 "resume the program before, and stop it, which commits; then resume the new one"
             )
         return DiscardSink(name) if sink is None else sink
-
-
-def check_recipes_fit(plan: Plan, same_program: bool, parallelism: int) -> None:
-    """Raises ``ConfigurationError`` if what makes visible rows again does not fit. ``parallelism``: of the
-    checkpoint."""
-    if plan.graph.recipes() and not (same_program and parallelism == plan.options.parallelism):
-        raise ConfigurationError(
-            "rows of this job are visible at once, and what makes them again fits only the program and the parallelism "
-            f"({parallelism}) that made them: resume it as it was"
-        )
 
 
 def _sinks_of(program: Program) -> list[str]:

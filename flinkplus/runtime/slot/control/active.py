@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Generic
 
-from flinkplus.protocol.vocabulary.ids import ChannelId, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, SubtaskId
 from flinkplus.runtime.slot.control.ports import GraphPort, S
 
 log = logging.getLogger("flinkplus.slot")
@@ -25,6 +25,7 @@ class ActiveSubtasks(Generic[S]):
         self._producers: dict[tuple[int, int], S] = {}
         self._order: list[S] = []
         self._early: dict[ChannelId, Credit] = {}
+        self._held = CheckpointId(0)
         self._stale = 0
         self._granted: dict[ChannelId, tuple[int, int]] = {}  # with the generation of the consumer
 
@@ -58,6 +59,18 @@ class ActiveSubtasks(Generic[S]):
                 end.grant(granted)
             if channel in self._early:
                 end.credit(*self._early.pop(channel))
+        self._hold(subtask)
+
+    def hold(self, checkpoint: CheckpointId) -> None:
+        """Rows that would be visible at once and are made behind ``checkpoint`` are held back, now and by subtasks that
+        become active later; 0: none are."""
+        self._held = checkpoint
+        for subtask in self:
+            self._hold(subtask)
+
+    def _hold(self, subtask: S) -> None:
+        if subtask.outputs.recipe is not None:
+            subtask.outputs.recipe.hold(self._held)
 
     def credit(self, channel: ChannelId, credit: Credit) -> None:
         """Credit for a producer. When it is not here, the newest credit is kept for it: credit of a fenced consumer may

@@ -32,6 +32,7 @@ from flinkplus.runtime.base.logs import about
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
 from flinkplus.runtime.control.promotion_order import PromotionOrder
+from flinkplus.runtime.control.spans import digests_from_json, digests_to_json, spans_from_json, spans_to_json
 from flinkplus.runtime.slot.control.host import SlotHost
 from flinkplus.runtime.slot.control.ports import PreparedPort, S, StandbyReady, StandbysPort
 
@@ -273,7 +274,7 @@ def in_parts(
     """The messages of an answer to a fence, ``answer`` last. ``known``: determinants by subtask; ``digests``: by
     channel; ``most``: maximum of both together in one message."""
     part, left = control.FencedPart(answer.attempt, {}, {}), most
-    kinds = ("determinants", known, control.spans_to_json), ("digests", digests, control.digests_to_json)
+    kinds = ("determinants", known, spans_to_json), ("digests", digests, digests_to_json)
     for field_name, found, to_json in kinds:
         for name, spans in found:
             getattr(part, field_name)[name] = []
@@ -298,8 +299,8 @@ def _pieces(spans: Spans, most: int) -> Iterator[tuple[int, Any]]:
 def _promotion_of(
     order: PromotionOrder, resuming: frozenset[SubtaskId], state: PreparedPort | None, runs_ahead: bool
 ) -> Promotion:
-    determinants = merge(order.handle.operator_state.steps, control.spans_from_json(order.determinants))
-    had = {channel: control.digests_from_json(spans) for channel, spans in order.digests.items()}
+    determinants = merge(order.handle.operator_state.steps, spans_from_json(order.determinants))
+    had = {channel: digests_from_json(spans) for channel, spans in order.digests.items()}
     return Promotion(
         order.received,
         determinants,
@@ -318,7 +319,7 @@ def _ancestors_of(order: PromotionOrder, runs_ahead: bool) -> dict[SubtaskId, Sp
     ancestor since a checkpoint while others have dropped the earlier ones: spans before such a gap are useless."""
     found: dict[SubtaskId, Span] = {}
     for name, order_spans in order.ancestors.items():
-        spans = control.spans_from_json(order_spans)
+        spans = spans_from_json(order_spans)
         first = unite(spans)[-1][0] if runs_ahead else min(start for start, _ in spans)
         found[parse_subtask(name)] = first, merge(first, spans)
     return found

@@ -22,6 +22,7 @@ from flinkplus.protocol.vocabulary.lineage import Lineage
 from flinkplus.runtime.base.clock import Clock
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.names import parse_subtask
+from flinkplus.runtime.control.spans import spans_from_json
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from flinkplus.runtime.slot.control.failover import SlotFailover
 from flinkplus.runtime.slot.control.host import SlotHost
@@ -171,6 +172,9 @@ class SlotOrders(SlotHost[S]):
                 if generation == self.deployed:
                     for subtask in [s for s in self.active if str(s.id) in subtasks]:
                         subtask.steps.trigger(CheckpointId(checkpoint))
+            case control.Hold(generation, checkpoint):
+                if generation == self.deployed:
+                    self.active.hold(CheckpointId(checkpoint))
             case control.Overtake(generation, checkpoint):
                 self._pass_on(
                     generation, CheckpointId(checkpoint), lambda one: one.checkpoints.overtake, lambda one: one.overtake
@@ -245,6 +249,7 @@ class SlotOrders(SlotHost[S]):
             self._retire_all()
             self._peers.forget()
         self.deployed = Generation(join.generation)
+        self.active.hold(CheckpointId(join.held))
         self._assign(join.assignment)
         self.generations = {parse_subtask(name): Generation(g) for name, g in join.generations.items()}
 
@@ -255,6 +260,7 @@ class SlotOrders(SlotHost[S]):
         begun = self.clock.monotonic()
         self._retire_all()
         self.deployed = Generation(deploy.generation)
+        self.active.hold(CheckpointId(deploy.held))
         self._peers_serial = None
         self._peers.forget()
         self._peers.connect(deploy.addresses)
@@ -286,7 +292,7 @@ class SlotOrders(SlotHost[S]):
                 handle,
                 CheckpointId(deploy.checkpoint or 0),
                 deploy.marks.get(str(name)),
-                repeats=merge(handle.operator_state.steps, control.spans_from_json(spans)),
+                repeats=merge(handle.operator_state.steps, spans_from_json(spans)),
                 recorded=recorded,
             )
         except CorruptState as error:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flinkplus.errors import InvariantViolation, OutputTableError, PeerProtocolError
 from flinkplus.protocol.determinants.determinants import AncestorLog, Choice, StepLog, merge, pack
-from flinkplus.protocol.determinants.recipe import Recipe, RecipeEntry, RecipeLog, StoredOutput, read_recipe
+from flinkplus.protocol.determinants.recipe import Recipe, RecipeEntry, RecipeLog, StoredOutput, is_held, read_recipe
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.protocol.vocabulary.lineage import Lineage
 
@@ -24,6 +24,10 @@ class Port:
         self.cuts: list[tuple[int, RecipeEntry]] = []
         self.again: list[int] = []
         self.accepts = True
+        self.held = NONE
+
+    def hold(self, checkpoint: CheckpointId) -> None:
+        self.held = checkpoint
 
     def cut(self, step: int, entry: RecipeEntry) -> None:
         self.cuts.append((step, entry))
@@ -127,3 +131,11 @@ def test_repeating_a_recipe_up_to_any_cut_gives_the_same_recipe(happens: list[st
     kept = [cut for cut in whole.cuts if cut[0] <= at]
     recorded = kept[-1][0] if kept else 0
     assert [*kept, *run(recorded).cuts] == whole.cuts
+
+
+def test_what_is_made_behind_a_checkpoint_is_held() -> None:
+    """The cut of the barrier itself came before it."""
+    at_barrier, behind = RecipeEntry(CheckpointId(4), b""), RecipeEntry(CheckpointId(5), b"")
+    assert [is_held(entry, CheckpointId(5)) for entry in (at_barrier, behind)] == [False, True]
+    assert not is_held(behind, CheckpointId(6)), "a later order releases it"
+    assert not is_held(behind, CheckpointId(0))

@@ -11,6 +11,7 @@ from flinkplus.protocol.vocabulary.effects import (
     ChangeSubtasks,
     DeploySubtasks,
     EndJob,
+    FenceOutput,
     HaltSubtasks,
     JobState,
     ReportRescale,
@@ -23,6 +24,7 @@ from flinkplus.protocol.vocabulary.events import (
     CheckpointCompleted,
     CheckpointRescaled,
     CommitsQuiesced,
+    OutputFenced,
     RescaleRequested,
     RescalingFailed,
     SlotDeployed,
@@ -35,6 +37,7 @@ from flinkplus.protocol.vocabulary.events import (
 from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskId
 from tests.unit.protocol.job.test_job import (
     ASSIGNMENT,
+    BOTH,
     G1,
     G2,
     G3,
@@ -42,8 +45,10 @@ from tests.unit.protocol.job.test_job import (
     ONE,
     TWO,
     History,
+    deployed,
     failed,
     running,
+    with_recipes,
     without_phases,
 )
 
@@ -65,6 +70,40 @@ def dividing(**options: Any) -> History:
     assert without_phases(history.at(40, GROW)) == [HaltSubtasks(G1), *INTERRUPTED]
     assert without_phases(history.at(45, CommitsQuiesced())) == [RescaleCheckpoint(ONE, AFTER)]
     return history
+
+
+def fencing() -> History:
+    """An interrupted job whose rows are visible at once: its sinks are asked whether rows behind the checkpoint are."""
+    history = with_recipes()
+    history.at(10, *BOTH, OutputFenced(G1), *deployed(G1))
+    history.at(30, CheckpointCompleted(ONE), SpareAdded(7), SlotRegistered(7, 1))
+    history.at(40, GROW)
+    assert without_phases(history.at(45, CommitsQuiesced())) == [FenceOutput(G2, ONE)]
+    return history
+
+
+def test_output_is_fenced_for_the_old_subtasks_and_then_for_the_new_ones() -> None:
+    history = fencing()
+    assert history.at(50, OutputFenced(G2)) == [RescaleCheckpoint(ONE, AFTER)]
+    found = history.at(60, CheckpointRescaled(TWO))
+    assert found == [ChangeSubtasks(AFTER, (0, 1, 7)), FenceOutput(G2, TWO)], "their progress is another"
+    assert without_phases(history.at(70, OutputFenced(G2))) == [DeploySubtasks(G2, TWO, PLACES)]
+
+
+def test_rows_behind_the_checkpoint_call_a_rescale_off() -> None:
+    """Only the old subtasks can make them again."""
+    history = fencing()
+    found = without_phases(history.at(50, OutputFenced(G2, repeats=True)))
+    why = "rows behind checkpoint 1 are visible"
+    assert found == [ReportRescale("refused", why), DeploySubtasks(G2, ONE, ASSIGNMENT)]
+    assert without_phases(history.at(60, *deployed(G2))) == [StartSubtasks(G2)]
+
+
+def test_a_division_that_fails_needs_no_other_fence() -> None:
+    history = fencing()
+    history.at(50, OutputFenced(G2))
+    found = without_phases(history.at(60, RescalingFailed("no room")))
+    assert found == [ReportRescale("cancelled", "no room"), DeploySubtasks(G2, ONE, ASSIGNMENT)]
 
 
 def rescaled() -> History:

@@ -83,6 +83,7 @@ class Listening:
         self.state = JobState.RUNNING
         self.pending = {ONE, TWO}
         self.restore_from: CheckpointId | None = None
+        self.held: CheckpointId | None = None
         self.heard: list[core.JobEvent | core.CheckpointingEvent] = []
 
     def step(self, now_ms: int, event: core.JobEvent | core.CheckpointingEvent) -> list[Any]:

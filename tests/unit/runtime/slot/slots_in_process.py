@@ -25,6 +25,7 @@ from flinkplus.protocol.snapshot.handle import START, SnapshotHandle
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.control.promotion_order import PromotionOrder
+from flinkplus.runtime.control.spans import spans_to_json
 from flinkplus.runtime.slot.control.peers import Peers
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.slot.process.slot import Slot
@@ -330,9 +331,9 @@ class Cluster:
                     version=version,
                     handle=self.acks[version].get(str(s), START),
                     received=received,
-                    determinants=control.spans_to_json(runs.get(str(s), [])),
+                    determinants=spans_to_json(runs.get(str(s), [])),
                     ancestors={
-                        name: control.spans_to_json(found)
+                        name: spans_to_json(found)
                         for name, found in runs.items()
                         if _id(name).vertex in self.slots[target].lineage.asked_of([s])
                     },

@@ -528,3 +528,77 @@ def test_files_of_a_request_that_has_ended_are_not_ordered() -> None:
     world.moves.rescale(3)
     world.job.work()
     assert not world.orders() and not left(world)
+
+
+# --- rows that are visible at once
+
+HELD = core.CheckpointRequested(aligned=True, holding=True)
+
+
+@pytest.fixture
+def holding(world: World) -> World:
+    world.rescales._holding = True
+    return world
+
+
+def test_rows_are_held_back_behind_the_checkpoint_of_the_switch(holding: World) -> None:
+    """One that was triggered before is not waited for: rows behind it are visible."""
+    world = holding
+    world.moves.rescale(2)
+    assert world.job.heard[-1] == HELD
+    world.job.listening.held = CheckpointId(8)
+    world.job.heard.clear()
+    world.complete(7)
+    assert world.checked == [] and world.job.heard == []
+    world.complete(8)
+    assert world.checked == [(8, 2)] and len(world.requested) == 1
+    assert core.OutputReleased() not in world.job.heard, "the interruption ends the hold"
+
+
+def test_held_rows_are_released_when_the_rescale_is_called_off_or_has_to_wait(holding: World) -> None:
+    world = holding
+    world.refused[8] = StateError("no answer")
+    world.moves.rescale(2)
+    world.job.listening.held = CheckpointId(8)
+    world.complete(8)
+    assert core.OutputReleased() in world.job.heard and world.requested == []
+    world.job.listening.held = None
+    world.job.heard.clear()
+    world.look()
+    assert world.job.heard == [HELD]
+    world.refused[9] = ConfigurationError("too many rows in flight")
+    world.job.listening.held = CheckpointId(9)
+    world.complete(9)
+    assert world.job.heard[-1] == core.OutputReleased()
+    assert world.phase is None
+    world.moves.rescale(2)
+    world.job.heard.clear()
+    world.moves.rescale(3)
+    assert core.OutputReleased() in world.job.heard, "another request came"
+
+
+def test_held_rows_are_released_while_a_new_slot_is_started_again(holding: World) -> None:
+    world = holding
+    world.moves.rescale(4)
+    world.comes(3)
+    world.job.listening.held = CheckpointId(8)
+    process = world.job.processes.get(3)
+    assert process is not None
+    world.job.presence.lose(process, "died")
+    world.job.heard.clear()
+    world.complete(8)
+    assert core.OutputReleased() in world.job.heard and world.requested == []
+
+
+def test_a_job_that_begins_at_the_parallelism_of_its_checkpoint_is_rescaled_when_it_runs(world: World) -> None:
+    world.rescales._wanted = 2
+    world.job.listening.state = JobState.DEPLOYING
+    world.look()
+    assert world.phase is None
+    world.job.listening.state = JobState.RUNNING
+    world.look()
+    assert world.rescales.status is not None and world.rescales.status.parallelism == 2
+    world.look()
+    world.moves.rescale(3)
+    world.look()
+    assert world.phase is None, "once"

@@ -7,7 +7,7 @@ from typing import Any
 
 from flinkplus.protocol.channels.channel import REPLAY_WINDOWS, Window
 from flinkplus.protocol.channels.outputs import OutputChannel
-from flinkplus.protocol.vocabulary.ids import ChannelId, Generation, SubtaskId
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId
 from flinkplus.runtime.slot.control.active import ActiveSubtasks
 from upstream_cache.log import OutputLog
 
@@ -15,7 +15,9 @@ CHANNEL, WINDOW = ChannelId(0, 0, 1), 2
 GRAPH: Any = SimpleNamespace(vertices=[SimpleNamespace(name="source"), SimpleNamespace(name="count")])
 
 
-def producer(first: int, received: int, consumer_generation: int = 1, resuming: bool = False) -> Any:
+def producer(
+    first: int, received: int, consumer_generation: int = 1, resuming: bool = False, recipe: Any = None
+) -> Any:
     """One whose consumer has received so much of what it begins to make at ``first``."""
     log: OutputLog[Any] = OutputLog(CHANNEL, 4, 1 << 20, first, received=received)
     end = OutputChannel(CHANNEL, 1, Window(WINDOW), log, received, Generation(consumer_generation), resuming=resuming)
@@ -23,7 +25,7 @@ def producer(first: int, received: int, consumer_generation: int = 1, resuming: 
     return SimpleNamespace(
         id=SubtaskId("source", 0),
         plan=SimpleNamespace(vertex=vertex),
-        outputs=SimpleNamespace(channels={CHANNEL: end}),
+        outputs=SimpleNamespace(channels={CHANNEL: end}, recipe=recipe),
         inputs=SimpleNamespace(stale=0),
         close=log.close,
     )
@@ -126,3 +128,18 @@ def test_late_credit_of_a_fenced_consumer_does_not_take_the_place_of_its_success
     assert not subtask.outputs.channels[CHANNEL].resuming
     assert granted_to(subtask) == 3 + REPLAY_WINDOWS * WINDOW
     assert active.stale == 1
+
+
+def test_rows_are_held_back_by_all_that_are_active_and_become_active() -> None:
+    active: ActiveSubtasks[Any] = ActiveSubtasks(GRAPH)
+    orders: list[tuple[str, int]] = []
+
+    def recipe(name: str) -> Any:
+        return SimpleNamespace(hold=lambda checkpoint: orders.append((name, checkpoint)))
+
+    active.add(producer(0, 0, recipe=recipe("first")))
+    active.hold(CheckpointId(7))
+    assert orders == [("first", 0), ("first", 7)]
+    active.retire_all()
+    active.add(producer(0, 5, recipe=recipe("second")))
+    assert orders[2:] == [("second", 7)], "also where it takes over"

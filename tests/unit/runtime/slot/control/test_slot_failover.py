@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from flinkplus.protocol.determinants.determinants import Span, unite
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.control.spans import digests_from_json, spans_from_json
 from flinkplus.runtime.coordinator.setup.configs import topology_of
 from flinkplus.runtime.slot.control.failover import in_parts
 from flinkplus.runtime.transport.wire.ports import PeerBroken, PeerConnected
@@ -98,12 +99,12 @@ def test_an_answer_to_a_fence_of_any_size_goes_in_small_messages(
         assert control.decode(control.encode(message)) == message
         values = 0
         for name, spans in message.determinants.items():
-            pieces = control.spans_from_json(spans)
+            pieces = spans_from_json(spans)
             values += sum(len(piece) for _, piece in pieces)
             steps.setdefault(name, []).extend(pieces)
         for name, spans in message.digests.items():
-            values += sum(len(control.digests_from_json([one])) for one in spans)
-            came.setdefault(name, {}).update(control.digests_from_json(spans))
+            values += sum(len(digests_from_json([one])) for one in spans)
+            came.setdefault(name, {}).update(digests_from_json(spans))
         assert values <= most
     assert {name: unite(spans) for name, spans in steps.items()} == {
         name: unite(spans) for name, spans in known.items()

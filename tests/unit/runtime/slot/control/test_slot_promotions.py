@@ -25,7 +25,7 @@ class Begun:
     """A subtask that was built."""
 
     plan = SimpleNamespace(vertex=SimpleNamespace(inputs=(), outputs=()))
-    outputs = SimpleNamespace(channels={})
+    outputs = SimpleNamespace(channels={}, recipe=None)
 
     def __init__(self, name: SubtaskId) -> None:
         self.id = name
