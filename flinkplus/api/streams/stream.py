@@ -7,7 +7,7 @@ Arrow record batches; functions on rows are slower. Schemas are DDL strings (``"
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from flinkplus.operators.event_time.event_time import WithWatermark
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Sum
 from flinkplus.operators.rows.loop import LoopHead
+from flinkplus.operators.rows.rejects import DEAD_LETTERS, SideOutput
 from flinkplus.operators.rows.union import Union
 
 Schema: TypeAlias = "str | pa.Schema"
@@ -37,8 +38,9 @@ Schema: TypeAlias = "str | pa.Schema"
 class Stream(StreamRows):
     """A stream of rows with a schema."""
 
-    def __init__(self, env: Drawing, node: int, schema: pa.Schema) -> None:
+    def __init__(self, env: Drawing, node: int, schema: pa.Schema, sides: Mapping[str, int] | None = None) -> None:
         self._env = env
+        self._sides = sides or {}
         self._origins: tuple[int, ...] = (node,)
         self.schema = schema
 
@@ -57,18 +59,42 @@ class Stream(StreamRows):
         """The output of ``node``, which was drawn."""
         return Stream(self._env, node, schema)
 
+    def _given(self, node: int, operator: Operator, schema: pa.Schema) -> Stream:
+        """The output of ``operator``, drawn as ``node``. With side outputs, each output is a node behind it."""
+        side_outputs = operator.side_outputs(self.schema)
+        if not side_outputs:
+            return self._of(node, schema)
+        drawn = [self._output(node, operator, output, columns) for output, columns in side_outputs.items()]
+        rows = self._output(node, operator, None, schema)
+        return Stream(self._env, rows, schema, dict(zip(side_outputs, drawn, strict=True)))
+
+    def _output(self, node: int, operator: Operator, output: str | None, schema: pa.Schema) -> int:
+        body = SideOutput(f"{operator.name} {output or 'rows'}", operator.name, output, schema)
+        return self._env.graph.add(Node(body.name, "operator", body, schema), node)
+
+    def side_output(self, name: str) -> Stream:
+        """A stream that the operator before gives beside this one. Raises ``ConfigurationError`` without one."""
+        if name not in self._sides:
+            known = ", ".join(map(repr, self._sides)) or "none"
+            advice = "; give it on_error='dead-letter'" if name == DEAD_LETTERS else ""
+            raise ConfigurationError(f"operator {self.name!r} has no side output {name!r}; it has {known}{advice}")
+        node = self._sides[name]
+        return self._of(node, self._env.graph.nodes[node].schema)
+
     def _then(self, operator: Operator) -> Stream:
         schema = operator.output_schema(self.schema)
+        operator.side_outputs(self.schema)  # raises before anything is drawn
         node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node())
-        return self._of(node, schema)
+        return self._given(node, operator, schema)
 
     def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
         """The output of ``operator``, which receives the rows by ``route``."""
         schema, graph = operator.output_schema(self.schema), self._env.graph
+        operator.side_outputs(self.schema)
         node = graph.add(Node(operator.name, "operator", operator, schema))
         for origin in self._origins:
             graph.link(origin, node, keys, route)
-        return self._of(node, schema)
+        return self._given(node, operator, schema)
 
     def with_watermark(
         self,
