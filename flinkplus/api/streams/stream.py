@@ -8,7 +8,7 @@ Arrow record batches; functions on rows are slower. Schemas are DDL strings (``"
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from flinkplus.operators.base.schema import columns_text, united
 from flinkplus.operators.event_time.event_time import WithWatermark
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Sum
+from flinkplus.operators.keyed.last import KeepLast
 from flinkplus.operators.rows.loop import LoopHead
 from flinkplus.operators.rows.rejects import DEAD_LETTERS, SideOutput
 from flinkplus.operators.rows.union import Union
@@ -182,8 +183,19 @@ class Stream(StreamRows):
         rows = self._exchanged(head, route="forward")
         return close_loop(self._env.graph, rows, body(rows))
 
-    def deduplicate(self, *columns: str, ttl: Duration | None = None, name: str | None = None) -> Stream:
-        """The first row for each value of ``columns``, for example the ID of an event that its producer may repeat.
+    def deduplicate(
+        self,
+        *columns: str,
+        ttl: Duration | None = None,
+        keep: Literal["first", "last"] = "first",
+        order_by: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """One row for each value of ``columns``: the first one, or the last one by ``order_by``.
+
+        ``keep="first"``: for example of the ID of an event that its producer may repeat.
+        ``keep="last"``: each row whose ``order_by`` (a number, date or timestamp) is at least as large as that of all
+        rows of its key before. The last of them is the key's last row: write them with ``to_postgres(mode="upsert")``.
 
         ``ttl``: time for which further rows are dropped after a kept one (``"10 minutes"``, or seconds). The first row
         at or after its end is kept, and restarts it. ``None``: for ever; the state then grows with every new value.
@@ -191,6 +203,13 @@ class Stream(StreamRows):
         The time is processing time, and logged, so that a failover changes nothing. Nulls are equal to each other.
         """
         ttl_ms = None if ttl is None else duration_ms(ttl, "deduplicate: ttl", least=1)
+        if keep not in ("first", "last") or (keep == "last") != (order_by is not None):
+            raise ConfigurationError(f"deduplicate: keep={keep!r}; it is 'first', or 'last' with order_by, a column")
+        if order_by is not None:
+            if ttl_ms is not None:
+                raise ConfigurationError("deduplicate: keep='last' takes no ttl")
+            last = KeepLast(self._env.name_for("deduplicate", name), columns, order_by)
+            return self.key_by(*columns)._then(last)
         return self.key_by(*columns)._then(Deduplicate(self._env.name_for("deduplicate", name), columns, ttl_ms))
 
     def key_by(self, *columns: str) -> KeyedStream:

@@ -11,7 +11,7 @@ import datetime
 import decimal
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import pyarrow as pa
 
@@ -58,7 +58,7 @@ def _dialect() -> Any:
         class Tokenizer(Spark.Tokenizer):
             STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'"]
 
-        class Parser(Spark.Parser):
+        class Parser(Spark.Parser):  # type: ignore[valid-type,misc]
             FUNCTIONS: ClassVar[dict[str, Any]] = {}
             FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
                 name: Spark.Parser.FUNCTION_PARSERS[name] for name in ("CAST", "TRY_CAST")
@@ -90,6 +90,10 @@ def _number(text: str) -> int | float | decimal.Decimal:
     return decimal.Decimal(text) if "." in text else int(text)
 
 
+def _is_interval(part: Part) -> TypeGuard[Literal]:
+    return isinstance(part, Literal) and bool(pa.types.is_duration(part.dtype))
+
+
 class _Reader:
     """From sqlglot's tree to this package's."""
 
@@ -109,9 +113,8 @@ class _Reader:
 
     def _binary(self, sign: str, node: Any) -> Part:
         left, right = self.part(node.this), self.part(node.expression)
-        both = isinstance(left, Literal) and isinstance(right, Literal)
-        if both and sign in "+-" and pa.types.is_duration(left.dtype) and pa.types.is_duration(right.dtype):
-            return Literal(left.value + right.value if sign == "+" else left.value - right.value, left.dtype)
+        if sign in "+-" and _is_interval(left) and _is_interval(right):
+            return literal_of(left.value + right.value if sign == "+" else left.value - right.value)
         return Call(sign, (left, right))
 
     def _read_paren(self, node: Any) -> Part:

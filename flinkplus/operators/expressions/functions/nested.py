@@ -22,6 +22,7 @@ from flinkplus.operators.expressions.bound import (
 )
 from flinkplus.operators.expressions.casts import alike, cast
 from flinkplus.operators.expressions.functions.registry import attempting, check, function
+from flinkplus.operators.expressions.json_text import json_column, json_writer
 from flinkplus.operators.expressions.types import normal, shown
 
 INT, LONG = pa.int32(), pa.int64()
@@ -256,3 +257,12 @@ def map_of(*arguments: Bound) -> Bound:
         return pa.MapArray.from_arrays(_offsets(len(keys), rows.count), *woven, type=dtype)
 
     return derived(dtype, run, (*keys, *values))
+
+
+@function("to_json")
+def to_json(value: Bound) -> Bound:
+    """A struct, array or map as JSON text; fields that are null are left out."""
+    check(value, pa.types.is_nested, "a struct, array or map")
+    if json_writer(value.dtype, with_nulls=False) is None:
+        raise ConfigurationError(f"{shown(value.dtype)} has no form in JSON")
+    return on_arrays(pa.string(), lambda values: json_column(values, with_nulls=False), value, fails=True)
