@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flinkplus.operators.expressions.column import Column, expression, part_of, path_of
+from flinkplus.operators.expressions.column import ColumnExpression as Column
+from flinkplus.operators.expressions.column import expression, part_of, path_of
 from flinkplus.operators.expressions.tree import Call, Case, Part
 
 

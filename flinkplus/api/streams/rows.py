@@ -18,7 +18,7 @@ from flinkplus.api.streams.outputs import StreamOutputs
 from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
 from flinkplus.operators.base.operator import Operator
-from flinkplus.operators.expressions.column import Column, expression
+from flinkplus.operators.expressions.column import ColumnExpression, expression
 from flinkplus.operators.expressions.tree import Alias, Name, Part
 from flinkplus.operators.rows.expressions import Select, Where
 from flinkplus.operators.rows.rejects import DEAD_LETTERS, OnError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flinkplus.api.streams.stream import Stream
 
 Schema: TypeAlias = "str | pa.Schema"
-Expression: TypeAlias = "str | Column"
+Expression: TypeAlias = "str | ColumnExpression"
 
 
 @names_callers_line
@@ -57,13 +57,13 @@ class StreamRows(StreamOutputs):
         self, column: str, value: Expression, *, on_error: OnError = "fail", name: str | None = None
     ) -> Stream:
         """All columns, and ``column`` with a value, in its place if it is there, otherwise as the last one."""
-        return self._with_columns("with_column", name, {column: value}, on_error)
+        return self._select("with_column", name, _extended(self.schema, {column: value}), on_error)
 
     def with_columns(
         self, columns: Mapping[str, Expression], *, on_error: OnError = "fail", name: str | None = None
     ) -> Stream:
         """As ``with_column``, for several (``{"net": "price * 0.9"}``), all computed from the columns before."""
-        return self._with_columns("with_columns", name, columns, on_error)
+        return self._select("with_columns", name, _extended(self.schema, columns), on_error)
 
     def where(self, condition: Expression, *, on_error: OnError = "fail", name: str | None = None) -> Stream:
         """The rows for which a condition is true, in SQL (``"price > 100 AND channel = 'apple'"``) or as a column."""
@@ -80,14 +80,6 @@ class StreamRows(StreamOutputs):
         _check_columns(self.schema, columns)
         parts = tuple(Alias(Name((column,)), columns.get(column, column)) for column in self.schema.names)
         return self._select("rename", name, parts, "fail")
-
-    def _with_columns(
-        self, kind: str, name: str | None, columns: Mapping[str, Expression], on_error: OnError
-    ) -> Stream:
-        found = {column: Alias(expression(value), column) for column, value in columns.items()}
-        kept = [found.get(column, Name((column,))) for column in self.schema.names]
-        added = [part for column, part in found.items() if column not in self.schema.names]
-        return self._select(kind, name, (*kept, *added), on_error)
 
     def _select(self, kind: str, name: str | None, parts: tuple[Part, ...], on_error: OnError) -> Stream:
         return self._then(Select(self._env.name_for(kind, name), parts, on_error))
@@ -142,3 +134,10 @@ def _check_columns(schema: pa.Schema, columns: Iterable[str]) -> None:
         if column not in schema.names:
             near = did_you_mean(str(column), schema.names)
             raise ConfigurationError(f"no column {column!r} among {schema.names}{near}")
+
+
+def _extended(schema: pa.Schema, columns: Mapping[str, Expression]) -> tuple[Part, ...]:
+    """The columns of ``schema``, and others, which take the place of those with the same name."""
+    found = {column: Alias(expression(value), column) for column, value in columns.items()}
+    kept = [found.get(column, Name((column,))) for column in schema.names]
+    return (*kept, *(part for column, part in found.items() if column not in schema.names))

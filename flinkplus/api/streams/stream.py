@@ -18,7 +18,7 @@ from flinkplus.api.loops import close_loop
 from flinkplus.api.streams.keyed import KeyedStream
 from flinkplus.api.streams.rows import StreamRows
 from flinkplus.errors import ConfigurationError
-from flinkplus.graph import Node
+from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.keys import check_key_columns
 from flinkplus.operators.base.operator import Operator
@@ -65,13 +65,10 @@ class Stream(StreamRows):
         side_outputs = operator.side_outputs(self.schema)
         if not side_outputs:
             return self._of(node, schema)
-        drawn = [self._output(node, operator, output, columns) for output, columns in side_outputs.items()]
-        rows = self._output(node, operator, None, schema)
+        graph = self._env.graph
+        drawn = [_output(graph, node, operator, output, columns) for output, columns in side_outputs.items()]
+        rows = _output(graph, node, operator, None, schema)
         return Stream(self._env, rows, schema, dict(zip(side_outputs, drawn, strict=True)))
-
-    def _output(self, node: int, operator: Operator, output: str | None, schema: pa.Schema) -> int:
-        body = SideOutput(f"{operator.name} {output or 'rows'}", operator.name, output, schema)
-        return self._env.graph.add(Node(body.name, "operator", body, schema), node)
 
     def side_output(self, name: str) -> Stream:
         """A stream that the operator before gives beside this one. Raises ``ConfigurationError`` without one."""
@@ -230,6 +227,12 @@ class Stream(StreamRows):
     def total(self, column: str, *, output: str = "total", name: str | None = None) -> Stream:
         """Adds the running sum of ``column`` over all rows, in one subtask; see ``KeyedStream.sum`` and ``gather``."""
         return self.gather()._then(Sum(self._env.name_for("total", name), (), column, output))
+
+
+def _output(graph: JobGraph, node: int, operator: Operator, output: str | None, schema: pa.Schema) -> int:
+    """Draws one output of an operator that has several. ``output``: the name of a side output."""
+    body = SideOutput(f"{operator.name} {output or 'rows'}", operator.name, output, schema)
+    return graph.add(Node(body.name, "operator", body, schema), node)
 
 
 class _UnitedStream(Stream):

@@ -15,7 +15,8 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.expressions.binding import bind
 from flinkplus.operators.expressions.bound import FAILURES, RowValues
-from flinkplus.operators.expressions.column import Column, expression
+from flinkplus.operators.expressions.column import ColumnExpression as Column
+from flinkplus.operators.expressions.column import expression
 
 UTC = datetime.timezone.utc
 SCHEMA = parse_schema(

@@ -145,7 +145,9 @@ def test_a_row_that_fails_leaves_no_trace_in_the_state(numbers: list[int | None]
     parts = [part for part in (whole.slice(0, at), whole.slice(min(at, len(numbers)))) if part.num_rows]
     operator = process("dead-letter")
     instance = operator.create(context(operator, SCHEMA, FakeState()))
-    outputs: dict[str | None, pa.Schema] = {**operator.side_outputs(SCHEMA), None: operator.output_schema(SCHEMA)}
+    outputs: dict[str | None, pa.Schema] = {None: operator.output_schema(SCHEMA)}
+    for side, schema in operator.side_outputs(SCHEMA).items():
+        outputs[side] = schema
     sides = {name: create(SideOutput("s", "op", name, schema), SCHEMA) for name, schema in outputs.items()}
     found: dict[str | None, list[Any]] = {name: [] for name in outputs}
     for part in parts:
