@@ -11,7 +11,6 @@ import datetime
 import re
 from collections.abc import Callable
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -73,13 +72,19 @@ def _moment(value: Bound) -> Bound:
     return value
 
 
+def _on_the_clock(value: Bound) -> Bound:
+    """``value``, as a timestamp without a zone where its zone is UTC: Arrow takes parts of those much faster."""
+    is_utc = pa.types.is_timestamp(value.dtype) and value.dtype.tz == "UTC"
+    return applied(LOCAL_STAMP, lambda values: values.cast(LOCAL_STAMP), value) if is_utc else value
+
+
 def _timed(value: Bound) -> Bound:
     value = _moment(value)
     return cast(value, LOCAL_STAMP) if pa.types.is_date(value.dtype) else value
 
 
 def _part(kernel: Callable[..., Values], convert: Callable[[Bound], Bound]) -> Callable[[Bound], Bound]:
-    return lambda value: applied(INT, lambda values: kernel(values).cast(INT), convert(value))
+    return lambda value: applied(INT, lambda values: kernel(values).cast(INT), _on_the_clock(convert(value)))
 
 
 _PARTS: dict[tuple[str, ...], tuple[Callable[..., Values], Callable[[Bound], Bound]]] = {
@@ -130,7 +135,7 @@ def trunc(value: Bound, unit: Bound) -> Bound:
 # --- text
 
 
-_LETTERS = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S", "D": "%j", "DDD": "%j"}
+_PARSED = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
 _TOKENS = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
 
 
@@ -155,33 +160,47 @@ def _pieces(pattern: str, letters: dict[str, str]) -> list[tuple[str, bool]]:
     return found
 
 
+def _micros(values: pa.Array) -> pa.Array:
+    """The microseconds of the second."""
+    micros = values.cast(LONG)
+    return pc.subtract(micros, pc.multiply(whole_quotient(micros, SECOND_US), SECOND_US))
+
+
+_SHOWN: dict[str, tuple[Callable[..., Values], int]] = {
+    "yyyy": (pc.year, 4),
+    "MM": (pc.month, 2),
+    "dd": (pc.day, 2),
+    "HH": (pc.hour, 2),
+    "mm": (pc.minute, 2),
+    "ss": (pc.second, 2),
+    "DDD": (pc.day_of_year, 3),
+    "SSS": (lambda values: whole_quotient(_micros(values), 1_000), 3),
+    "SSSSSS": (_micros, 6),
+}
+"""The fields of a pattern: their number, and its least digits. ``strftime`` takes ten times as long."""
+
+
 @function("date_format")
 def date_format(value: Bound, pattern: Bound) -> Bound:
-    letters = {name: code for name, code in _LETTERS.items() if name != "D"} | {"SSS": "SSS", "SSSSSS": "SSSSSS"}
-    pieces = _pieces(constant_of(pattern, "the pattern", str), letters)
-    value = _timed(value)
+    fields = {name: name for name in _SHOWN}
+    pieces = _pieces(constant_of(pattern, "the pattern", str), fields)
+    value = _on_the_clock(_timed(value))
+    none = pa.scalar(None, pa.string())
 
     def kernel(values: pa.Array) -> pa.Array:
-        seconds = pc.floor_temporal(values, unit="second").cast(pa.timestamp("s", values.type.tz))
-        parts = [_shown_piece(values, seconds, text) if is_field else text for text, is_field in pieces]
-        if not any(is_field for _, is_field in pieces):
-            parts.append(pc.strftime(seconds, ""))
-        return pc.binary_join_element_wise(*parts, "")
+        parts = [_shown_field(values, text) if is_field else text for text, is_field in pieces]
+        return pc.if_else(values.is_valid(), pc.binary_join_element_wise(*parts, pa.scalar("")), none)
 
     return on_arrays(pa.string(), kernel, value)
 
 
-def _shown_piece(values: pa.Array, seconds: pa.Array, code: str) -> pa.Array:
-    if code.startswith("%"):
-        return pc.strftime(seconds, code)
-    micros = np.asarray(pc.subsecond(values).fill_null(0.0)) * SECOND_US
-    numbers = np.rint(micros).astype(np.int64) // (1 if code == "SSSSSS" else 1_000)
-    text = pa.array(numbers, LONG, mask=np.asarray(values.is_null())).cast(pa.string())
-    return pc.utf8_lpad(text, len(code), padding="0")
+def _shown_field(values: pa.Array, name: str) -> pa.Array:
+    number, digits = _SHOWN[name]
+    return pc.utf8_lpad(number(values).cast(pa.string()), digits, padding="0")
 
 
 def _parsed(value: Bound, pattern: Bound, dtype: pa.DataType) -> Bound:
-    pieces = _pieces(constant_of(pattern, "the pattern", str), _LETTERS)
+    pieces = _pieces(constant_of(pattern, "the pattern", str), _PARSED)
     code = "".join(text if is_field else text.replace("%", "%%") for text, is_field in pieces)
     check(value, pa.types.is_string, "text")
 
