@@ -104,7 +104,9 @@ class KeyedStream:
         name = self._env.name_for("process", name)
         if on_timer is not None:
             self._check_event_time(name)
-        return self._then(Process(name, self.keys, function, schema, on_timer, on_error, dict(side_outputs or {})))
+        return self._then(
+            Process(name, self.keys, function, schema, on_timer, on_error, tuple((side_outputs or {}).items()))
+        )
 
     def interval_join(
         self,

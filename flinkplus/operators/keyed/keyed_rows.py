@@ -16,7 +16,7 @@ import datetime
 import operator
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -287,23 +287,24 @@ class Process(KeyedOperator):
     ctx)`` does the same for each timer of ``ctx.event_timer``.
 
     ``key`` is the value of the key column, or the tuple of values when there are several.
+    ``aside``: the names and schemas of its side outputs.
     """
 
     fn: Callable[[Any, Row, ProcessContext], Any]
     schema: str | pa.Schema
     on_timer: Callable[[Any, int, ProcessContext], Any] | None = None
     on_error: OnError = "fail"
-    aside: Mapping[str, str | pa.Schema] = field(default_factory=dict)
+    aside: tuple[tuple[str, str | pa.Schema], ...] = ()
     hears_watermarks = True
     holds_rows = True
 
     @override
     def side_outputs(self, schema: pa.Schema) -> Mapping[str, pa.Schema]:
-        for name in self.aside:
+        for name, _ in self.aside:
             if not isinstance(name, str) or name in (DEAD_LETTERS, "rows"):
                 raise ConfigurationError(f"operator {self.name!r}: a side output cannot be called {name!r}")
         dead = dead_letter_outputs(self.name, schema, self.on_error)
-        return {**{name: parse_schema(columns) for name, columns in self.aside.items()}, **dead}
+        return {**{name: parse_schema(columns) for name, columns in self.aside}, **dead}
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -334,9 +335,9 @@ class _ProcessInstance(OperatorInstance):
         self._ctx = ctx
         self._on_timer = descriptor.on_timer
         self._timers = None if self._on_timer is None else EventTimers(ctx.keyed_state(), ctx.operator)
-        self._context = ProcessContext(ctx, self._timers, tuple(descriptor.aside))
+        self._context = ProcessContext(ctx, self._timers, [name for name, _ in descriptor.aside])
         self._collector = Collector(ctx, parse_schema(descriptor.schema))
-        self._sides = {name: Collector(ctx, parse_schema(schema)) for name, schema in descriptor.aside.items()}
+        self._sides = {name: Collector(ctx, parse_schema(schema)) for name, schema in descriptor.aside}
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

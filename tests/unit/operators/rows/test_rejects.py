@@ -121,7 +121,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(ConfigurationError, match="has a column 'error': rename it before"):
         OPERATORS["map"]("dead-letter").side_outputs(pa.schema([("error", pa.string())]))
     with pytest.raises(ConfigurationError, match="cannot be called 'rows'"):
-        Process("p", ("k",), lambda key, row, ctx: [], "n long", aside={"rows": "n long"}).side_outputs(SCHEMA)
+        Process("p", ("k",), lambda key, row, ctx: [], "n long", aside=(("rows", "n long"),)).side_outputs(SCHEMA)
 
 
 def summed(key: Any, row: Any, ctx: ProcessContext) -> Iterator[tuple[Any, int]]:
@@ -135,7 +135,9 @@ def summed(key: Any, row: Any, ctx: ProcessContext) -> Iterator[tuple[Any, int]]
 
 
 def process(on_error: OnError) -> Process:
-    return Process("op", ("k",), summed, "k string, n long", on_error=on_error, aside={"negative": "k string, n long"})
+    return Process(
+        "op", ("k",), summed, "k string, n long", on_error=on_error, aside=(("negative", "k string, n long"),)
+    )
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -146,8 +148,8 @@ def test_a_row_that_fails_leaves_no_trace_in_the_state(numbers: list[int | None]
     operator = process("dead-letter")
     instance = operator.create(context(operator, SCHEMA, FakeState()))
     outputs: dict[str | None, pa.Schema] = {None: operator.output_schema(SCHEMA)}
-    for side, schema in operator.side_outputs(SCHEMA).items():
-        outputs[side] = schema
+    for output, schema in operator.side_outputs(SCHEMA).items():
+        outputs[output] = schema
     sides = {name: create(SideOutput("s", "op", name, schema), SCHEMA) for name, schema in outputs.items()}
     found: dict[str | None, list[Any]] = {name: [] for name in outputs}
     for part in parts:
