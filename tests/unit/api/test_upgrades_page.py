@@ -285,7 +285,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "`keep` of `deduplicate`, the type of its `order_by`": [
         Case(drawn(once(None)), drawn(latest("ts")), {"once": "refused"}, "its class was 'Deduplicate' and is 'KeepLast'"),
-        Case(drawn(latest("n")), drawn(latest("ts")), {"once": "refused"}, "its order was int32 and is int64"),
+        Case(drawn(latest("n")), drawn(latest("ts")), {"once": "refused"}, "its order was 'int32' and is 'int64'"),
     ],
     "expressions of `select`, `where` and their like": [
         Case(drawn(chosen("n > 1")), drawn(chosen("n > 2 OR k = 'a'")), {"chosen": "unchanged", "count": "unchanged"}),
