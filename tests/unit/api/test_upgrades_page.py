@@ -284,7 +284,9 @@ CASES: dict[str, list[Case]] = {
         Case(drawn(once("1 hour")), drawn(once(None)), {"once": "refused"}, "its expires was True and is False"),
     ],
     "`keep` of `deduplicate`, the type of its `order_by`": [
-        Case(drawn(once(None)), drawn(latest("ts")), {"once": "refused"}, "its class was 'Deduplicate' and is 'KeepLast'"),
+        Case(
+            drawn(once(None)), drawn(latest("ts")), {"once": "refused"}, "its class was 'Deduplicate' and is 'KeepLast'"
+        ),
         Case(drawn(latest("n")), drawn(latest("ts")), {"once": "refused"}, "its order was 'int32' and is 'int64'"),
     ],
     "expressions of `select`, `where` and their like": [
