@@ -60,16 +60,6 @@ class Stream(StreamRows):
         """The output of ``node``, which was drawn."""
         return Stream(self._env, node, schema)
 
-    def _given(self, node: int, operator: Operator, schema: pa.Schema) -> Stream:
-        """The output of ``operator``, drawn as ``node``. With side outputs, each output is a node behind it."""
-        side_outputs = operator.side_outputs(self.schema)
-        if not side_outputs:
-            return self._of(node, schema)
-        graph = self._env.graph
-        drawn = [_output(graph, node, operator, output, columns) for output, columns in side_outputs.items()]
-        rows = _output(graph, node, operator, None, schema)
-        return Stream(self._env, rows, schema, dict(zip(side_outputs, drawn, strict=True)))
-
     def side_output(self, name: str) -> Stream:
         """A stream that the operator before gives beside this one. Raises ``ConfigurationError`` without one."""
         if name not in self._sides:
@@ -83,7 +73,7 @@ class Stream(StreamRows):
         schema = operator.output_schema(self.schema)
         operator.side_outputs(self.schema)  # raises before anything is drawn
         node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node())
-        return self._given(node, operator, schema)
+        return _given(self, node, operator, schema)
 
     def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
         """The output of ``operator``, which receives the rows by ``route``."""
@@ -92,7 +82,7 @@ class Stream(StreamRows):
         node = graph.add(Node(operator.name, "operator", operator, schema))
         for origin in self._origins:
             graph.link(origin, node, keys, route)
-        return self._given(node, operator, schema)
+        return _given(self, node, operator, schema)
 
     def with_watermark(
         self,
@@ -227,6 +217,17 @@ class Stream(StreamRows):
     def total(self, column: str, *, output: str = "total", name: str | None = None) -> Stream:
         """Adds the running sum of ``column`` over all rows, in one subtask; see ``KeyedStream.sum`` and ``gather``."""
         return self.gather()._then(Sum(self._env.name_for("total", name), (), column, output))
+
+
+def _given(stream: Stream, node: int, operator: Operator, schema: pa.Schema) -> Stream:
+    """The output of ``operator``, drawn as ``node`` behind ``stream``. With side outputs, each is a node behind it."""
+    side_outputs = operator.side_outputs(stream.schema)
+    if not side_outputs:
+        return stream._of(node, schema)
+    graph = stream._env.graph
+    drawn = [_output(graph, node, operator, output, columns) for output, columns in side_outputs.items()]
+    rows = _output(graph, node, operator, None, schema)
+    return Stream(stream._env, rows, schema, dict(zip(side_outputs, drawn, strict=True)))
 
 
 def _output(graph: JobGraph, node: int, operator: Operator, output: str | None, schema: pa.Schema) -> int:
