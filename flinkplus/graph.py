@@ -21,6 +21,7 @@ from flinkplus.operators.base.operator import Operator, described_columns
 from flinkplus.operators.base.routes import Route
 from flinkplus.operators.base.schema import united
 from flinkplus.operators.rows.loop import LoopHead
+from flinkplus.operators.rows.rejects import DEAD_LETTERS, SideOutput
 from flinkplus.path_names import MAX_CHARACTERS, checked_name
 from flinkplus.protocol.loops.cycles import Cycles
 from flinkplus.protocol.program.description import EdgeDescription, OperatorDescription, Program
@@ -109,8 +110,20 @@ class JobGraph:
                     f"nothing that comes out of loop {self.nodes[head].name!r} is written anywhere: end the stream "
                     "that iterate returns with a sink"
                 )
+        self._check_side_outputs()
         self.vertices = self.fuse_draft()
         return self
+
+    def _check_side_outputs(self) -> None:
+        """Raises ``ConfigurationError`` for a side output whose rows go nowhere."""
+        for node in self.nodes:
+            body = node.body
+            if isinstance(body, SideOutput) and body.output is not None and not node.children and not node.exchanges:
+                stream = "dead_letters()" if body.output == DEAD_LETTERS else f"side_output({body.output!r})"
+                raise ConfigurationError(
+                    f"the rows of {node.name!r} go nowhere: end {stream} of what {body.operator!r} gives with a sink, "
+                    "such as discard()"
+                )
 
     def fuse_draft(self) -> list[Vertex]:
         """The vertices of what is drawn so far, producers before consumers."""

@@ -53,9 +53,11 @@ def test_every_type_is_read_as_it_was_written(postgres: PostgresServer, tmp_path
     types = {"i8": pa.int8(), "u64": pa.uint64(), "f32": pa.float32(), "f64": pa.float64(), "flag": pa.bool_()}
     types |= {"text": pa.string(), "bytes": pa.binary(), "day": pa.date32(), "at": pa.timestamp("ns")}
     types |= {"zoned": pa.timestamp("us", "Europe/Oslo"), "amount": pa.decimal128(12, 3)}
+    types |= {"nested": pa.struct([("a", pa.list_(pa.int64())), ("b", pa.map_(pa.string(), pa.string()))])}
     schema = pa.schema(list(types.items()))
     full = {"i8": -128, "u64": 2**64 - 1, "f32": 0.5, "f64": 0.1 + 0.2, "flag": False, "text": 'a,"\n\\.', "at": at}
     full |= {"bytes": b"\x00\xff", "day": at.date(), "amount": Decimal("-0.001")}
+    full["nested"] = {"a": [1, None], "b": {'x"': "y,\n"}}
     full["zoned"] = at.replace(tzinfo=datetime.timezone.utc)
     sink = postgres_sink("out", postgres.dsn, "Odd Name", "append", (), "checkpoint").staged_in(str(tmp_path))
     bound = sink.bind(schema, "job-1")

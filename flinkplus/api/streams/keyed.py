@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.api.callers import names_callers_line
@@ -17,6 +17,7 @@ from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.operators.keyed.top import Top
+from flinkplus.operators.rows.rejects import OnError
 
 if TYPE_CHECKING:
     from flinkplus.api.streams.stream import Stream
@@ -86,17 +87,26 @@ class KeyedStream:
         *,
         schema: Schema,
         on_timer: Callable[[Any, int, Any], Iterable[Any] | None] | None = None,
+        on_error: OnError = "fail",
+        side_outputs: Mapping[str, Schema] | None = None,
         name: str | None = None,
     ) -> Stream:
         """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state.
 
         ``ctx.event_timer(at)`` sets a timer: ``on_timer(key, at_ms, ctx)`` is called when event time reaches ``at``.
         This needs ``with_watermark`` before. ``ctx.watermark`` is event time in milliseconds (``None``: still unknown).
+
+        ``side_outputs``: further streams by name, with their schemas. ``ctx.side_output(name, row)`` gives a row to
+        one; ``side_output(name)`` of the result is the stream.
+        ``on_error``: what a row does on which ``function`` fails; see ``Stream.map``. All that it has given is dropped,
+        and its changes to state and timers are undone. A timer on which ``on_timer`` fails always fails the job.
         """
         name = self._env.name_for("process", name)
         if on_timer is not None:
             self._check_event_time(name)
-        return self._then(Process(name, self.keys, function, schema, on_timer))
+        return self._then(
+            Process(name, self.keys, function, schema, on_timer, on_error, tuple((side_outputs or {}).items()))
+        )
 
     def interval_join(
         self,

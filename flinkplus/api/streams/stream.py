@@ -7,8 +7,8 @@ Arrow record batches; functions on rows are slower. Schemas are DDL strings (``"
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from flinkplus.api.loops import close_loop
 from flinkplus.api.streams.keyed import KeyedStream
 from flinkplus.api.streams.rows import StreamRows
 from flinkplus.errors import ConfigurationError
-from flinkplus.graph import Node
+from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.keys import check_key_columns
 from flinkplus.operators.base.operator import Operator
@@ -27,7 +27,9 @@ from flinkplus.operators.base.schema import columns_text, united
 from flinkplus.operators.event_time.event_time import WithWatermark
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Sum
+from flinkplus.operators.keyed.last import KeepLast
 from flinkplus.operators.rows.loop import LoopHead
+from flinkplus.operators.rows.rejects import DEAD_LETTERS, SideOutput
 from flinkplus.operators.rows.union import Union
 
 Schema: TypeAlias = "str | pa.Schema"
@@ -37,8 +39,9 @@ Schema: TypeAlias = "str | pa.Schema"
 class Stream(StreamRows):
     """A stream of rows with a schema."""
 
-    def __init__(self, env: Drawing, node: int, schema: pa.Schema) -> None:
+    def __init__(self, env: Drawing, node: int, schema: pa.Schema, sides: Mapping[str, int] | None = None) -> None:
         self._env = env
+        self._sides = sides or {}
         self._origins: tuple[int, ...] = (node,)
         self.schema = schema
 
@@ -57,18 +60,29 @@ class Stream(StreamRows):
         """The output of ``node``, which was drawn."""
         return Stream(self._env, node, schema)
 
+    def side_output(self, name: str) -> Stream:
+        """A stream that the operator before gives beside this one. Raises ``ConfigurationError`` without one."""
+        if name not in self._sides:
+            known = ", ".join(map(repr, self._sides)) or "none"
+            advice = "; give it on_error='dead-letter'" if name == DEAD_LETTERS else ""
+            raise ConfigurationError(f"operator {self.name!r} has no side output {name!r}; it has {known}{advice}")
+        node = self._sides[name]
+        return self._of(node, self._env.graph.nodes[node].schema)
+
     def _then(self, operator: Operator) -> Stream:
         schema = operator.output_schema(self.schema)
+        operator.side_outputs(self.schema)  # raises before anything is drawn
         node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node())
-        return self._of(node, schema)
+        return _given(self, node, operator, schema)
 
     def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
         """The output of ``operator``, which receives the rows by ``route``."""
         schema, graph = operator.output_schema(self.schema), self._env.graph
+        operator.side_outputs(self.schema)
         node = graph.add(Node(operator.name, "operator", operator, schema))
         for origin in self._origins:
             graph.link(origin, node, keys, route)
-        return self._of(node, schema)
+        return _given(self, node, operator, schema)
 
     def with_watermark(
         self,
@@ -156,8 +170,19 @@ class Stream(StreamRows):
         rows = self._exchanged(head, route="forward")
         return close_loop(self._env.graph, rows, body(rows))
 
-    def deduplicate(self, *columns: str, ttl: Duration | None = None, name: str | None = None) -> Stream:
-        """The first row for each value of ``columns``, for example the ID of an event that its producer may repeat.
+    def deduplicate(
+        self,
+        *columns: str,
+        ttl: Duration | None = None,
+        keep: Literal["first", "last"] = "first",
+        order_by: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """One row for each value of ``columns``: the first one, or the last one by ``order_by``.
+
+        ``keep="first"``: for example of the ID of an event that its producer may repeat.
+        ``keep="last"``: each row whose ``order_by`` (a number, date or timestamp) is at least as large as that of all
+        rows of its key before. The last of them is the key's last row: write them with ``to_postgres(mode="upsert")``.
 
         ``ttl``: time for which further rows are dropped after a kept one (``"10 minutes"``, or seconds). The first row
         at or after its end is kept, and restarts it. ``None``: for ever; the state then grows with every new value.
@@ -165,6 +190,13 @@ class Stream(StreamRows):
         The time is processing time, and logged, so that a failover changes nothing. Nulls are equal to each other.
         """
         ttl_ms = None if ttl is None else duration_ms(ttl, "deduplicate: ttl", least=1)
+        if keep not in ("first", "last") or (keep == "last") != (order_by is not None):
+            raise ConfigurationError(f"deduplicate: keep={keep!r}; it is 'first', or 'last' with order_by, a column")
+        if order_by is not None:
+            if ttl_ms is not None:
+                raise ConfigurationError("deduplicate: keep='last' takes no ttl")
+            last = KeepLast(self._env.name_for("deduplicate", name), columns, order_by)
+            return self.key_by(*columns)._then(last)
         return self.key_by(*columns)._then(Deduplicate(self._env.name_for("deduplicate", name), columns, ttl_ms))
 
     def key_by(self, *columns: str) -> KeyedStream:
@@ -185,6 +217,23 @@ class Stream(StreamRows):
     def total(self, column: str, *, output: str = "total", name: str | None = None) -> Stream:
         """Adds the running sum of ``column`` over all rows, in one subtask; see ``KeyedStream.sum`` and ``gather``."""
         return self.gather()._then(Sum(self._env.name_for("total", name), (), column, output))
+
+
+def _given(stream: Stream, node: int, operator: Operator, schema: pa.Schema) -> Stream:
+    """The output of ``operator``, drawn as ``node`` behind ``stream``. With side outputs, each is a node behind it."""
+    side_outputs = operator.side_outputs(stream.schema)
+    if not side_outputs:
+        return stream._of(node, schema)
+    graph = stream._env.graph
+    drawn = [_output(graph, node, operator, output, columns) for output, columns in side_outputs.items()]
+    rows = _output(graph, node, operator, None, schema)
+    return Stream(stream._env, rows, schema, dict(zip(side_outputs, drawn, strict=True)))
+
+
+def _output(graph: JobGraph, node: int, operator: Operator, output: str | None, schema: pa.Schema) -> int:
+    """Draws one output of an operator that has several. ``output``: the name of a side output."""
+    body = SideOutput(f"{operator.name} {output or 'rows'}", operator.name, output, schema)
+    return graph.add(Node(body.name, "operator", body, schema), node)
 
 
 class _UnitedStream(Stream):

@@ -288,6 +288,13 @@ class Operator(ABC):
         Raises ``ConfigurationError`` when the operator does not support such an input.
         """
 
+    def side_outputs(self, schema: pa.Schema) -> Mapping[str, pa.Schema]:
+        """The streams that it gives beside its output, with their schemas (``operators.rows.rejects``).
+
+        Raises ``ConfigurationError``. ``schema``: of the input.
+        """
+        return {}
+
     @abstractmethod
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         """The instance for one subtask."""

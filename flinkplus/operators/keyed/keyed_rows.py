@@ -15,13 +15,14 @@ from __future__ import annotations
 import datetime
 import operator
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from typing_extensions import override
 
+from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base.columns import cut
 from flinkplus.operators.base.keys import KeyCodes, check_key_columns, encode_keys
 from flinkplus.operators.base.operator import (
@@ -49,6 +50,7 @@ from flinkplus.operators.base.stored_state import ObjectView, StateView
 from flinkplus.operators.base.values import instant
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.views import ReducedView, TimerView
+from flinkplus.operators.rows.rejects import DEAD_LETTERS, OnError, dead_letter_outputs, rejecting, tagged
 from flinkplus.operators.rows.rows import Collector
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.program.description import StateDescription
@@ -160,6 +162,10 @@ class ValueState:
             self._batch = batch
         return self._values
 
+    def discard(self) -> None:
+        """Forget what the batch has changed."""
+        self._changed, self._batch = set(), None
+
     def write_back(self) -> None:
         """Called at the end of each batch."""
         if self._changed:
@@ -171,9 +177,16 @@ class ValueState:
 
 
 class ProcessContext:
-    """What a ``Process`` function may use. ``batch``, ``code``, ``timers`` and ``write_back`` are the operator's."""
+    """What a ``Process`` function may use. ``batch``, ``code``, ``aside`` and methods from ``begin`` on are the
+    operator's.
 
-    def __init__(self, ctx: OperatorContext, timers: EventTimers | None = None) -> None:
+    ``sides``: the names of its side outputs. ``aside``: what the function has given to them.
+    """
+
+    def __init__(self, ctx: OperatorContext, timers: EventTimers | None = None, sides: Collection[str] = ()) -> None:
+        self._sides = sides
+        self.aside: list[tuple[str, Any]] = []
+        self._late_before = 0
         self.operator = ctx.operator
         self.subtask = ctx.subtask
         self.key: Any = None
@@ -238,6 +251,26 @@ class ProcessContext:
         """A random number, at least 0 and below 1; the same when a standby repeats the step."""
         return self._rng().random()
 
+    def side_output(self, name: str, row: Any) -> None:
+        """Give a row to the side output ``name`` (``process(..., side_outputs={name: schema})``)."""
+        if name not in self._sides:
+            raise KeyError(f"no side output {name!r} among {list(self._sides)}")
+        self.aside.append((name, row))
+
+    def begin(self, batch: KeyCodes) -> None:
+        """The function is called for the keys of a batch."""
+        self.batch = batch
+        self._late_before = self._metrics.get(LATE_TIMERS, 0)
+
+    def discard(self) -> None:
+        """Forget what the batch has changed."""
+        for value in self._values.values():
+            value.discard()
+        if self._timers is not None:
+            self._timers.discard()
+            self._metrics[LATE_TIMERS] = self._late_before
+        self.aside, self.batch, self._keys = [], None, (None, [])
+
     def write_back(self) -> None:
         """Write what the batch changed to the state."""
         for value in self._values.values():
@@ -254,13 +287,24 @@ class Process(KeyedOperator):
     ctx)`` does the same for each timer of ``ctx.event_timer``.
 
     ``key`` is the value of the key column, or the tuple of values when there are several.
+    ``aside``: the names and schemas of its side outputs.
     """
 
     fn: Callable[[Any, Row, ProcessContext], Any]
     schema: str | pa.Schema
     on_timer: Callable[[Any, int, ProcessContext], Any] | None = None
+    on_error: OnError = "fail"
+    aside: tuple[tuple[str, str | pa.Schema], ...] = ()
     hears_watermarks = True
     holds_rows = True
+
+    @override
+    def side_outputs(self, schema: pa.Schema) -> Mapping[str, pa.Schema]:
+        for name, _ in self.aside:
+            if not isinstance(name, str) or name in (DEAD_LETTERS, "rows"):
+                raise ConfigurationError(f"operator {self.name!r}: a side output cannot be called {name!r}")
+        dead = dead_letter_outputs(self.name, schema, self.on_error)
+        return {**{name: parse_schema(columns) for name, columns in self.aside}, **dead}
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -275,7 +319,7 @@ class Process(KeyedOperator):
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _ProcessInstance(self, ctx)
+        return rejecting(_ProcessInstance(self, ctx), ctx, self.on_error)
 
     def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
         first = f"{self.name}/"
@@ -291,18 +335,28 @@ class _ProcessInstance(OperatorInstance):
         self._ctx = ctx
         self._on_timer = descriptor.on_timer
         self._timers = None if self._on_timer is None else EventTimers(ctx.keyed_state(), ctx.operator)
-        self._context = ProcessContext(ctx, self._timers)
+        self._context = ProcessContext(ctx, self._timers, [name for name, _ in descriptor.aside])
         self._collector = Collector(ctx, parse_schema(descriptor.schema))
+        self._sides = {name: Collector(ctx, parse_schema(schema)) for name, schema in descriptor.aside}
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if not batch.num_rows:
             return
-        fn, context, collector = self._fn, self._context, self._collector
-        key = encode_keys(batch, self._keys).made_distinct()
         rows = rows_of(batch, self._ctx)
+        try:
+            yield from self._called(rows, encode_keys(batch, self._keys).made_distinct())
+        except UserFunctionError:
+            self._context.discard()
+            for collector in (self._collector, *self._sides.values()):
+                collector.clear()
+            raise
+
+    def _called(self, rows: list[Row], key: KeyCodes) -> Iterator[pa.RecordBatch]:
+        """What the function gives for rows. The state is written when all of that has been made."""
+        fn, context = self._fn, self._context
         positions = [self._ctx.input_schema.get_field_index(column) for column in self._keys]
-        context.batch = key
+        context.begin(key)
         for row, code in zip(self._ctx.noted(rows), key.codes.tolist(), strict=True):
             context.code = code
             context.key = row[positions[0]] if len(positions) == 1 else tuple(row[p] for p in positions)
@@ -310,14 +364,28 @@ class _ProcessInstance(OperatorInstance):
                 result = fn(context.key, row, context)
             except USER_EXCEPTIONS as error:
                 raise user_error(self._ctx.operator, self._ctx.subtask, row, error) from error
-            if result is not None:
-                yield from collector.collect(row, result)
+            yield from self._collected(row, result)
+        rest = list(self._flushed())
         context.write_back()
-        yield from collector.flush()
+        yield from rest
+
+    def _collected(self, cause: object, result: Any) -> Iterator[pa.RecordBatch]:
+        """What a function has returned, and given to side outputs, for a row or a timer."""
+        if result is not None:
+            yield from self._collector.collect(cause, result)
+        if self._context.aside:
+            aside, self._context.aside = self._context.aside, []
+            for name, row in aside:
+                yield from (tagged(batch, name) for batch in self._sides[name].collect(cause, [row]))
+
+    def _flushed(self) -> Iterator[pa.RecordBatch]:
+        yield from self._collector.flush()
+        for name, collector in self._sides.items():
+            yield from (tagged(batch, name) for batch in collector.flush())
 
     @override
     def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
-        context, collector, on_timer = self._context, self._collector, self._on_timer
+        context, on_timer = self._context, self._on_timer
         context.watermark = watermark_ms
         if self._timers is None or on_timer is None:
             return
@@ -329,10 +397,9 @@ class _ProcessInstance(OperatorInstance):
                     result = on_timer(context.key, at_ms, context)
                 except USER_EXCEPTIONS as error:
                     raise user_error(self._ctx.operator, self._ctx.subtask, timer, error) from error
-                if result is not None:
-                    yield from collector.collect(timer, result)
+                yield from self._collected(timer, result)
             context.write_back()
-            yield from collector.flush()
+            yield from self._flushed()
 
     @override
     def snapshot(self, checkpoint: int) -> JsonValue:

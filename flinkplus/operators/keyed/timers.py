@@ -130,6 +130,10 @@ class EventTimers:
         """Remove the timer of ``key`` at ``at_ms``; no error when it is not set."""
         self._changes[min(max(at_ms, -MAX_TIME_MS), MAX_TIME_MS), key] = None
 
+    def discard(self) -> None:
+        """Forget what was set and unset since ``write_back``, while none fires."""
+        self._changes = {}
+
     def write_back(self) -> None:
         """Write what was set and unset to the state: at the end of each batch."""
         changes, self._changes = self._changes, {}

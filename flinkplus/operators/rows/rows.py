@@ -5,13 +5,14 @@ Rules:
 - For row functions a batch is decoded to rows, and the results become batches again. Where speed matters, use
   ``MapBatches`` or a built-in operator.
 - A function must depend on its input alone: it is called again for the same rows when a job recovers.
-- A function that raises, or returns what its schema does not allow, is a ``UserFunctionError``.
+- A function that raises, or returns what its schema does not allow, is a ``UserFunctionError``, or, with ``on_error``,
+  its row is rejected (``rejects``).
 - What ``FlatMap`` gives is taken from the function's iterator as needed, so one row may give any number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,6 +25,7 @@ from flinkplus.operators.base.operator import Operator, OperatorContext, Operato
 from flinkplus.operators.base.row import USER_EXCEPTIONS, Row, RowConverter, Verbatim, rows_of, user_error
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.base.values import check_zones
+from flinkplus.operators.rows.rejects import OnError, dead_letter_outputs, rejecting
 
 MAX_COLLECTED_ROWS = 16_384
 """Rows that row functions give before they are made into a batch."""
@@ -36,10 +38,15 @@ class _FunctionOperator(Operator):
     name: str
     fn: Callable[..., Any]
     schema: str | pa.Schema
+    on_error: OnError = "fail"
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         return parse_schema(self.schema)
+
+    @override
+    def side_outputs(self, schema: pa.Schema) -> Mapping[str, pa.Schema]:
+        return dead_letter_outputs(self.name, schema, self.on_error)
 
 
 class Map(_FunctionOperator):
@@ -47,7 +54,7 @@ class Map(_FunctionOperator):
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _MapInstance(self, ctx)
+        return rejecting(_MapInstance(self, ctx), ctx, self.on_error)
 
 
 class _MapInstance(OperatorInstance):
@@ -81,14 +88,19 @@ class Filter(Operator):
 
     name: str
     fn: Callable[[Row], Any]
+    on_error: OnError = "fail"
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         return schema
 
     @override
+    def side_outputs(self, schema: pa.Schema) -> Mapping[str, pa.Schema]:
+        return dead_letter_outputs(self.name, schema, self.on_error)
+
+    @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _FilterInstance(self.fn, ctx)
+        return rejecting(_FilterInstance(self.fn, ctx), ctx, self.on_error)
 
 
 class _FilterInstance(OperatorInstance):
@@ -110,7 +122,7 @@ class FlatMap(_FunctionOperator):
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _FlatMapInstance(self, ctx)
+        return rejecting(_FlatMapInstance(self, ctx), ctx, self.on_error)
 
 
 class _FlatMapInstance(OperatorInstance):
@@ -122,6 +134,7 @@ class _FlatMapInstance(OperatorInstance):
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         fn, collector = self._fn, self._collector
+        collector.clear()
         for row in self._ctx.noted(rows_of(batch, self._ctx)):
             try:
                 result = fn(row)
@@ -139,6 +152,10 @@ class Collector:
         self._converter = RowConverter(ctx.operator, ctx.subtask, schema)
         self._results: list[Any] = []
         self._origins: list[object] = []
+
+    def clear(self) -> None:
+        """Forget what a batch that failed has left."""
+        self._results, self._origins = [], []
 
     def collect(self, row: object, result: Any) -> Iterable[pa.RecordBatch]:
         """Take all that ``result``, returned for the input row ``row``, gives."""
@@ -180,7 +197,7 @@ class MapBatches(_FunctionOperator):
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _MapBatchesInstance(self, ctx)
+        return rejecting(_MapBatchesInstance(self, ctx), ctx, self.on_error)
 
 
 class _MapBatchesInstance(OperatorInstance):

@@ -2,6 +2,7 @@
 
 The first line has the names of the columns: when the text is read, the program may have others, in another order. A
 null is an empty field; every value is quoted, an empty text too. Timestamps have microseconds, finer ones are cut.
+Structs, arrays and maps are JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pyarrow import csv
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError, InputError
+from flinkplus.operators.expressions.json_text import json_column, json_writer
 from flinkplus.printable import printable
 from flinkplus.sinks.file_writer import Encoder
 
@@ -28,6 +30,8 @@ MICROSECONDS = 6
 FIRST_YEAR, LAST_YEAR = 1, 9999
 FIRST_DAY, END_DAY = ((datetime.date(*day) - datetime.date(1970, 1, 1)).days for day in ((1, 1, 1), (9999, 12, 31)))
 DAY_S = 86_400
+_JSON_NUL = r"(^|[^\\])(\\\\)*\\u0000"
+"""A NUL character in JSON text, and not a backslash before the letters ``u0000``."""
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -73,6 +77,8 @@ def sql_type(dtype: pa.DataType) -> SqlType | None:
     if types.is_timestamp(dtype):
         zone = dtype.tz is not None
         return SqlType("timestamp with time zone", ("timestamptz",)) if zone else SqlType("timestamp", ("timestamp",))
+    if types.is_nested(dtype) and json_writer(dtype, with_nulls=True) is not None:
+        return SqlType("jsonb", ("jsonb", "json"))
     return None
 
 
@@ -117,6 +123,8 @@ class CopyEncoder(Encoder):
                 years = f"{FIRST_YEAR} to {LAST_YEAR}"
                 raise InputError(f"sink {self._sink!r}: column {name!r} holds a time outside of the years {years}")
             column = pc.cast(column, _written_as(dtype), safe=False)
+        if types.is_nested(dtype):
+            return self._json(name, column)
         if _written_as(dtype) == pa.string():
             if types.is_decimal(dtype):
                 return pc.cast(column, pa.string())
@@ -124,6 +132,17 @@ class CopyEncoder(Encoder):
                 [value if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string()
             )
         return column if column.type == _written_as(dtype) else pc.cast(column, _written_as(dtype))
+
+    def _json(self, name: str, column: pa.Array) -> pa.Array:
+        try:
+            found = json_column(column, with_nulls=True)
+        except (OverflowError, ValueError) as error:  # a time that Python cannot show
+            raise InputError(
+                f"sink {self._sink!r}: column {name!r} holds a value without a form in JSON: {printable(error)}"
+            ) from error
+        if pc.any(pc.match_substring_regex(found, _JSON_NUL)).as_py():
+            raise InputError(f"sink {self._sink!r}: PostgreSQL stores no text with a NUL character: column {name!r}")
+        return found
 
     def _check_text(self, name: str, column: pa.Array) -> None:
         if pc.any(pc.match_substring(column, "\0")).as_py():
@@ -153,7 +172,7 @@ def _written_as(dtype: pa.DataType) -> pa.DataType:
     types = pa.types
     if types.is_decimal(dtype) or types.is_binary(dtype) or types.is_large_binary(dtype):
         return pa.string()
-    if types.is_fixed_size_binary(dtype):
+    if types.is_fixed_size_binary(dtype) or types.is_nested(dtype):
         return pa.string()
     if types.is_float16(dtype):
         return pa.float32()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flinkplus import StreamEnvironment
+from flinkplus import functions as F
 from flinkplus.api.callers import PACKAGE, names_callers_line
 from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import ConfigurationError, InputError
@@ -26,6 +27,11 @@ WRONG: list[Callable[[StreamEnvironment, Stream], Any]] = [
     lambda env, stream: stream.with_watermark("v", "10 seconds").key_by("k").tumbling_window("vv", "1 s").count(),
     lambda env, stream: stream.key_by("k").top(3, by="vv", item="v"),
     lambda env, stream: stream.total("vv"),
+    lambda env, stream: stream.select("kk || '!' AS k"),
+    lambda env, stream: stream.with_columns({"sum": F.col("vv") + 1}),
+    lambda env, stream: stream.where("vv > 1"),
+    lambda env, stream: stream.drop("kk"),
+    lambda env, stream: stream.rename({"kk": "key"}),
 ]
 
 

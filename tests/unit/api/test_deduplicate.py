@@ -35,3 +35,13 @@ def test_what_cannot_be() -> None:
         a.deduplicate()
     with pytest.raises(ConfigurationError, match="'x' is not among"):
         a.deduplicate("x")
+    with pytest.raises(ConfigurationError, match="keep='last'; it is 'first', or 'last' with order_by"):
+        a.deduplicate("k", keep="last")
+    with pytest.raises(ConfigurationError, match="or 'last' with order_by"):
+        a.deduplicate("k", order_by="v")
+    with pytest.raises(ConfigurationError, match="takes no ttl"):
+        a.deduplicate("k", keep="last", order_by="v", ttl=1)
+    with pytest.raises(ConfigurationError, match=r"no column 'vv'.*did you mean 'v'"):
+        a.deduplicate("k", keep="last", order_by="vv")
+    with pytest.raises(ConfigurationError, match="order_by 'k' is string, and must be a whole number"):
+        a.deduplicate("v", keep="last", order_by="k")

@@ -107,6 +107,22 @@ def timed(timer: Any = None) -> Callable[[Stream], Stream]:
     )
 
 
+def latest(order_by: str) -> Callable[[Stream], Stream]:
+    return lambda rows: rows.deduplicate("k", keep="last", order_by=order_by, name="once")
+
+
+def chosen(condition: str, on_error: Any = "fail") -> Callable[[Stream], Stream]:
+    """Rows for which a condition is true, counted; dead letters, if there are any, go nowhere in particular."""
+
+    def build(rows: Stream) -> Stream:
+        kept = rows.where(condition, on_error=on_error, name="chosen")
+        if on_error == "dead-letter":
+            kept.dead_letters().discard(name="dead")
+        return counted(kept)
+
+    return build
+
+
 def once(ttl: str | None) -> Callable[[Stream], Stream]:
     return lambda rows: rows.deduplicate("k", ttl=ttl, name="once")
 
@@ -266,6 +282,23 @@ CASES: dict[str, list[Case]] = {
     "time to live of `deduplicate`": [
         Case(drawn(once("1 hour")), drawn(once("2 hours")), {"once": "unchanged"}),
         Case(drawn(once("1 hour")), drawn(once(None)), {"once": "refused"}, "its expires was True and is False"),
+    ],
+    "`keep` of `deduplicate`, the type of its `order_by`": [
+        Case(
+            drawn(once(None)), drawn(latest("ts")), {"once": "refused"}, "its class was 'Deduplicate' and is 'KeepLast'"
+        ),
+        Case(drawn(latest("n")), drawn(latest("ts")), {"once": "refused"}, "its order was 'int32' and is 'int64'"),
+    ],
+    "expressions of `select`, `where` and their like": [
+        Case(drawn(chosen("n > 1")), drawn(chosen("n > 2 OR k = 'a'")), {"chosen": "unchanged", "count": "unchanged"}),
+    ],
+    "`on_error`, side outputs": [
+        Case(drawn(chosen("n > 1")), drawn(chosen("n > 1", "skip")), {"chosen": "unchanged", "count": "unchanged"}),
+        Case(
+            drawn(chosen("n > 1")),
+            drawn(chosen("n > 1", "dead-letter")),
+            {"chosen": "unchanged", "chosen dead letters": "new", "chosen rows": "new", "count": "changed"},
+        ),
     ],
     "timers of `process` removed": [
         Case(drawn(timed(print)), drawn(timed()), {"timed": "refused"}, "it had state '#timers' and has none now"),

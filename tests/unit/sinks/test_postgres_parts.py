@@ -124,7 +124,8 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], why: str
     [
         (pa.schema([]), "needs columns with different names"),
         (pa.schema([("a", pa.int64()), ("a", pa.int64())]), "needs columns with different names"),
-        (pa.schema([("a", pa.list_(pa.int64()))]), "column 'a' of type list"),
+        (pa.schema([("a", pa.list_(pa.duration("s")))]), "column 'a' of type list"),
+        (pa.schema([("a", pa.map_(pa.list_(pa.int64()), pa.int64()))]), "column 'a' of type map"),
         (pa.schema([("a", pa.duration("s"))]), "column 'a' of type duration"),
         (pa.schema([("é" * 32, pa.int64())]), "cannot have the name 'é{32}'"),
         (pa.schema([("", pa.int64())]), "cannot have the name ''"),
@@ -185,6 +186,8 @@ def test_a_table_of_the_program_before_is_left_only_when_nothing_waits(tmp_path:
         (pa.date64(), "date"),
         (pa.timestamp("ns"), "timestamp"),
         (pa.timestamp("ms", "Europe/Oslo"), "timestamp with time zone"),
+        (pa.list_(pa.int64()), "jsonb"),
+        (pa.struct([("a", pa.map_(pa.int64(), pa.string()))]), "jsonb"),
     ],
 )
 def test_types_are_those_that_hold_every_value(dtype: pa.DataType, name: str) -> None:
@@ -217,6 +220,19 @@ def test_values_keep_every_digit() -> None:
     assert row[7] == "2026-01-02 03:04:05.678901" and row[8] == "2026-01-02 02:04:05.678901Z"
 
 
+def test_structs_arrays_and_maps_are_json() -> None:
+    dtype = pa.struct([("l", pa.list_(pa.float64())), ("m", pa.map_(pa.date32(), pa.decimal128(5, 2)))])
+    value = {"l": [1.5, None, float("nan")], "m": [(datetime.date(2026, 1, 2), Decimal("1.50"))]}
+    batch = pa.RecordBatch.from_arrays([pa.array([value, None, {"l": None, "m": []}], dtype)], ["a"])
+    texts = [row[0] for row in csv.reader(io.StringIO(staged_text(batch))) if row]
+    assert json.loads(texts[0]) == {"l": [1.5, None, "NaN"], "m": {"2026-01-02": 1.5}}
+    assert '"2026-01-02":1.50' in texts[0] and json.loads(texts[-1]) == {"l": None, "m": {}}
+    kept = pa.RecordBatch.from_arrays([pa.array([["\\u0000"]])], ["a"])
+    assert json.loads(next(csv.reader(io.StringIO(staged_text(kept))))[0]) == ["\\u0000"], (
+        "text that only looks like NUL"
+    )
+
+
 @pytest.mark.parametrize(
     ("array", "why"),
     [
@@ -228,6 +244,8 @@ def test_values_keep_every_digit() -> None:
         (pa.array([67_536 * 365], pa.date32()), "outside of the years"),
         (pa.array([2**62], pa.date64()), "outside of the years"),
         (NOT_UTF8, "text that is not UTF-8"),
+        (pa.array([["a\0b"]]), "NUL character: column 'a'"),
+        (pa.array([[2**60]], pa.list_(pa.timestamp("us"))), "without a form in JSON"),
     ],
 )
 def test_what_the_database_would_refuse_is_refused_in_the_slot(array: pa.Array, why: str) -> None:

@@ -146,6 +146,7 @@ class FusedOperators:
         self._heard = frozenset(edge for edge in vertex.outputs if graph.hears_watermarks(edge))
         self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
         self._by_input = self.nodes[self.root].instance if self._tells_inputs_apart() else None
+        self._last = [fused for fused in self.nodes.values() if not fused.node.children]
         instances = [fused.instance for fused in self.nodes.values() if fused.instance is not None]
         self.joins_steps = self._by_input is None and not self._clocks and all(one.joins_steps for one in instances)
 
@@ -426,8 +427,8 @@ class FusedOperators:
 
     @property
     def rows_out(self) -> int:
-        """Rows that left the last operator: what the subtask has achieved."""
-        return next(reversed(self.nodes.values())).rows_out
+        """Rows that left the last operators, of all branches: what the subtask has achieved."""
+        return sum(fused.rows_out for fused in self._last)
 
     def close(self) -> None:
         with contextlib.ExitStack() as closing:  # each of them, also when another one raises

@@ -1,0 +1,192 @@
+"""Expressions whose columns are known: each has a type, and gives its values for the rows of a batch.
+
+Rules:
+
+- ``run`` gives an array with a value for each row, or a scalar that counts for all rows. It raises for a row whose
+  value is an error: overflow, division by zero, text that is no number. Which row that is, is found by whoever asked,
+  by asking for fewer rows.
+- a value depends on its row alone, except for ``current_timestamp``, which is the time of the step;
+- a value that is not wanted is not computed where it could be an error (``chosen``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base.columns import plain_array
+from flinkplus.operators.expressions.types import normal
+
+Values = Any
+"""``pa.Array`` or ``pa.Scalar``: pyarrow has no types."""
+Kernel = Callable[..., Values]
+FAILURES = (pa.ArrowException, ValueError, ArithmeticError, TypeError, KeyError, IndexError)
+"""What computing a value raises for a row that has none."""
+NO_CONSTANT = object()
+
+
+class RowValues:
+    """The rows of one batch, whose columns are decoded once. ``now_ms``: the time of the step."""
+
+    def __init__(self, batch: pa.RecordBatch, now_ms: Callable[[], int]) -> None:
+        self.batch = batch
+        self.count = batch.num_rows
+        self.now_ms = now_ms
+        self._columns: dict[int, pa.Array] = {}
+
+    def column(self, position: int, dtype: pa.DataType) -> pa.Array:
+        """A column, plain, in the type that is computed with."""
+        found = self._columns.get(position)
+        if found is None:
+            found = self._columns[position] = plain_array(self.batch.column(position), dtype)
+        return found
+
+    def only(self, mask: pa.Array) -> RowValues:
+        """The rows for which ``mask`` is true."""
+        return RowValues(self.batch.filter(mask), self.now_ms)
+
+    def part(self, start: int, count: int) -> RowValues:
+        """Some consecutive rows."""
+        return RowValues(self.batch.slice(start, count), self.now_ms)
+
+    def array(self, values: Values) -> pa.Array:
+        """``values`` as an array with a value for each row."""
+        if isinstance(values, pa.Scalar):
+            return pa.repeat(values, self.count)
+        return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An expression with its type.
+
+    ``constant``: its value, where that is known; otherwise ``NO_CONSTANT``.
+    ``column``: the position of the column that it is, unchanged.
+    ``nullable``: whether it may be null.
+    ``fails``: whether it may raise for some row.
+    ``tells_time``: whether it depends on the time of the step.
+    """
+
+    dtype: pa.DataType
+    run: Callable[[RowValues], Values]
+    constant: Any = NO_CONSTANT
+    column: int | None = None
+    nullable: bool = True
+    fails: bool = False
+    tells_time: bool = False
+
+    @property
+    def is_constant(self) -> bool:
+        return self.constant is not NO_CONSTANT
+
+    def array(self, rows: RowValues) -> pa.Array:
+        """A value for each row."""
+        return rows.array(self.run(rows))
+
+
+def constant(value: Any, dtype: pa.DataType) -> Bound:
+    """A constant."""
+    scalar = pa.scalar(value, dtype)
+    return Bound(dtype, lambda rows: scalar, value, nullable=value is None)
+
+
+def column_at(position: int, field: pa.Field) -> Bound:
+    """A column of the input."""
+    dtype = normal(field.type)
+    return Bound(dtype, lambda rows: rows.column(position, dtype), column=position, nullable=field.nullable)
+
+
+def applied(dtype: pa.DataType, kernel: Kernel, *arguments: Bound, fails: bool = False) -> Bound:
+    """``kernel`` of the values of ``arguments``, which gives values of ``dtype``. ``fails``: it may raise itself."""
+
+    def run(rows: RowValues) -> Values:
+        return kernel(*[argument.run(rows) for argument in arguments])
+
+    return derived(dtype, run, arguments, fails)
+
+
+def on_arrays(dtype: pa.DataType, kernel: Kernel, *arguments: Bound, fails: bool = False) -> Bound:
+    """As ``applied``, for a kernel that takes arrays only."""
+
+    def run(rows: RowValues) -> Values:
+        return kernel(*[argument.array(rows) for argument in arguments])
+
+    return derived(dtype, run, arguments, fails)
+
+
+def derived(
+    dtype: pa.DataType, run: Callable[[RowValues], Values], arguments: tuple[Bound, ...], fails: bool = False
+) -> Bound:
+    """An expression that is computed from others."""
+    return Bound(
+        dtype,
+        run,
+        fails=fails or any(argument.fails for argument in arguments),
+        tells_time=any(argument.tells_time for argument in arguments),
+    )
+
+
+def by_value(
+    dtype: pa.DataType, function: Callable[..., Any], *arguments: Bound, fails: bool = False, of_null: bool = False
+) -> Bound:
+    """A Python function of the values of each row, for what Arrow does not have. Equal arguments are computed once.
+
+    ``of_null``: it also gets nulls (as ``None``); otherwise a null makes the result null.
+    """
+
+    def kernel(*arrays: pa.Array) -> pa.Array:
+        known: dict[tuple[Any, ...], Any] = {}
+        results: list[Any] = []
+        for values in zip(*[array.to_pylist() for array in arrays], strict=True):
+            if not of_null and None in values:
+                results.append(None)
+                continue
+            if values not in known:
+                known[values] = function(*values)
+            results.append(known[values])
+        return pa.array(results, dtype)
+
+    return on_arrays(dtype, kernel, *arguments, fails=fails)
+
+
+def chosen(rows: RowValues, mask: pa.Array, value: Bound) -> pa.Array:
+    """``value`` of the rows for which ``mask`` is true, computed for them alone if it may fail; others get any value,
+    or null."""
+    if not value.fails:
+        return value.array(rows)
+    picked: npt.NDArray[np.bool_] = np.asarray(mask.fill_null(False))
+    if picked.all():
+        return value.array(rows)
+    found = value.array(rows.only(pa.array(picked)))
+    return found.take(pa.array(np.cumsum(picked) - 1, pa.int64(), mask=~picked))
+
+
+def attempted(value: Bound) -> Bound:
+    """``value``, and null where it is an error."""
+
+    def run(rows: RowValues) -> Values:
+        try:
+            return value.run(rows)
+        except FAILURES:
+            if rows.count <= 1:
+                return pa.nulls(rows.count, value.dtype)
+            half = rows.count // 2
+            parts = [rows.part(0, half), rows.part(half, rows.count - half)]
+            return pa.concat_arrays([part.array(run(part)) for part in parts])
+
+    return Bound(value.dtype, run, tells_time=value.tells_time) if value.fails else value
+
+
+def constant_of(argument: Bound, name: str, kind: type | tuple[type, ...]) -> Any:
+    """The value of an argument that must be a constant, and not null."""
+    if not argument.is_constant or not isinstance(argument.constant, kind) or isinstance(argument.constant, bool):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        words = " or ".join("text" if one is str else "a whole number" for one in kinds)
+        raise ConfigurationError(f"{name} must be a constant, {words}")
+    return argument.constant

@@ -1,0 +1,327 @@
+"""Values as other types, by the rules of Spark's ANSI mode: what has no equivalent is an error, never another value.
+
+``widened``: what happens by itself, where two types meet. ``cast``: what ``CAST`` does as well.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.expressions.bound import (
+    FAILURES,
+    Bound,
+    RowValues,
+    Values,
+    applied,
+    by_value,
+    constant,
+    on_arrays,
+)
+from flinkplus.operators.expressions.types import common_type, decimal_for, is_moment, is_number, normal, shown
+
+WIDE = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
+"""Exact for two decimals of 38 digits each, and what they become."""
+_TRUE, _FALSE = {"t", "true", "y", "yes", "1"}, {"f", "false", "n", "no", "0"}
+_ONE_DIGIT = {r"^(\d{4})-(\d)(-|$)": r"\1-0\2\3", r"^(\d{4}-\d{2})-(\d)([ T]|$)": r"\1-0\2\3"}
+_ZONE = r"(Z|[+-]\d{2}:?\d{2})$"
+SECOND_US = 1_000_000
+Convert = Callable[[Bound, pa.DataType], Bound]
+
+
+def widened(value: Bound, dtype: pa.DataType) -> Bound:
+    """``value`` as a type that has room for it."""
+    if value.dtype == dtype:
+        return value
+    if value.is_constant and is_number(value.dtype) and is_number(dtype):
+        return constant(_number(value.constant, dtype), dtype)
+    if value.is_constant:
+        return constant(pa.scalar(value.constant, value.dtype).cast(dtype).as_py(), dtype)
+    return applied(dtype, lambda values: values.cast(dtype), value)
+
+
+def _number(number: Any, dtype: pa.DataType) -> Any:
+    if number is None:
+        return None
+    return float(number) if pa.types.is_floating(dtype) else number
+
+
+def alike(what: str, *values: Bound) -> tuple[Bound, ...]:
+    """``values`` as one type. Text that is a constant becomes a date or timestamp beside one. Raises
+    ``ConfigurationError`` without a common type."""
+    moment = next((value.dtype for value in values if is_moment(value.dtype)), None)
+    if moment is not None:
+        values = tuple(_text_as_moment(value, moment) for value in values)
+    dtype = values[0].dtype
+    for value in values[1:]:
+        found = common_type(dtype, value.dtype)
+        if found is None:
+            raise ConfigurationError(f"{what} has no type for {shown(dtype)} and {shown(value.dtype)}: cast one")
+        dtype = found
+    return tuple(widened(value, dtype) for value in values)
+
+
+def _text_as_moment(value: Bound, dtype: pa.DataType) -> Bound:
+    return cast(value, dtype) if value.is_constant and pa.types.is_string(value.dtype) else value
+
+
+def cast(value: Bound, dtype: pa.DataType) -> Bound:
+    """``CAST(value AS dtype)``. Raises ``ConfigurationError`` for types that cannot be cast."""
+    source, target = value.dtype, normal(dtype)
+    if source == target:
+        return value
+    if pa.types.is_null(source):
+        return constant(None, target)
+    for given, wanted, convert in _CASTS:
+        if given(source) and wanted(target):
+            found = convert(value, target)
+            return _folded(found) if value.is_constant else found
+    raise ConfigurationError(f"{shown(source)} cannot be cast to {shown(target)}")
+
+
+def _folded(value: Bound) -> Bound:
+    """A constant that was cast, computed here."""
+    rows = RowValues(pa.RecordBatch.from_arrays([pa.array([0])], names=["one"]), lambda: 0)
+    try:
+        return constant(value.array(rows)[0].as_py(), value.dtype)
+    except FAILURES as error:
+        raise ConfigurationError(f"a constant cannot be cast: {error}") from error
+
+
+def _to_whole(values: Values, dtype: pa.DataType) -> Values:
+    return pc.trunc(values).cast(dtype)
+
+
+def _decimal_to_whole(values: Values, dtype: pa.DataType) -> Values:
+    wide = pa.decimal256(76, values.type.scale)
+    return pc.trunc(values.cast(wide)).cast(pa.decimal256(76, 0)).cast(dtype)
+
+
+def rescaled(number: decimal.Decimal, dtype: pa.DataType) -> decimal.Decimal:
+    """A number with the decimal places of ``dtype``, rounded half up. Raises ``OverflowError`` for too many digits."""
+    found = number.quantize(decimal.Decimal(1).scaleb(-dtype.scale, WIDE), context=WIDE)
+    if len(found.as_tuple().digits) > dtype.precision and found:
+        raise OverflowError(f"{number} does not fit {dtype}")
+    return found
+
+
+def _number_to_decimal(value: Bound, dtype: pa.DataType) -> Bound:
+    if pa.types.is_integer(value.dtype) and decimal_for(value.dtype).precision <= dtype.precision - dtype.scale:
+        return applied(dtype, lambda values: values.cast(decimal_for(values.type)).cast(dtype), value)
+
+    def convert(number: Any) -> decimal.Decimal:
+        exact = decimal.Decimal(repr(number) if isinstance(number, float) else number)
+        if not exact.is_finite():
+            raise OverflowError(f"{number} is no decimal")
+        return rescaled(exact, dtype)
+
+    return by_value(dtype, convert, value, fails=True)
+
+
+def _decimal_to_decimal(value: Bound, dtype: pa.DataType) -> Bound:
+    source = value.dtype
+    if dtype.scale >= source.scale and dtype.precision - dtype.scale >= source.precision - source.scale:
+        return applied(dtype, lambda values: values.cast(dtype), value)
+    return by_value(dtype, lambda number: rescaled(number, dtype), value, fails=True)
+
+
+def _text_to_decimal(text: str, dtype: pa.DataType) -> decimal.Decimal:
+    try:
+        number = decimal.Decimal(text.strip())
+    except decimal.InvalidOperation as error:
+        raise ValueError(f"{text!r} is no number") from error
+    if not number.is_finite() or "_" in text:
+        raise ValueError(f"{text!r} is no number")
+    return rescaled(number, dtype)
+
+
+def _text_to_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError(f"{text!r} is no boolean")
+    return word in _TRUE
+
+
+def _text_to_moment(values: pa.Array, dtype: pa.DataType) -> pa.Array:
+    """Text with a zone, or, for a date or a time that has none, without."""
+    text = pc.utf8_trim_whitespace(values)
+    for month_or_day, padded in _ONE_DIGIT.items():
+        text = pc.replace_substring_regex(text, month_or_day, padded)
+    has_zone = pc.match_substring_regex(text, _ZONE)
+    dated = pc.and_kleene(has_zone, pc.match_substring(text, ":"))
+    plain = pc.if_else(dated, pa.scalar(None, pa.string()), text).cast(pa.timestamp("us"))
+    zoned = pc.if_else(dated, text, pa.scalar(None, pa.string())).cast(pa.timestamp("us", "UTC"))
+    if dtype.tz is None:
+        return pc.coalesce(plain, zoned.cast(pa.timestamp("us")))
+    return pc.coalesce(plain.cast(pa.timestamp("us", "UTC")), zoned).cast(dtype)
+
+
+def text_of_float(number: float, digits: str | None = None) -> str:
+    """A floating point number as Java writes it: ``1.0``, ``1.0E10``, ``NaN``, ``Infinity``."""
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    if number == 0:
+        return "-0.0" if math.copysign(1, number) < 0 else "0.0"
+    sign, found, exponent = decimal.Decimal(digits or repr(number)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    text, point = "".join(map(str, found)), len(found) + exponent
+    if -3 < point <= 7:
+        padded = text.ljust(point, "0") if point > 0 else "0" * (1 - point) + text
+        at = max(point, 1)
+        shown_text = f"{padded[:at]}.{padded[at:] or '0'}"
+    else:
+        shown_text = f"{text[0]}.{text[1:] or '0'}E{point - 1}"
+    return f"{'-' if sign else ''}{shown_text}"
+
+
+def _float_to_text(value: Bound, dtype: pa.DataType) -> Bound:
+    if value.dtype == pa.float32():
+        return by_value(dtype, lambda number: text_of_float(number, str(np.float32(number))), value)
+    return _by_bits(value)
+
+
+def _by_bits(value: Bound) -> Bound:
+    """Zero and minus zero are equal, so values are told apart by their bits."""
+
+    def kernel(array: pa.Array) -> pa.Array:
+        return pa.array(
+            [None if number is None else text_of_float(number) for number in array.to_pylist()], pa.string()
+        )
+
+    return on_arrays(pa.string(), kernel, value)
+
+
+def _moment_to_text(values: Values) -> Values:
+    if pa.types.is_date(values.type):
+        return pc.strftime(values.cast(pa.timestamp("s")), "%Y-%m-%d")
+    text = pc.strftime(values, "%Y-%m-%d %H:%M:%S")
+    return pc.replace_substring_regex(text, r"\.?0*$", "") if values.type.unit == "s" else _short_fraction(text)
+
+
+def _short_fraction(text: Values) -> Values:
+    """Without zeros at the end of the fraction."""
+    return pc.replace_substring_regex(text, r"(\.\d*[1-9])0+$|\.0+$", r"\1")
+
+
+def _decimal_to_text(number: decimal.Decimal) -> str:
+    return format(number, "f")
+
+
+def _date_to_moment(values: Values, dtype: pa.DataType) -> Values:
+    return (
+        values.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")).cast(dtype) if dtype.tz else values.cast(dtype)
+    )
+
+
+def _moment_to_date(values: Values) -> Values:
+    local = pc.local_timestamp(values) if values.type.tz else values
+    return pc.floor_temporal(local, unit="day").cast(pa.date32())
+
+
+def _moment_to_moment(values: Values, dtype: pa.DataType) -> Values:
+    if values.type.tz and not dtype.tz:
+        return pc.local_timestamp(values)
+    return values.cast(dtype) if values.type.tz else values.cast(pa.timestamp("us", "UTC")).cast(dtype)
+
+
+def _moment_to_number(values: Values, dtype: pa.DataType) -> Values:
+    micros = values.cast(pa.int64())
+    if pa.types.is_integer(dtype):
+        return whole_quotient(micros, SECOND_US).cast(dtype)
+    return pc.divide(micros.cast(pa.float64()), float(SECOND_US)).cast(dtype)
+
+
+def whole_quotient(numbers: Values, by: int) -> Values:
+    """Whole numbers divided by one that is positive, rounded down."""
+    if isinstance(numbers, pa.Scalar):
+        return whole_quotient(pa.array([numbers.as_py()], pa.int64()), by)[0]
+    found = np.asarray(numbers.fill_null(0)) // by
+    return pa.array(found, mask=np.asarray(numbers.is_null()))
+
+
+def _number_to_moment(values: Values, dtype: pa.DataType) -> Values:
+    micros = pc.multiply_checked(values.cast(pa.int64()), SECOND_US)
+    return micros.cast(pa.timestamp("us")).cast(pa.timestamp("us", dtype.tz) if dtype.tz else dtype)
+
+
+def _kernel(function: Callable[..., Values], *, fails: bool, typed: bool = True) -> Convert:
+    if typed:
+        return lambda value, dtype: applied(dtype, lambda values: function(values, dtype), value, fails=fails)
+    return lambda value, dtype: applied(dtype, function, value, fails=fails)
+
+
+def _values(function: Callable[..., Any], *, typed: bool = False) -> Convert:
+    if typed:
+        return lambda value, dtype: by_value(dtype, lambda one: function(one, dtype), value, fails=True)
+    return lambda value, dtype: by_value(dtype, function, value, fails=True)
+
+
+def _arrays(function: Callable[..., pa.Array]) -> Convert:
+    return lambda value, dtype: on_arrays(dtype, lambda values: function(values, dtype), value, fails=True)
+
+
+def _plain_cast(values: Values, dtype: pa.DataType) -> Values:
+    return values.cast(dtype)
+
+
+def _trimmed_cast(values: Values, dtype: pa.DataType) -> Values:
+    return pc.utf8_trim_whitespace(values).cast(dtype)
+
+
+is_integer, is_floating, is_decimal = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
+is_string, is_boolean, is_date = pa.types.is_string, pa.types.is_boolean, pa.types.is_date
+is_timestamp, is_binary = pa.types.is_timestamp, pa.types.is_binary
+
+
+def _text_to_float(text: str) -> float:
+    if "_" in text:
+        raise ValueError(f"{text!r} is no number")
+    return float(text.strip())
+
+
+_CASTS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool], Convert]] = [
+    (is_integer, is_integer, _kernel(_plain_cast, fails=True)),
+    (is_integer, is_floating, _kernel(lambda values, dtype: values.cast(dtype, safe=False), fails=False)),
+    (is_floating, is_floating, _kernel(lambda values, dtype: values.cast(dtype, safe=False), fails=False)),
+    (is_floating, is_integer, _kernel(_to_whole, fails=True)),
+    (is_decimal, is_decimal, _decimal_to_decimal),
+    (is_decimal, is_integer, _kernel(_decimal_to_whole, fails=True)),
+    (is_decimal, is_floating, _kernel(_plain_cast, fails=False)),
+    (is_decimal, is_string, _values(_decimal_to_text)),
+    (is_number, is_decimal, _number_to_decimal),
+    (
+        is_number,
+        is_boolean,
+        _kernel(lambda values: pc.not_equal(values, pa.scalar(0).cast(values.type)), fails=False, typed=False),
+    ),
+    (is_boolean, is_integer, _kernel(_plain_cast, fails=False)),
+    (is_boolean, is_floating, _kernel(lambda values, dtype: values.cast(pa.int8()).cast(dtype), fails=False)),
+    (is_boolean, is_string, _kernel(_plain_cast, fails=False)),
+    (is_integer, is_string, _kernel(_plain_cast, fails=False)),
+    (is_floating, is_string, _float_to_text),
+    (is_string, is_integer, _kernel(_trimmed_cast, fails=True)),
+    (is_string, is_floating, _values(_text_to_float)),
+    (is_string, is_decimal, _values(_text_to_decimal, typed=True)),
+    (is_string, is_boolean, _values(_text_to_bool)),
+    (is_string, is_timestamp, _arrays(_text_to_moment)),
+    (is_string, is_date, _arrays(lambda values, dtype: _moment_to_date(_text_to_moment(values, pa.timestamp("us"))))),
+    (is_string, is_binary, _kernel(_plain_cast, fails=False)),
+    (is_binary, is_string, _kernel(_plain_cast, fails=True)),
+    (is_moment, is_string, _kernel(_moment_to_text, fails=False, typed=False)),
+    (is_date, is_timestamp, _kernel(_date_to_moment, fails=False)),
+    (is_timestamp, is_date, _kernel(_moment_to_date, fails=False, typed=False)),
+    (is_timestamp, is_timestamp, _kernel(_moment_to_moment, fails=False)),
+    (is_timestamp, is_number, _kernel(_moment_to_number, fails=True)),
+    (is_integer, is_timestamp, _kernel(_number_to_moment, fails=True)),
+]
+
+__all__ = ["WIDE", "alike", "cast", "rescaled", "text_of_float", "whole_quotient", "widened"]

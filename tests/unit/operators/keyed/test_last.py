@@ -1,0 +1,80 @@
+"""The last row of each key against plain Python, for every type to order by, however rows are cut into batches."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from flinkplus.errors import UserFunctionError
+from flinkplus.operators.keyed.last import KeepLast, LargestView, ordered_numbers, ordered_values
+from tests.examples import examples
+from tests.unit.operators.operator_fakes import FakeState, run
+
+UTC = datetime.timezone.utc
+VALUES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int64(), [None, -(2**63) + 1, -1, 0, 1, 2**63 - 2]),
+    (pa.int8(), [None, -128, 0, 127]),
+    (pa.float64(), [None, -math.inf, -1.5, -0.0, 0.0, 5e-324, math.inf, math.nan]),
+    (pa.float32(), [None, -1.5, 0.0, 3.25]),
+    (pa.date32(), [None, datetime.date(1960, 1, 1), datetime.date(2024, 1, 1)]),
+    (pa.timestamp("us", "UTC"), [None, *(datetime.datetime(year, 1, 1, tzinfo=UTC) for year in (1960, 2024))]),
+]  # fmt: skip
+
+
+def place(value: Any) -> Any:
+    """Where a value stands: null first, NaN last."""
+    if value is None:
+        return (0, 0)
+    return (2, 0) if value != value else (1, value)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    kind=st.integers(0, len(VALUES) - 1),
+    rows=st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 7)), max_size=25),
+    at=st.integers(0, 25),
+    many=st.booleans(),
+)
+def test_against_python(kind: int, rows: list[tuple[str | None, int]], at: int, many: bool) -> None:
+    dtype, values = VALUES[kind]
+    rows = rows * 40 if many else rows
+    given_rows = [(key, values[number % len(values)], n) for n, (key, number) in enumerate(rows)]
+    schema = pa.schema([("k", pa.string()), ("v", dtype), ("n", pa.int64())])
+    columns = [pa.array([row[i] for row in given_rows], field.type) for i, field in enumerate(schema)]
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    largest: dict[str | None, Any] = {}
+    wanted = []
+    for key, value, n in given_rows:
+        if key not in largest or place(value) >= place(largest[key]):
+            largest[key] = value
+            wanted.append(n)
+    found = run(
+        KeepLast("last", ("k",), "v"), [batch.slice(0, at), batch.slice(min(at, len(batch)))], schema, FakeState()
+    )
+    assert [row["n"] for row in found] == wanted
+
+
+@pytest.mark.parametrize(("dtype", "values"), VALUES, ids=str)
+def test_numbers_are_in_order_and_give_the_values_back(dtype: pa.DataType, values: list[Any]) -> None:
+    array = pa.array(values, dtype)
+    numbers = ordered_numbers(array)
+    assert 0 not in numbers and list(numbers) == sorted(numbers)
+    assert ordered_values(numbers[2:], dtype).equals(pa.array([0.0 if v == 0 else v for v in values[2:]], dtype)) or (
+        str(ordered_values(numbers[2:], dtype).to_pylist()).replace("-0.0", "0.0")
+        == str(array[2:].to_pylist()).replace("-0.0", "0.0")
+    )
+    assert LargestView("last", output="v", dtype=dtype).value_type == pa.struct([("v", dtype)])
+
+
+@pytest.mark.parametrize("extreme", [2**63 - 1, -(2**63)])
+def test_the_largest_and_smallest_numbers_are_refused(extreme: int) -> None:
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
+    batch = pa.record_batch([pa.array(["a", "b"]), pa.array([1, extreme])], schema=schema)
+    with pytest.raises(UserFunctionError, match=r"too large or small for order_by; input row: Row\(k='b'"):
+        run(KeepLast("last", ("k",), "v"), [batch], schema, FakeState())
