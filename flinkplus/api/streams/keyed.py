@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.api.callers import names_callers_line
+from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
 from flinkplus.api.streams.rows import Schema
 from flinkplus.api.streams.windowed import WindowedStream
 from flinkplus.errors import ConfigurationError
@@ -17,6 +18,7 @@ from flinkplus.operators.event_time.assigners import CalendarWindows, FixedWindo
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.top import Top
 
 if TYPE_CHECKING:
@@ -51,6 +53,14 @@ class KeyedStream:
         maximum of 38 digits. A sum beyond that range fails the job with ``UserFunctionError``.
         """
         return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
+
+    def aggregate(self, *, name: str | None = None, **outputs: AggregateText) -> Stream:
+        """Running aggregates: for each row the key columns and the aggregates of its key's rows up to it.
+
+        By output column: ``n="count", total=("sum", "x"), paid=agg("sum", "x", where="is_paid")``. The aggregates are
+        those of windows without ``collect_list``. ``first`` and ``last`` are by the order in which rows come.
+        """
+        return self._then(RunningAggregates(self._env.name_for("aggregate", name), self.keys, aggregates_of(outputs)))
 
     def top(
         self,
@@ -181,7 +191,7 @@ class KeyedStream:
         allowed_lateness: Duration = 0,
         emit_every: Duration | None = None,
     ) -> WindowedStream:
-        """As ``tumbling_window``, with a window every ``hop``, which is at most ``size``: a row is in several windows."""
+        """As ``tumbling_window``, with a window every ``hop``, at most ``size``: a row may be in several windows."""
         size_ms = duration_ms(size, "the size of a window", least=1)
         hop_ms = duration_ms(hop, "the hop of windows", least=1)
         return self._fixed(column, size_ms, hop_ms, offset, time_zone, allowed_lateness, emit_every)

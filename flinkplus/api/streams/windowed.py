@@ -23,8 +23,8 @@ class WindowedStream:
     """Windows of a keyed stream. When the watermark passes the end of a window, it emits one row per key: key columns,
     ``window_start``, ``window_end``, aggregates.
 
-    With ``allowed_lateness`` or ``emit_every`` it may emit more rows for a key and window, the last of which counts. The
-    column ``window_timing`` behind the bounds says which one it is: ``early``, ``on time`` or ``late``.
+    With ``allowed_lateness`` or ``emit_every`` it may emit more rows for a key and window, the last of which counts.
+    The column ``window_timing`` behind the bounds says which one it is: ``early``, ``on time`` or ``late``.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class WindowedStream:
         return self._made("sum", name, Aggregated((Aggregate(output, "sum", column),)))
 
     def aggregate(self, *, name: str | None = None, **outputs: AggregateText) -> Stream:
-        """Several aggregates, by output column: ``n="count", total=("sum", "x"), paid=agg("sum", "x", where="is_paid")``.
+        """Several aggregates, by output column: ``n="count"``, ``total=("sum", "x")``, ``paid=agg("sum", "x",
+        where="is_paid")``.
 
         ``count``, ``sum``, ``min``, ``max``, ``avg`` (or ``mean``), ``count_distinct``, ``first``, ``last`` and
         ``collect_list``. Nulls do not count. ``first``, ``last`` and ``collect_list`` are by event time; rows of equal

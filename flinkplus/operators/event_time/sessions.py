@@ -1,10 +1,10 @@
 """Sessions: rows of a key, each at most a gap after the one before.
 
 Time is cut in slices that are shorter than the gap. So all rows of a key in one slice belong to one session; what is
-kept of them, with the times of the first and the last row, is a *piece*, which lies in the slice of its last row. Pieces
-are not joined when they come. When the watermark is so far that no row can continue the pieces of a slice, each is
-looked up in the slices behind it, at most a gap ahead. A piece that is continued there moves to that slice; any other is
-a session that has ended.
+kept of them, with the times of the first and the last row, is a *piece*, which lies in the slice of its last row.
+Pieces are not joined when they come. When the watermark is so far that no row can continue the pieces of a slice, each
+is looked up in the slices behind it, at most a gap ahead. A piece that is continued there moves to that slice; any
+other is a session that has ended.
 
 Rules and invariants:
 

@@ -21,11 +21,14 @@ from flinkplus.operators.event_time import windows
 from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
 from flinkplus.operators.event_time.contents import Aggregated, Ranked
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.event_time.slices import Slices
 from flinkplus.operators.event_time.windows import Window
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
+from flinkplus.operators.keyed.distinct import DistinctValues
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.top import Top
 from flinkplus.protocol.snapshot.division import Estate
@@ -75,6 +78,7 @@ OPERATORS: dict[str, KeyedOperator] = {
     "window with late rows": Window("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES), 60, 80),
     "sessions": Window("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)),
     "ranked window": Window("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, "ts", True, "rank")),
+    "running aggregates": RunningAggregates("op", ("t",), (*AGGREGATES, Aggregate("l", "last", "d"))),
     "join": IntervalJoin("op", ("t",), SIDE, JoinSide(SCHEMA, ("t",), "ts", "right_"), -20, 30),
     "deduplicate": Deduplicate("op", ("k",)),
     "deduplicate for a while": Deduplicate("op", ("t",), ttl_ms=150),
@@ -141,6 +145,8 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "ranges overlap": ("process with timers", GroupOwner, "groups", property(widened)),
     "ranges leave a gap": ("count by number", GroupOwner, "groups", property(narrowed)),
     "windows are left behind": ("window", Shelves, "inherit", lambda *_: None),
+    "distinct values are left behind": ("running aggregates", DistinctValues, "inherit", lambda *_: None),
+    "sessions are left behind": ("sessions", Slices, "inherit", lambda *_: None),
     "timers are left behind": ("process with timers", EventTimers, "inherit", lambda *_: None),
     "event time goes back": ("window", windows, "common_watermark", lambda parts: None),
     "rows of all keys are left behind": (
