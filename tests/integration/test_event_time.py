@@ -243,7 +243,7 @@ def test_windows_are_those_of_spark_sql(spark: SparkSession, tmp_path: Path) -> 
         timestamp'2024-03-30 20:00:00Z' + make_interval(0, 0, 0, 0, 0, 0, cast(id * id % 997 * 173 as int)) as ts
         from range(600)"""
     ).orderBy("ts")
-    env = StreamEnvironment(spark, parallelism=2, recovery="rollback", work_dir=str(tmp_path / "work"))
+    env = StreamEnvironment(spark, parallelism=2, recovery="rollback", work_dir=str(tmp_path))
     keyed = env.from_spark(df).with_watermark("ts", "1 minute").key_by("k")
     made = {
         "hopping": (keyed.hopping_window("ts", "1 hour", "25 minutes"), "window(ts, '1 hour', '25 minutes')"),

@@ -10,7 +10,7 @@ from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
 from flinkplus.api.streams.rows import Schema
 from flinkplus.operators.event_time.assigners import Assigner
 from flinkplus.operators.event_time.contents import Aggregated, Called, Content, Ranked, WindowBounds
-from flinkplus.operators.event_time.windows import Window
+from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 
 if TYPE_CHECKING:
@@ -86,5 +86,7 @@ class WindowedStream:
         stream = self._stream
         name = stream._env.name_for(f"window_{kind}", name)
         stream._check_event_time(name)
-        window = Window(name, stream.keys, self._column, self._assigner, content, self._lateness_ms, self._early_ms)
+        window = KeyedWindow(
+            name, stream.keys, self._column, self._assigner, content, self._lateness_ms, self._early_ms
+        )
         return stream._then(window)

@@ -28,9 +28,9 @@ from flinkplus.operators.event_time.tables import (
     KEY,
     TIME,
     DistinctTable,
+    KeptTable,
     PartialTable,
     RowTable,
-    Table,
     ValueTable,
     partials_schema,
 )
@@ -89,7 +89,7 @@ class Lead:
 class ContentInstance(ABC):
     """One content in one subtask. ``tables``: what is kept."""
 
-    tables: Sequence[Table]
+    tables: Sequence[KeptTable]
 
     @abstractmethod
     def emit(self, emission: Emission) -> Iterable[pa.RecordBatch]:
@@ -149,9 +149,9 @@ class Aggregated(Content):
     def shown(self) -> Content:
         return Aggregated(tuple(replace(aggregate, where=None) for aggregate in self.aggregates))
 
-    def row_tables(self, schema: pa.Schema) -> dict[str, Table]:
+    def row_tables(self, schema: pa.Schema) -> dict[str, KeptTable]:
         """The tables of the other aggregates, by the names of their outputs."""
-        tables: dict[str, Table] = {}
+        tables: dict[str, KeptTable] = {}
         for at, aggregate in enumerate(self.aggregates):
             if aggregate.is_of_rows:
                 suffix = f"#aggregate {at}"

@@ -29,13 +29,13 @@ from flinkplus.operators.base.operator import Inherited, OperatorContext
 from flinkplus.operators.event_time.assigners import Sessions
 from flinkplus.operators.event_time.contents import Emission
 from flinkplus.operators.event_time.slices import Slices
-from flinkplus.operators.event_time.tables import Bundle, SpanTable, Table
+from flinkplus.operators.event_time.tables import Bundle, KeptTable, SpanTable
 
 
 class SessionSlices:
     """The pieces of sessions of one operator in one subtask. ``tables``: what is kept besides their times."""
 
-    def __init__(self, ctx: OperatorContext, sessions: Sessions, tables: Sequence[Table]) -> None:
+    def __init__(self, ctx: OperatorContext, sessions: Sessions, tables: Sequence[KeptTable]) -> None:
         self._gap_ms = sessions.gap_ms
         self._slice_ms = sessions.slice_ms
         self._reach_ms = sessions.reach_ms

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from flinkplus.operators.base.operator import Inherited, KeyedState
 from flinkplus.operators.base.parts import Shelves
-from flinkplus.operators.event_time.tables import Bundle, Table
+from flinkplus.operators.event_time.tables import Bundle, KeptTable
 
 MERGED_PARTS = 8
 
@@ -23,7 +23,7 @@ MERGED_PARTS = 8
 class Slices:
     """The slices of one operator in one subtask. ``name``: what the names of its states begin with."""
 
-    def __init__(self, state: KeyedState, name: str, tables: Sequence[Table]) -> None:
+    def __init__(self, state: KeyedState, name: str, tables: Sequence[KeptTable]) -> None:
         self._name = name
         self._tables = tables
         self._shelves = [

@@ -1,7 +1,8 @@
 """What windows keep of rows: tables of record batches, which are cut by slice, stored apart and merged.
 
-A ``Bundle`` is the rows of one input batch with their keys and slices. A ``Table`` reduces a bundle to rows of its own,
-and merges such rows. ``PartialTable`` has one row for each key, with the partials of aggregates; the others have many.
+A ``Bundle`` is the rows of one input batch with their keys and slices. A ``KeptTable`` reduces a bundle to rows of its
+own, and merges such rows. ``PartialTable`` has one row for each key, with the partials of aggregates; the tables of rows
+have many.
 
 Rules:
 
@@ -88,7 +89,7 @@ class Bundle:
         return bounds
 
 
-class Table(ABC):
+class KeptTable(ABC):
     """``suffix``: what follows the operator's name in the name of its state."""
 
     schema: pa.Schema
@@ -114,7 +115,7 @@ def concatenated(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
-class _OneRowTable(Table):
+class _OneRowTable(KeptTable):
     """A table with one row for each key."""
 
     def _groups(self, whole: pa.RecordBatch) -> Groups:
@@ -208,7 +209,7 @@ class SpanTable(_OneRowTable):
         return [pa.array(least), pa.array(np.maximum.reduceat(last[groups.order], groups.starts))]
 
 
-class _ManyRowsTable(Table):
+class _ManyRowsTable(KeptTable):
     """A table of those rows of the input that pass a condition and have a value in ``column``, by slice."""
 
     def __init__(self, suffix: str, schema: pa.Schema, column: str | None = None, where: Where | None = None) -> None:

@@ -69,7 +69,7 @@ FRESH = "#fresh"
 
 
 @dataclass(frozen=True)
-class Window(KeyedOperator):
+class KeyedWindow(KeyedOperator):
     """``content`` of the rows of each key and window. ``column``: of the event time.
 
     ``lateness_ms``, ``early_ms``: see the rules of the module; ``None``: no early rows.
@@ -146,7 +146,7 @@ class WindowView(StateView):
 
     kind: ClassVar[str] = WINDOW
 
-    window: Window
+    window: KeyedWindow
     schema: pa.Schema
 
     @property
@@ -179,7 +179,7 @@ class WindowView(StateView):
 class WindowInstance(OperatorInstance):
     """What both kinds of windows have in common."""
 
-    def __init__(self, descriptor: Window, ctx: OperatorContext) -> None:
+    def __init__(self, descriptor: KeyedWindow, ctx: OperatorContext) -> None:
         self._ctx = ctx
         self._metrics = TimeMetrics(ctx)
         self._keys = descriptor.keys
@@ -219,7 +219,7 @@ class WindowInstance(OperatorInstance):
 class FixedInstance(WindowInstance):
     """State: ``main`` has the rows of all slices; ``fresh`` those of keys that are to be emitted early or late."""
 
-    def __init__(self, descriptor: Window, ctx: OperatorContext) -> None:
+    def __init__(self, descriptor: KeyedWindow, ctx: OperatorContext) -> None:
         super().__init__(descriptor, ctx)
         assert isinstance(descriptor.assigner, FixedWindows)
         self._assigner = descriptor.assigner
@@ -387,7 +387,7 @@ class FixedInstance(WindowInstance):
 
 
 class SessionInstance(WindowInstance):
-    def __init__(self, descriptor: Window, ctx: OperatorContext) -> None:
+    def __init__(self, descriptor: KeyedWindow, ctx: OperatorContext) -> None:
         super().__init__(descriptor, ctx)
         assert isinstance(descriptor.assigner, Sessions)
         self._assigner = descriptor.assigner

@@ -7,12 +7,12 @@ from typing import Any
 
 from flinkplus.operators.event_time.assigners import FixedWindows
 from flinkplus.operators.event_time.contents import Aggregated
-from flinkplus.operators.event_time.windows import Window
+from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 
 
 def tumbling(
     name: str, keys: tuple[str, ...], column: str, size_ms: int, aggregates: Sequence[Aggregate], **more: Any
-) -> Window:
+) -> KeyedWindow:
     """Windows that do not overlap."""
-    return Window(name, keys, column, FixedWindows(size_ms, size_ms), Aggregated(tuple(aggregates)), **more)
+    return KeyedWindow(name, keys, column, FixedWindows(size_ms, size_ms), Aggregated(tuple(aggregates)), **more)

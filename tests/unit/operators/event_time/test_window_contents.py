@@ -15,7 +15,7 @@ from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.event_time import contents
 from flinkplus.operators.event_time.assigners import DAY_MS, CalendarWindows, FixedWindows, Sessions
 from flinkplus.operators.event_time.contents import Aggregated, Called, Ranked
-from flinkplus.operators.event_time.windows import Window
+from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from tests.unit.operators.event_time.test_window_kinds import SCHEMA, shown
@@ -29,7 +29,7 @@ def minutes(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def test_a_ranking_is_emitted_once_when_the_window_ends() -> None:
-    window = Window("top", ("k",), "ts", FixedWindows(10, 10), Ranked(2, "n", ascending=False, output="rank"))
+    window = KeyedWindow("top", ("k",), "ts", FixedWindows(10, 10), Ranked(2, "n", ascending=False, output="rank"))
     instance = window.create(context(window, SCHEMA, FakeState()))
     for n, ts in ((3, 1), (5, 9), (None, 2), (5, 4), (1, 3), (9, 12)):
         assert list(instance.process(minutes([("a", ts, n, None)]))) == []
@@ -49,7 +49,9 @@ def test_a_ranking_of_windows_keeps_their_bounds() -> None:
     counts = pa.schema(
         [("k", pa.string()), ("window_start", pa.int64()), ("window_end", pa.int64()), ("count", pa.int64())]
     )
-    window = Window("top", (), "window_start", FixedWindows(4, 4), Ranked(1, "count", ascending=False, output="rank"))
+    window = KeyedWindow(
+        "top", (), "window_start", FixedWindows(4, 4), Ranked(1, "count", ascending=False, output="rank")
+    )
     assert window.output_schema(counts).names == ["rank", "k", "window_start", "window_end", "count"]
     instance = window.create(context(window, counts, FakeState()))
     rows = [{"k": k, "window_start": 4, "window_end": 14, "count": n} for k, n in (("a", 2), ("b", 3))]
@@ -72,7 +74,7 @@ def called(key: Any, window: Any, rows: list[Any]) -> Any:
 def test_a_function_gets_the_rows_of_each_key_and_window(shown_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "MAX_SHOWN_ROWS", shown_rows)
     content = Called(called, "k string, start long, timing string, n array<int>")
-    window = Window("made", ("k",), "ts", FixedWindows(10, 5), content, lateness_ms=20)
+    window = KeyedWindow("made", ("k",), "ts", FixedWindows(10, 5), content, lateness_ms=20)
     instance = window.create(context(window, SCHEMA, FakeState()))
     list(instance.process(minutes([("a", 7, 1, None), ("b", 3, 2, None), ("a", 6, 3, None), ("silent", 1, 1, None)])))
 
@@ -101,7 +103,7 @@ def test_days_of_a_time_zone_are_those_of_the_calendar(zone: str) -> None:
 
 
 def test_a_day_of_berlin_has_23_24_or_25_hours() -> None:
-    window = Window("days", (), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, "Europe/Berlin"), COUNT)
+    window = KeyedWindow("days", (), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, "Europe/Berlin"), COUNT)
     instance = window.create(context(window, SCHEMA, FakeState()))
     noon = [datetime.datetime(2024, 3, 31, 12), datetime.datetime(2024, 7, 1, 12), datetime.datetime(2024, 10, 27, 12)]
     utc = [int(moment.replace(tzinfo=datetime.timezone.utc).timestamp() * 1000) for moment in noon]
@@ -126,23 +128,23 @@ def windows_of_days(times: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     ("window", "message"),
     [
-        (Window("w", ("k",), "ts", FixedWindows(10, 20), COUNT), "hop .20 ms. is above the size"),
-        (Window("w", ("k",), "ts", FixedWindows(3_600_000, 7), COUNT), "choose a hop that divides"),
-        (Window("w", ("k",), "ts", CalendarWindows(10, 10, 0, "UTC"), COUNT), "are whole days"),
+        (KeyedWindow("w", ("k",), "ts", FixedWindows(10, 20), COUNT), "hop .20 ms. is above the size"),
+        (KeyedWindow("w", ("k",), "ts", FixedWindows(3_600_000, 7), COUNT), "choose a hop that divides"),
+        (KeyedWindow("w", ("k",), "ts", CalendarWindows(10, 10, 0, "UTC"), COUNT), "are whole days"),
         (
-            Window("w", ("k",), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, "Mars"), COUNT),
+            KeyedWindow("w", ("k",), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, "Mars"), COUNT),
             "'Mars' is not",
         ),
         (
-            Window("w", ("k",), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, "../x"), COUNT),
+            KeyedWindow("w", ("k",), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, "../x"), COUNT),
             "is not a time",
         ),
-        (Window("w", ("k",), "ts", Sessions(9), COUNT, 5), "sessions have neither allowed_lateness"),
-        (Window("w", ("k",), "ts", FixedWindows(9, 9), Ranked(0, "n", False, "rank")), "k is a number from 1"),
-        (Window("w", ("k",), "ts", FixedWindows(9, 9), Ranked(1, "k", False, "rank")), "only numbers and times"),
-        (Window("w", ("k",), "ts", FixedWindows(9, 9), Ranked(1, "n", False, "n")), "the column 'n' twice"),
+        (KeyedWindow("w", ("k",), "ts", Sessions(9), COUNT, 5), "sessions have neither allowed_lateness"),
+        (KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(0, "n", False, "rank")), "k is a number from 1"),
+        (KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(1, "k", False, "rank")), "only numbers and times"),
+        (KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(1, "n", False, "n")), "the column 'n' twice"),
     ],
 )
-def test_windows_that_cannot_be(window: Window, message: str) -> None:
+def test_windows_that_cannot_be(window: KeyedWindow, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         window.output_schema(SCHEMA)

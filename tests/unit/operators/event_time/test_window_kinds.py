@@ -21,7 +21,7 @@ from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
 from flinkplus.operators.event_time.contents import Aggregated
 from flinkplus.operators.event_time.sessions import SessionSlices
 from flinkplus.operators.event_time.tables import DistinctTable, concatenated
-from flinkplus.operators.event_time.windows import FixedInstance, Window
+from flinkplus.operators.event_time.windows import FixedInstance, KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate, Groups
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from tests.unit.operators.operator_fakes import FakeState, context
@@ -195,7 +195,7 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def shown(window: Window, batches: Any) -> list[dict[str, Any]]:
+def shown(window: KeyedWindow, batches: Any) -> list[dict[str, Any]]:
     found = []
     for batch in batches:
         batch.validate(full=True)
@@ -207,7 +207,7 @@ def shown(window: Window, batches: Any) -> list[dict[str, Any]]:
     return found
 
 
-def compare(window: Window, model: Any, rng: random.Random) -> None:
+def compare(window: KeyedWindow, model: Any, rng: random.Random) -> None:
     """Feed both; the output must be equal at each watermark, and nothing may be left at the end."""
     rows, state, late = drawn_rows(rng), FakeState(), 0
     ctx = context(window, SCHEMA, state)
@@ -251,14 +251,14 @@ def fixed(seed: int) -> None:
     rng = random.Random(seed)
     size, hop = rng.choice([(10, 10), (10, 5), (10, 4), (7, 3), (12, 1)])
     offset, lateness, early = rng.choice([0, 3, -4]), rng.choice([0, 0, 6, 40]), rng.choice([None, None, 4, 15])
-    window = Window("w", ("k",), "ts", FixedWindows(size, hop, offset), Aggregated(AGGREGATES), lateness, early)
+    window = KeyedWindow("w", ("k",), "ts", FixedWindows(size, hop, offset), Aggregated(AGGREGATES), lateness, early)
     compare(window, FixedModel(size, hop, offset, lateness, early), rng)
 
 
 def sessions(seed: int) -> None:
     rng = random.Random(seed)
     gap = rng.choice([1, 3, 5, 9, 16])
-    compare(Window("w", ("k",), "ts", Sessions(gap), Aggregated(AGGREGATES)), SessionModel(gap), rng)
+    compare(KeyedWindow("w", ("k",), "ts", Sessions(gap), Aggregated(AGGREGATES)), SessionModel(gap), rng)
 
 
 @pytest.mark.parametrize("check", [fixed, sessions])

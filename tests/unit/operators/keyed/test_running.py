@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ from flinkplus.operators.base.columns import plain
 from flinkplus.operators.keyed import distinct
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.running import RunningAggregates
+from flinkplus.state.hashing import hash_keys
 from tests.unit.operators.operator_fakes import FakeState, context
 
 SCHEMA = pa.schema(
@@ -71,7 +73,8 @@ def reckoned(kind: str, values: list[Any]) -> Any:
     if kind == "mean":
         mean = sum(values) / len(values)
         return mean.quantize(Decimal("0.000001"), "ROUND_HALF_UP") if isinstance(mean, Decimal) else mean
-    return {"sum": sum, "min": min, "max": max}[kind](values)
+    reduced: dict[str, Callable[[list[Any]], Any]] = {"sum": sum, "min": min, "max": max}
+    return reduced[kind](values)
 
 
 def model(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -107,7 +110,7 @@ def check(seed: int) -> None:
 @pytest.mark.parametrize("few_hashes", [False, True])
 def test_running_aggregates_as_by_a_model(few_hashes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """``few_hashes``: different values have equal hashes."""
-    real = distinct.hash_keys
+    real = hash_keys
 
     def few(keys: pa.Array) -> npt.NDArray[np.uint64]:
         return real(keys) % np.uint64(3)

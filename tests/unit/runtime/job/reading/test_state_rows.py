@@ -19,7 +19,7 @@ from flinkplus.operators.base.operator import KeyedOperator
 from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
 from flinkplus.operators.event_time.contents import Aggregated
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
-from flinkplus.operators.event_time.windows import Window
+from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Count, Sum
@@ -202,8 +202,8 @@ OPERATORS: dict[str, tuple[KeyedOperator, Callable[[KeptVertex, Any], Rows]]] = 
         windowed,
     ),
     "window of all": (tumbling("op", (), "ts", 100, (Aggregate("m", "max", "d"),)), windowed),
-    "hopping window": (Window("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)), windowed),
-    "sessions": (Window("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)), windowed),
+    "hopping window": (KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)), windowed),
+    "sessions": (KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)), windowed),
     "join": (IntervalJoin("op", ("t",), *SIDES, LOWER, UPPER), held),
     "deduplicate": (Deduplicate("op", ("k", "t")), remembered),
 }

@@ -22,7 +22,7 @@ from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
 from flinkplus.operators.event_time.contents import Aggregated, Ranked
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.event_time.slices import Slices
-from flinkplus.operators.event_time.windows import Window
+from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.distinct import DistinctValues
@@ -74,10 +74,10 @@ OPERATORS: dict[str, KeyedOperator] = {
     "reduce": Reduce("op", ("k",), lambda a, b: (a.k, a.t, (a.n or 0) * 3 + (b.n or 0) % 7, b.ts, b.d)),
     "process with timers": Process("op", ("k",), process, "key string, n long", on_timer),
     "window": tumbling("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
-    "hopping window": Window("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)),
-    "window with late rows": Window("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES), 60, 80),
-    "sessions": Window("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)),
-    "ranked window": Window("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, "ts", True, "rank")),
+    "hopping window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)),
+    "window with late rows": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES), 60, 80),
+    "sessions": KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)),
+    "ranked window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, "ts", True, "rank")),
     "running aggregates": RunningAggregates("op", ("t",), (*AGGREGATES, Aggregate("l", "last", "d"))),
     "join": IntervalJoin("op", ("t",), SIDE, JoinSide(SCHEMA, ("t",), "ts", "right_"), -20, 30),
     "deduplicate": Deduplicate("op", ("k",)),
