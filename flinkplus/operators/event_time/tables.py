@@ -1,8 +1,8 @@
 """What windows keep of rows: tables of record batches, which are cut by slice, stored apart and merged.
 
-A ``Bundle`` is the rows of one input batch with their keys and slices. A ``KeptTable`` reduces a bundle to rows of its
-own, and merges such rows. ``PartialTable`` has one row for each key, with the partials of aggregates; the tables of rows
-have many.
+A ``Bundle`` is the rows of one input batch with their keys and slices. A ``KeptTable`` reduces a bundle to rows of
+its own, and merges such rows. ``PartialTable`` has one row for each key, with the partials of aggregates; the tables of
+rows have many.
 
 Rules:
 
