@@ -66,6 +66,8 @@ from flinkplus.operators.event_time.tables import Bundle, SpanTable
 from flinkplus.protocol.program.description import StateDescription
 
 FRESH = "#fresh"
+FEW_SLICES = 64
+"""Up to so many slices of a window are looked up one by one."""
 
 
 @dataclass(frozen=True)
@@ -284,9 +286,9 @@ class FixedInstance(WindowInstance):
 
     def _starts(self, window: int, known: Slices) -> list[int]:
         """The starts of the slices of a window that there are."""
-        if self._assigner.slices == 1:
-            start = self._assigner.boundary(window)
-            return [start] if start in known else []
+        if self._assigner.slices <= FEW_SLICES:
+            starts = map(self._assigner.boundary, range(window, window + self._assigner.slices))
+            return [start for start in dict.fromkeys(starts) if start in known]
         first, end = self._assigner.boundary(window), self._assigner.end(window)
         return [start for start in known if first <= start < end]
 
