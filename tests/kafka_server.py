@@ -9,6 +9,7 @@ for those that kill a broker.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -337,19 +338,78 @@ class GivenCluster:
 
 
 class MockCluster:
-    """librdkafka's own imitation of a cluster, in this process: new formats of records, nothing on disk."""
+    """librdkafka's own imitation of a cluster, in this process: new formats of records, nothing on disk.
+
+    Of transactions it knows the requests, and no more: it ends no other producer's, and shows what was aborted. So it
+    tests what a client asks for and what an error means.
+    """
 
     config: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         from confluent_kafka import Producer
 
-        self._holder = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "replaced"})
+        self._holder = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "replaced"}, logger=Silent())
         (broker,) = self._holder.list_topics(timeout=CALLS_S).brokers.values()
         self.servers = f"{broker.host}:{broker.port}"
+        self._broker = broker.id
+
+    def fail(self, request: int, *codes: int) -> None:
+        """Answer the next requests of the kind ``request``, a number of Kafka's protocol, with these errors."""
+        errors = (ctypes.c_int * len(codes))(*codes)
+        self._mock("push_request_errors_array", ctypes.c_int16(request), ctypes.c_size_t(len(codes)), errors)
+
+    def delay(self, millis: int) -> None:
+        """Answer every request that much later."""
+        self._mock("broker_set_rtt", ctypes.c_int32(self._broker), ctypes.c_int(millis))
+
+    def is_up(self, is_up: bool) -> None:
+        """Whether the broker takes connections."""
+        self._mock("broker_set_up" if is_up else "broker_set_down", ctypes.c_int32(self._broker))
+
+    def _mock(self, function: str, *arguments: Any) -> None:
+        """Call librdkafka itself: its client for Python has no names for this."""
+        import confluent_kafka
+
+        folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+        (path,) = folder.glob("librdkafka*")
+        library = ctypes.CDLL(str(path))
+        library.rd_kafka_handle_mock_cluster.restype = ctypes.c_void_p
+        handle = ctypes.c_void_p.from_address(id(self._holder) + object.__basicsize__)
+        cluster = ctypes.c_void_p(library.rd_kafka_handle_mock_cluster(handle))
+        getattr(library, f"rd_kafka_mock_{function}")(cluster, *arguments)
 
     def close(self) -> None:
         self._holder.flush(0)
+
+
+def touch(cluster: Reachable, topic: str) -> str:
+    """``topic``, which an imitated cluster makes when a producer asks for it."""
+    Producing(cluster.servers, cluster.config).touch(topic)
+    return topic
+
+
+def records_of(cluster: Reachable, topic: str) -> list[Any]:
+    """The committed records of a topic, as messages, those of each partition in order."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"bootstrap.servers": cluster.servers, "group.id": new_topic("reader"), "enable.partition.eof": True}
+    consumer = Consumer({**settings, "isolation.level": "read_committed", **cluster.config}, logger=Silent())
+    try:
+        numbers = sorted(consumer.list_topics(topic, timeout=CALLS_S).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        found, left = [], set(numbers)
+        deadline = time.monotonic() + CALLS_S
+        while left:
+            assert time.monotonic() < deadline, f"no end of {topic}, partitions {left}"
+            for message in [*consumer.consume(1, 0.1), *consumer.consume(1_000, 0)]:
+                if message.error() is None:
+                    found.append(message)
+                else:
+                    left.discard(message.partition())
+        return found
+    finally:
+        consumer.close()
 
 
 def new_topic(prefix: str = "topic") -> str:
