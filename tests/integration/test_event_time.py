@@ -192,7 +192,7 @@ def session_windows(stream: Stream) -> Stream:
 
 @pytest.mark.long
 def test_session_windows_in_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
-    live_through_a_kill(HurtSessions(spark, tmp_path, before=marks, between=session_windows), 1)
+    live_through_a_kill(HurtSessions(spark, tmp_path, before=marks, between=session_windows, rate=250.0), 1)
 
 
 def hopping(stream: Stream) -> Stream:
@@ -232,7 +232,7 @@ class HurtHopping(HurtWindows):
 
 @pytest.mark.long
 def test_hopping_windows_of_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
-    live_through_a_kill(HurtHopping(spark, tmp_path, before=marks, between=hopping), 2)
+    live_through_a_kill(HurtHopping(spark, tmp_path, before=marks, between=hopping, rate=250.0), 2)
 
 
 @pytest.mark.long
