@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from flinkplus.api.spark_settings import spark_settings
     from flinkplus.api.state import read_state
     from flinkplus.api.state_source import StateDataSource
+    from flinkplus.api.streams.aggregates import agg
     from flinkplus.api.streams.keyed import KeyedStream
     from flinkplus.api.streams.stream import Stream
     from flinkplus.api.streams.windowed import WindowedStream
@@ -114,6 +115,7 @@ __all__ = [
     "UserFunctionError",
     "WindowedStream",
     "__version__",
+    "agg",
     "checkpoints",
     "read_state",
     "spark_settings",
@@ -130,6 +132,7 @@ _API = {
     "StreamEnvironment": "flinkplus.api.environment",
     "Upgrade": "flinkplus.api.upgrades",
     "WindowedStream": "flinkplus.api.streams.windowed",
+    "agg": "flinkplus.api.streams.aggregates",
     "checkpoints": "flinkplus.api.checkpoints",
     "read_state": "flinkplus.api.state",
     "spark_settings": "flinkplus.api.spark_settings",

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus import StreamEnvironment
+from flinkplus import StreamEnvironment, agg
 from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import ConfigurationError
 from tests.integration.conftest import PATIENCE_S
@@ -175,6 +175,105 @@ class HurtSessions(HurtWindows):
 @pytest.mark.long
 def test_sessions_by_timers_in_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
     live_through_a_kill(HurtSessions(spark, tmp_path, before=marks, between=sessions), 2)
+
+
+def session_windows(stream: Stream) -> Stream:
+    """The same sessions: rows up to ``GAP_MS`` - 1 apart are in one."""
+    counted = (
+        stream.key_by("word")
+        .session_window("i", "39 ms")
+        .aggregate(rows="count", last=("max", "i"), different=("count_distinct", "i"), name="sessions")
+    )
+    return counted.map(
+        lambda row: (row.word, round(row.window_start.timestamp() * 1000), row.last, row.different),
+        schema="word string, first long, last long, rows long",
+    )
+
+
+@pytest.mark.long
+def test_session_windows_in_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
+    live_through_a_kill(HurtSessions(spark, tmp_path, before=marks, between=session_windows, rate=250.0), 1)
+
+
+def hopping(stream: Stream) -> Stream:
+    timed = stream.map(lambda row: (row.i % 7, event_time_ms(row.i), row.i), schema="bucket long, ts long, i long")
+    window = timed.key_by("bucket").hopping_window("ts", "50 ms", "20 ms", allowed_lateness="30 ms", emit_every="15 ms")
+    rows = window.aggregate(rows="count", different=("count_distinct", "i"), numbers=("collect_list", "i"))
+    return rows.map(
+        lambda row: (
+            row.bucket,
+            round(row.window_start.timestamp() * 1000),
+            row.window_timing,
+            row.rows,
+            row.different,
+            sum(row.numbers),
+        ),
+        schema="bucket long, start long, timing string, rows long, different long, total long",
+    )
+
+
+class HurtHopping(HurtWindows):
+    def check(self) -> None:
+        expected: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i in self.rows_read():
+            ts = event_time_ms(i)
+            for start in range((ts - 50) // 20 * 20 + 20, ts + 1, 20):
+                expected[i % 7, start].append(i)
+        table = pq.read_table(self.out)
+        found = {}
+        for bucket, start, timing, *values in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            if timing == "on time":
+                assert (bucket, start) not in found, "a window ended twice"
+                found[bucket, start] = values
+            assert timing != "late", "no row is late"
+        assert found == {key: [len(numbers), len(numbers), sum(numbers)] for key, numbers in expected.items()}
+        assert table.num_rows > len(found) > 100, "early rows"
+
+
+@pytest.mark.long
+def test_hopping_windows_of_a_job_whose_slots_are_killed(spark: SparkSession, tmp_path: Path) -> None:
+    live_through_a_kill(HurtHopping(spark, tmp_path, before=marks, between=hopping, rate=250.0), 2)
+
+
+@pytest.mark.long
+def test_windows_are_those_of_spark_sql(spark: SparkSession, tmp_path: Path) -> None:
+    """Hopping windows, sessions, and days of Berlin."""
+    df = spark.sql(
+        """select id % 5 as k, id % 11 as n, id % 3 = 0 as w,
+        timestamp'2024-03-30 20:00:00Z' + make_interval(0, 0, 0, 0, 0, 0, cast(id * id % 997 * 173 as int)) as ts
+        from range(600)"""
+    ).orderBy("ts")
+    env = StreamEnvironment(spark, parallelism=2, recovery="rollback", work_dir=str(tmp_path))
+    keyed = env.from_spark(df).with_watermark("ts", "1 minute").key_by("k")
+    made = {
+        "hopping": (keyed.hopping_window("ts", "1 hour", "25 minutes"), "window(ts, '1 hour', '25 minutes')"),
+        "sessions": (keyed.session_window("ts", "20 minutes"), "session_window(ts, '20 minutes')"),
+        "days": (
+            keyed.tumbling_window("ts", "1 day", time_zone="Europe/Berlin"),
+            "date_trunc('day', from_utc_timestamp(to_utc_timestamp(ts, current_timezone()), 'Europe/Berlin'))",
+        ),
+    }
+    for name, (window, _) in made.items():
+        window.aggregate(
+            rows="count",
+            total=("sum", "n"),
+            average=("avg", "n"),
+            different=("count_distinct", "n"),
+            marked=agg("count", where="w"),
+        ).to_parquet(str(tmp_path / name))
+    with env.execute("windows") as job:
+        job.await_finish(PATIENCE_S)
+    df.createOrReplaceTempView("events")
+    for name, (_, grouping) in made.items():
+        wanted = spark.sql(
+            f"""select k, g, count(*), sum(n), avg(n), count(distinct n), count_if(w)
+            from (select *, {grouping} as g from events) group by k, g"""
+        ).collect()
+        found = spark.read.parquet(str(tmp_path / name)).collect()
+        assert sorted((row[0], *row[2:]) for row in wanted) == sorted((row[0], *row[3:]) for row in found)
+        if name != "days":
+            assert {(row[0], *row[1]) for row in wanted} == {tuple(row[:3]) for row in found}
+        assert len(found) > 5
 
 
 def test_windows_of_timestamps_are_read_by_spark(spark: SparkSession, tmp_path: Path) -> None:

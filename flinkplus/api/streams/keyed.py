@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.api.callers import names_callers_line
+from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
 from flinkplus.api.streams.rows import Schema
 from flinkplus.api.streams.windowed import WindowedStream
 from flinkplus.errors import ConfigurationError
@@ -13,9 +14,11 @@ from flinkplus.graph import Node
 from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.base.schema import columns_text
+from flinkplus.operators.event_time.assigners import CalendarWindows, FixedWindows, Sessions
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.top import Top
 from flinkplus.operators.rows.rejects import OnError
 
@@ -51,6 +54,14 @@ class KeyedStream:
         maximum of 38 digits. A sum beyond that range fails the job with ``UserFunctionError``.
         """
         return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
+
+    def aggregate(self, *, name: str | None = None, **outputs: AggregateText) -> Stream:
+        """Running aggregates: for each row the key columns and the aggregates of its key's rows up to it.
+
+        By output column: ``n="count", total=("sum", "x"), paid=agg("sum", "x", where="is_paid")``. The aggregates are
+        those of windows without ``collect_list``. ``first`` and ``last`` are by the order in which rows come.
+        """
+        return self._then(RunningAggregates(self._env.name_for("aggregate", name), self.keys, aggregates_of(outputs)))
 
     def top(
         self,
@@ -154,15 +165,72 @@ class KeyedStream:
             graph.link(origin, node, keys, "hash" if keys else "gather")
         return self._stream._of(node, schema)
 
-    def tumbling_window(self, column: str, size: Duration) -> WindowedStream:
-        """Windows of event time; the stream needs ``with_watermark`` before.
+    def tumbling_window(
+        self,
+        column: str,
+        size: Duration,
+        *,
+        offset: Duration = 0,
+        time_zone: str | None = None,
+        allowed_lateness: Duration = 0,
+        emit_every: Duration | None = None,
+    ) -> WindowedStream:
+        """Windows of event time that do not overlap; the stream needs ``with_watermark`` before.
 
         ``column``: the column with the event time.
         ``size``: length of a window (``"10 seconds"``).
+        ``offset``: windows begin so much later than multiples of ``size`` since 1970 (UTC).
+        ``time_zone``: windows are whole days of this zone (``"Europe/Berlin"``) and as long as these are; ``offset`` is
+        then local time.
+        ``allowed_lateness``: for how long after its end, in event time, late rows still change a window.
+        ``emit_every``: emits early rows for windows that are open, whenever event time has advanced so much.
 
-        A row whose window was already emitted is dropped, and counted in the metric ``late_rows``.
+        A row whose windows are over is dropped, and counted in the metric ``late_rows``.
         """
-        return WindowedStream(self, column, duration_ms(size, "the size of a window", least=1))
+        size_ms = duration_ms(size, "the size of a window", least=1)
+        return self._fixed(column, size_ms, size_ms, offset, time_zone, allowed_lateness, emit_every)
+
+    def hopping_window(
+        self,
+        column: str,
+        size: Duration,
+        hop: Duration,
+        *,
+        offset: Duration = 0,
+        time_zone: str | None = None,
+        allowed_lateness: Duration = 0,
+        emit_every: Duration | None = None,
+    ) -> WindowedStream:
+        """As ``tumbling_window``, with a window every ``hop``, at most ``size``: a row may be in several windows."""
+        size_ms = duration_ms(size, "the size of a window", least=1)
+        hop_ms = duration_ms(hop, "the hop of windows", least=1)
+        return self._fixed(column, size_ms, hop_ms, offset, time_zone, allowed_lateness, emit_every)
+
+    def session_window(self, column: str, gap: Duration) -> WindowedStream:
+        """Sessions: rows of a key, each at most ``gap`` of event time after the one before.
+
+        ``window_start`` is the time of the first row, ``window_end`` that of the last one plus ``gap``. A session is
+        emitted when the watermark has passed its end, at most an eighth of ``gap`` later.
+        """
+        return WindowedStream(self, column, Sessions(duration_ms(gap, "the gap of sessions", least=1)))
+
+    def _fixed(
+        self,
+        column: str,
+        size_ms: int,
+        hop_ms: int,
+        offset: Duration,
+        time_zone: str | None,
+        allowed_lateness: Duration,
+        emit_every: Duration | None,
+    ) -> WindowedStream:
+        offset_ms = duration_ms(offset, "the offset of windows", least=None)
+        lateness_ms = duration_ms(allowed_lateness, "allowed_lateness")
+        early_ms = None if emit_every is None else duration_ms(emit_every, "emit_every", least=1)
+        if time_zone is None:
+            return WindowedStream(self, column, FixedWindows(size_ms, hop_ms, offset_ms), lateness_ms, early_ms)
+        windows = CalendarWindows(size_ms, hop_ms, offset_ms, time_zone)
+        return WindowedStream(self, column, windows, lateness_ms, early_ms)
 
     def _check_event_time(self, name: str) -> None:
         if not all(map(self._env.graph.has_watermarks, self._stream._origins)):

@@ -25,6 +25,7 @@ from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.base.routes import Route
 from flinkplus.operators.base.schema import columns_text, united
 from flinkplus.operators.event_time.event_time import WithWatermark
+from flinkplus.operators.event_time.processing_time import WithProcessingTime
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Sum
 from flinkplus.operators.keyed.last import KeepLast
@@ -114,6 +115,25 @@ class Stream(StreamRows):
                 "source"
             )
         return self._then(WithWatermark(name, column, delay_ms, every_ms, idle_ms))
+
+    def with_processing_time(
+        self, output: str = "processed_at", *, every: Duration = "1 second", name: str | None = None
+    ) -> Stream:
+        """Add the column ``output``: the time of day at which a row was processed, which is event time from here on.
+
+        Windows of this column are windows of processing time. The time is logged: a repeated step has the same one.
+        ``every``: how often event time follows the clock while a live source has nothing to read, so that windows end.
+        A source that is not live ends them with its next rows, or at its end.
+
+        Raises ``ConfigurationError`` behind an exchange.
+        """
+        name = self._env.name_for("with_processing_time", name)
+        every_ms = duration_ms(every, f"operator {name!r}: every", least=1)
+        if not self._is_fused_with_source:
+            raise ConfigurationError(
+                f"operator {name!r}: processing time is taken before the first key_by or union, fused with the source"
+            )
+        return self._then(WithProcessingTime(name, output, every_ms))
 
     @property
     def _is_fused_with_source(self) -> bool:

@@ -1,12 +1,16 @@
-"""Windows of a keyed stream, and what they aggregate."""
+"""Windows of a keyed stream, and what is made of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from flinkplus.api.callers import names_callers_line
-from flinkplus.errors import ConfigurationError
-from flinkplus.operators.event_time.windows import TumblingWindow
+from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
+from flinkplus.api.streams.rows import Schema
+from flinkplus.operators.event_time.assigners import Assigner
+from flinkplus.operators.event_time.contents import Aggregated, Called, Content, Ranked, WindowBounds
+from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 
 if TYPE_CHECKING:
@@ -17,36 +21,72 @@ if TYPE_CHECKING:
 @names_callers_line
 class WindowedStream:
     """Windows of a keyed stream. When the watermark passes the end of a window, it emits one row per key: key columns,
-    ``window_start``, ``window_end``, aggregates."""
+    ``window_start``, ``window_end``, aggregates.
 
-    def __init__(self, stream: KeyedStream, column: str, size_ms: int) -> None:
+    With ``allowed_lateness`` or ``emit_every`` it may emit more rows for a key and window, the last of which counts.
+    The column ``window_timing`` behind the bounds says which one it is: ``early``, ``on time`` or ``late``.
+    """
+
+    def __init__(
+        self, stream: KeyedStream, column: str, assigner: Assigner, lateness_ms: int = 0, early_ms: int | None = None
+    ) -> None:
         self._stream = stream
         self._column = column
-        self._size_ms = size_ms
+        self._assigner = assigner
+        self._lateness_ms = lateness_ms
+        self._early_ms = early_ms
 
     def __repr__(self) -> str:
-        return f"<WindowedStream of {self._size_ms} ms of {self._column!r} over {self._stream!r}>"
+        return f"<WindowedStream of {self._assigner} of {self._column!r} over {self._stream!r}>"
 
     def count(self, *, output: str = "count", name: str | None = None) -> Stream:
         """The number of rows of each key and window."""
-        return self._aggregated("count", name, Aggregate(output, "count"))
+        return self._made("count", name, Aggregated((Aggregate(output, "count"),)))
 
     def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
         """The sum of ``column``, ignoring nulls; null when all are null. Types as in ``KeyedStream.sum``."""
-        return self._aggregated("sum", name, Aggregate(output, "sum", column))
+        return self._made("sum", name, Aggregated((Aggregate(output, "sum", column),)))
 
-    def aggregate(self, *, name: str | None = None, **outputs: str | tuple[str, str]) -> Stream:
-        """``count``, ``sum``, ``min``, ``max`` and ``mean``, by output column: ``n="count", total=("sum", "x")``."""
-        aggregates = []
-        for output, wanted in outputs.items():
-            given = (wanted,) if isinstance(wanted, str) else tuple(wanted)
-            if not 1 <= len(given) <= 2 or not all(isinstance(part, str) for part in given):
-                raise ConfigurationError(f"aggregate {output!r} must be a name or (name, column), not {wanted!r}")
-            aggregates.append(Aggregate(output, *given))
-        return self._aggregated("aggregate", name, *aggregates)
+    def aggregate(self, *, name: str | None = None, **outputs: AggregateText) -> Stream:
+        """Several aggregates, by output column: ``n="count"``, ``total=("sum", "x")``, ``paid=agg("sum", "x",
+        where="is_paid")``.
 
-    def _aggregated(self, kind: str, name: str | None, *aggregates: Aggregate) -> Stream:
+        ``count``, ``sum``, ``min``, ``max``, ``avg`` (or ``mean``), ``count_distinct``, ``first``, ``last`` and
+        ``collect_list``. Nulls do not count. ``first``, ``last`` and ``collect_list`` are by event time; rows of equal
+        times are in the order in which they came.
+        """
+        return self._made("aggregate", name, Aggregated(aggregates_of(outputs)))
+
+    def top(self, k: int, *, by: str, ascending: bool = False, output: str = "rank", name: str | None = None) -> Stream:
+        """The ``k`` rows of each key and window with the largest values of ``by`` (``ascending``: the smallest).
+
+        The ranking is emitted once, when the window ends: a row for each rank, from 1, with the key columns, the bounds
+        of the window, ``output`` and the other columns of the row. If the rows have a column ``window_start`` or
+        ``window_end`` of their own, it stays and the bound is left out. Of equal values the row with the earlier event
+        time ranks first. Rows whose value is null or NaN are not ranked.
+        """
+        return self._made("top", name, Ranked(k, by, ascending, output))
+
+    def process(
+        self,
+        function: Callable[[Any, WindowBounds, list[Any]], Iterable[Any] | None],
+        *,
+        schema: Schema,
+        name: str | None = None,
+    ) -> Stream:
+        """``function(key, window, rows)`` yields rows of ``schema`` for each key and window, when the window ends.
+
+        ``window``: ``start`` and ``end`` (``datetime``), ``start_ms``, ``end_ms``, ``timing``.
+        ``rows``: a list of all rows of the key in the window, by event time. All of them are kept until then: where
+        aggregates will do, use ``aggregate(...).map(...)``.
+        """
+        return self._made("process", name, Called(function, schema))
+
+    def _made(self, kind: str, name: str | None, content: Content) -> Stream:
         stream = self._stream
         name = stream._env.name_for(f"window_{kind}", name)
         stream._check_event_time(name)
-        return stream._then(TumblingWindow(name, stream.keys, self._column, self._size_ms, aggregates))
+        window = KeyedWindow(
+            name, stream.keys, self._column, self._assigner, content, self._lateness_ms, self._early_ms
+        )
+        return stream._then(window)

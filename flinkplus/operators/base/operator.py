@@ -240,6 +240,12 @@ class WatermarkMaker(OperatorInstance):
     def watermark_ms(self) -> int | None:
         """Event time by the rows so far, read after each batch; it never falls."""
 
+    def becomes_idle(self) -> bool:
+        """Its source has had nothing to read for ``idle_after_ms``. Returns whether event time no longer waits for it;
+        otherwise ``watermark_ms`` may have risen, and this is called again after as long a time."""
+        self.is_idle = True
+        return True
+
 
 class Operator(ABC):
     """A node of the logical graph: ``name`` (unique in the job), and how to make its instances."""

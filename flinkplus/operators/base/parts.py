@@ -72,6 +72,9 @@ class Shelves:
         """The numbers of all shelves, ascending."""
         return iter(sorted(self._shelves))
 
+    def __contains__(self, shelf: int) -> bool:
+        return shelf in self._shelves
+
     def add(self, shelf: int, batch: pa.RecordBatch) -> None:
         """Add a batch, which must not be empty."""
         parts = self._shelves.setdefault(shelf, [])

@@ -1,42 +1,44 @@
-"""Tumbling windows of event time: aggregates of each key and window, emitted when the watermark passes its end.
+"""Windows of event time: what a ``Content`` makes of the rows of each key and window.
+
+An *assigner* (``assigners``) says which slices and windows a row is in, a *content* (``contents``) what is kept of rows
+and emitted, and the watermark when: when it passes the end of a window, and, on request, before and after that.
 
 Rules:
 
-- windows are ``size_ms`` long, and begin at multiples of that since 1970 (UTC);
 - rows are emitted by window, then by the bytes of the key; a key without rows in a window has none in the output;
-- rows whose window was emitted already and rows without a time are dropped and counted (``TimeMetrics``);
-- ``window_start`` is before the watermark at which a row is emitted, by up to the size of a window (``behind_ms``);
-- each batch is reduced to a row for each key and window; these are merged when they become many (``parts``). So
+- rows all of whose windows are over, and rows without a time, are dropped and counted (``TimeMetrics``). A window is
+  over when the watermark has passed its end by ``lateness_ms``;
+- a row that comes after the end of a window, but before it is over, changes the window: the row of its key is emitted
+  once more (``LATE``) when the watermark rises next;
+- with ``early_ms``, whenever the watermark passes a multiple of that, each open window emits a row (``EARLY``) for each
+  key with rows since the last one;
+- ``window_start`` is before the watermark at which a row is emitted, by ``behind_ms`` at most;
+- each batch is reduced to a few rows for each key and slice; these are merged when they become many (``parts``). So
   nothing is looked up by key, and the state of a window is dropped at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from flinkplus.errors import ConfigurationError, UserFunctionError
-from flinkplus.operators.base.columns import cut, plain_array
-from flinkplus.operators.base.keys import check_key_columns, encode_keys, row_keys
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base.keys import check_key_columns, row_keys
 from flinkplus.operators.base.operator import (
     Inherited,
     JsonValue,
     KeyedOperator,
-    KeyedState,
     OperatorContext,
     OperatorInstance,
     common_watermark,
     described_columns,
 )
-from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.base.stored_state import (
     WINDOW,
@@ -46,219 +48,388 @@ from flinkplus.operators.base.stored_state import (
     reading_context,
     struct_of,
 )
+from flinkplus.operators.event_time.assigners import Assigner, FixedWindows, Sessions
+from flinkplus.operators.event_time.contents import (
+    EARLY,
+    END,
+    LATE,
+    ON_TIME,
+    START,
+    TIMING,
+    Content,
+    Emission,
+)
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
-from flinkplus.operators.keyed.aggregates import Aggregate, Groups
+from flinkplus.operators.event_time.sessions import SessionSlices
+from flinkplus.operators.event_time.slices import Slices
+from flinkplus.operators.event_time.tables import Bundle, SpanTable
 from flinkplus.protocol.program.description import StateDescription
 
-START, END = "window_start", "window_end"
-MERGED_PARTS = 8
+FRESH = "#fresh"
+FEW_SLICES = 64
+"""Up to so many slices of a window are looked up one by one."""
 
 
 @dataclass(frozen=True)
-class TumblingWindow(KeyedOperator):
-    """For each key and window: the key columns, ``window_start``, ``window_end``, and the aggregates."""
+class KeyedWindow(KeyedOperator):
+    """``content`` of the rows of each key and window. ``column``: of the event time.
+
+    ``lateness_ms``, ``early_ms``: see the rules of the module; ``None``: no early rows.
+    """
 
     column: str
-    size_ms: int
-    aggregates: tuple[Aggregate, ...]
+    assigner: Assigner
+    content: Content
+    lateness_ms: int = 0
+    early_ms: int | None = None
     hears_watermarks = True
     holds_rows = True
+
+    @property
+    def tells_timing(self) -> bool:
+        """Whether several rows may be emitted for a key and window, so that each says which it is."""
+        return bool(self.lateness_ms) or self.early_ms is not None
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_key_columns(schema, self.keys)
         check_time_column(self.name, schema, self.column)
-        if not self.aggregates:
-            raise ConfigurationError(f"operator {self.name!r}: name at least one aggregate")
+        self.assigner.check(self.name)
+        if isinstance(self.assigner, Sessions) and self.tells_timing:
+            raise ConfigurationError(
+                f"operator {self.name!r}: sessions have neither allowed_lateness nor emit_every; give with_watermark a "
+                "longer delay"
+            )
         time = schema.field(self.column).type
         bound = pa.timestamp("us", time.tz if pa.types.is_timestamp(time) else "UTC")
-        fields = [schema.field(key).with_nullable(True) for key in self.keys]
-        fields += [pa.field(START, bound), pa.field(END, bound)]
-        for aggregate in self.aggregates:
-            aggregate.check(self.name, schema)
-            fields.append(pa.field(aggregate.output, aggregate.result_type(schema)))
-        twice = repeated([field.name for field in fields])
+        lead = [schema.field(key).with_nullable(True) for key in self.keys]
+        lead += [pa.field(START, bound), pa.field(END, bound)]
+        lead += [pa.field(TIMING, pa.string())] if self.tells_timing else []
+        output = self.content.output_schema(self.name, schema, self.keys, pa.schema(lead))
+        twice = repeated(output.names)
         if twice is not None:
             raise ConfigurationError(f"operator {self.name!r}: its output would have the column {twice!r} twice")
-        return pa.schema(fields)
-
-    def parts_schema(self, schema: pa.Schema) -> pa.Schema:
-        """What is kept for each key and window, for an input of ``schema``."""
-        fields = [pa.field("key", pa.binary())]
-        fields += [pa.field(f"key {at}", schema.field(key).type) for at, key in enumerate(self.keys)]
-        for at, aggregate in enumerate(self.aggregates):
-            types = aggregate.partial_types(schema)
-            fields += [pa.field(f"aggregate {at} {part}", dtype) for part, dtype in enumerate(types)]
-        return pa.schema(fields)
+        return output
 
     @override
     def page_schemas(self, schema: pa.Schema) -> dict[str, pa.Schema]:
-        return {"": self.parts_schema(schema)}
+        kept = self.content.table_schemas(schema, self.keys)
+        if isinstance(self.assigner, Sessions):
+            spans = SpanTable()
+            kept |= {spans.suffix: spans.schema}
+        if self.tells_timing:
+            kept |= {FRESH + suffix: table for suffix, table in kept.items()}
+        return kept
 
     @override
     def described_state(self, schema: pa.Schema) -> StateDescription:
-        settings = {"size_ms": self.size_ms, "aggregates": [aggregate.kind for aggregate in self.aggregates]}
+        settings = {**self.assigner.settings, **self.content.settings}
+        if self.tells_timing:
+            settings["timing"] = True
         rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
         return StateDescription(keys=self._key_types(schema), settings=settings, rows=rows, form="pages")
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _TumblingWindowInstance(self, ctx)
+        return self.instance(ctx)
+
+    def instance(self, ctx: OperatorContext) -> WindowInstance:
+        """The instance for one subtask."""
+        return SessionInstance(self, ctx) if isinstance(self.assigner, Sessions) else FixedInstance(self, ctx)
 
     def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
-        return [WindowView(self.name, window=self, schema=schema)]
+        shown = replace(self, content=self.content.shown)
+        return [WindowView(self.name, window=shown, schema=schema)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowView(StateView):
-    """The windows that are open, with their aggregates so far."""
+    """The windows that are open, with what they would emit now."""
 
     kind: ClassVar[str] = WINDOW
 
-    window: TumblingWindow
+    window: KeyedWindow
     schema: pa.Schema
 
     @property
     @override
+    def reads(self) -> tuple[str, ...]:
+        return tuple(self.operator + suffix for suffix in self.window.page_schemas(self.schema))
+
+    @property
+    def _values(self) -> list[pa.Field]:
+        output = self.window.output_schema(self.schema)
+        return [field for field in output if field.name not in (*self.window.keys, START, END, TIMING)]
+
+    @property
+    @override
     def value_type(self) -> pa.DataType:
-        return pa.struct([pa.field(a.output, a.result_type(self.schema)) for a in self.window.aggregates])
+        return pa.struct(self._values)
 
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
         window, value_type = self.window, self.value_type
-        instance = _TumblingWindowInstance(window, reading_context(self.operator, stored, self.schema))
+        instance = window.instance(reading_context(self.operator, stored, self.schema))
         instance.restore(saved)
-        first = len(window.keys) + 2
-        for start_ms, rows in instance.pending():
+        names = [field.name for field in value_type]
+        for bounds, rows in instance.pending():
             keys = row_keys(rows, window.keys).to_pylist()
-            values = struct_of(rows.columns[first:], value_type)
-            yield ShownRows(keys, values, window_ms=(start_ms, start_ms + window.size_ms))
+            values = struct_of([rows.column(name) for name in names], value_type)
+            yield ShownRows(keys, values, window_ms=bounds)
 
 
-def _owned_rows(part: Inherited, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    return part.owned(rows.column(0).to_pylist())
+class WindowInstance(OperatorInstance):
+    """What both kinds of windows have in common."""
 
-
-class _TumblingWindowInstance(OperatorInstance):
-    def __init__(self, descriptor: TumblingWindow, ctx: OperatorContext) -> None:
+    def __init__(self, descriptor: KeyedWindow, ctx: OperatorContext) -> None:
         self._ctx = ctx
         self._metrics = TimeMetrics(ctx)
         self._keys = descriptor.keys
         self._column = descriptor.column
-        self._size_ms = descriptor.size_ms
-        self._aggregates = descriptor.aggregates
-        self._output = descriptor.output_schema(ctx.input_schema)
-        self._types = [aggregate.partial_types(ctx.input_schema) for aggregate in self._aggregates]
-        self._schema = descriptor.parts_schema(ctx.input_schema)
-        self._windows = self._shelves(ctx.keyed_state())
+        self._content = descriptor.content.create(
+            ctx, descriptor.keys, descriptor.output_schema(ctx.input_schema), descriptor.tells_timing
+        )
+        self._behind_ms = descriptor.assigner.behind_ms + descriptor.lateness_ms
         self._watermark_ms: int | None = None
-
-    def _shelves(self, state: KeyedState) -> Shelves:
-        return Shelves(state, self._ctx.operator, self._schema, self._merged, together=MERGED_PARTS)
 
     @property
     @override
     def behind_ms(self) -> int:
-        return self._size_ms
+        return self._behind_ms
+
+    def _bundle(self, batch: pa.RecordBatch, assigner: Assigner) -> Bundle | None:
+        """The rows of a batch that are in time; ``None`` if none is."""
+        if not batch.num_rows:
+            return None
+        times = event_times(batch, self._column)
+        ms, starts = times.ms, assigner.starts(times.ms)
+        over = starts if self._watermark_ms is None else self._over_at(starts)
+        wanted = self._metrics.in_time(times, over, 0, self._watermark_ms)
+        if not wanted.all():
+            batch, ms, starts = batch.filter(pa.array(wanted)), ms[wanted], starts[wanted]
+        return Bundle(batch, ms, starts, self._keys, self._ctx) if len(ms) else None
+
+    def _over_at(self, starts: np.ndarray) -> np.ndarray:
+        """For the slice of each row, from which watermark on it is too late."""
+        raise NotImplementedError
+
+    def pending(self) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+        """The bounds of each open window, and the rows that it would emit now."""
+        raise NotImplementedError
+
+
+class FixedInstance(WindowInstance):
+    """State: ``main`` has the rows of all slices; ``fresh`` those of keys that are to be emitted early or late."""
+
+    def __init__(self, descriptor: KeyedWindow, ctx: OperatorContext) -> None:
+        super().__init__(descriptor, ctx)
+        assert isinstance(descriptor.assigner, FixedWindows)
+        self._assigner = descriptor.assigner
+        self._lateness_ms = descriptor.lateness_ms
+        self._early_ms = descriptor.early_ms
+        self._main = Slices(ctx.keyed_state(), ctx.operator, self._content.tables)
+        self._fresh = (
+            Slices(ctx.keyed_state(), ctx.operator + FRESH, self._content.tables) if descriptor.tells_timing else None
+        )
+
+    @override
+    def _over_at(self, starts: np.ndarray) -> np.ndarray:
+        return self._assigner.last_ends(starts) + self._lateness_ms
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        self._add(batch)
+        bundle = self._bundle(batch, self._assigner)
+        if bundle is not None:
+            self._add(bundle)
         return iter(())
 
-    def _add(self, batch: pa.RecordBatch) -> None:
-        times = event_times(batch, self._column)
-        starts = times.ms - times.ms % self._size_ms
-        wanted = self._metrics.in_time(times, starts, self._size_ms, self._watermark_ms)
-        if not wanted.all():
-            batch, starts = batch.filter(pa.array(wanted)), starts[wanted]
-        if batch.num_rows:
-            self._reduce(batch, starts)
+    def _add(self, bundle: Bundle) -> None:
+        """Rows of a slice go to one side until a watermark comes, so that their order is kept."""
+        if self._fresh is None:
+            self._main.add(bundle)
+        elif self._early_ms is not None:
+            self._fresh.add(bundle)
+        else:
+            ended = np.array([self._has_ended(start) for start in bundle.slices.tolist()])
+            for side, rows in ((self._fresh, ended), (self._main, ~ended)):
+                if rows.any():
+                    side.add(bundle if rows.all() else bundle.only(rows[bundle.slice_codes]))
 
-    def _reduce(self, batch: pa.RecordBatch, starts: np.ndarray) -> None:
-        key = encode_keys(batch, self._keys).made_distinct()
-        windows, window = np.unique(starts, return_inverse=True)
-        groups = Groups.of(window * len(key.encoded) + key.codes)
-        firsts = groups.firsts
-        rows = pa.array(firsts)
-        columns = [key.encoded.take(pa.array(key.codes[firsts]))]
-        for at, name in enumerate(self._keys):
-            columns.append(plain_array(batch.column(name).take(rows), self._schema.field(1 + at).type))
-        try:
-            for aggregate, types in zip(self._aggregates, self._types, strict=True):
-                columns += aggregate.first(batch, groups, types)
-        except (OverflowError, pa.ArrowInvalid) as error:
-            raise self._too_large(error) from error
-        reduced = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        bounds = np.searchsorted(window[firsts], np.arange(len(windows) + 1)).tolist()
-        for at, start in enumerate(windows.tolist()):
-            self._windows.add(start, reduced.slice(bounds[at], bounds[at + 1] - bounds[at]))
-
-    def _merged(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """One row for each key of several parts."""
-        whole = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-        groups = Groups.of(whole.column(0).dictionary_encode().indices.to_numpy().astype(np.int64))
-        rows = pa.array(groups.firsts)
-        columns = [whole.column(at).take(rows) for at in range(1 + len(self._keys))]
-        try:
-            for aggregate, partial in self._partials(whole):
-                columns += aggregate.merge(partial, groups)
-        except OverflowError as error:
-            raise self._too_large(error) from error
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def _partials(self, reduced: pa.RecordBatch) -> Iterator[tuple[Aggregate, list[pa.Array]]]:
-        at = 1 + len(self._keys)
-        for aggregate, types in zip(self._aggregates, self._types, strict=True):
-            yield aggregate, reduced.columns[at : at + len(types)]
-            at += len(types)
-
-    def _too_large(self, error: Exception) -> UserFunctionError:
-        sums = ", ".join(repr(a.column) for a in self._aggregates if a.column is not None)
-        cause = f"an aggregate is too large: beyond 64 bits, or beyond the digits of its decimal type ({error})"
-        return UserFunctionError(self._ctx.operator, self._ctx.subtask, f"rows of a window, column {sums}", cause)
+    def _has_ended(self, start: int) -> bool:
+        """Whether a window of a slice has been emitted."""
+        first = self._assigner.windows_of(self._assigner.number(start))[0]
+        return self._watermark_ms is not None and self._assigner.end(first) <= self._watermark_ms
 
     @override
     def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
-        self._watermark_ms = watermark_ms
-        for start in self._windows:
-            if start + self._size_ms > watermark_ms:
+        before, self._watermark_ms = self._watermark_ms, watermark_ms
+        if self._fresh is not None:
+            yield from self._repeated(self._fresh, before, watermark_ms)
+        for window in self._due(before, watermark_ms):
+            yield from self._emitted(window)
+        self._drop_over(watermark_ms)
+
+    def _due(self, before: int | None, watermark_ms: int) -> list[int]:
+        """The windows with rows whose end the watermark has passed since ``before``, ascending."""
+        due: set[int] = set()
+        for start in self._main:
+            windows = self._assigner.windows_of(self._assigner.number(start))
+            if self._assigner.end(windows[0]) > watermark_ms:
+                break
+            for window in windows:
+                end = self._assigner.end(window)
+                if end > watermark_ms:
+                    break
+                if before is None or end > before:
+                    due.add(window)
+        return sorted(due)
+
+    def _starts(self, window: int, known: Slices) -> list[int]:
+        """The starts of the slices of a window that there are."""
+        if self._assigner.slices <= FEW_SLICES:
+            starts = map(self._assigner.boundary, range(window, window + self._assigner.slices))
+            return [start for start in dict.fromkeys(starts) if start in known]
+        first, end = self._assigner.boundary(window), self._assigner.end(window)
+        return [start for start in known if first <= start < end]
+
+    def _emitted(self, window: int) -> Iterator[pa.RecordBatch]:
+        starts = self._starts(window, self._main)
+        if self._assigner.slices == 1 and not self._lateness_ms:
+            tables = self._main.take(starts[0])
+        else:
+            tables = self._main.read(starts)
+        yield from self._content.emit(self._emission(window, tables, ON_TIME))
+
+    def _emission(self, window: int, tables: Sequence[pa.RecordBatch], timing: str) -> Emission:
+        return Emission(tables, self._assigner.boundary(window), self._assigner.end(window), timing)
+
+    def _drop_over(self, watermark_ms: int) -> None:
+        for start in self._main:
+            last = self._assigner.windows_of(self._assigner.number(start))[-1]
+            if self._assigner.end(last) + self._lateness_ms > watermark_ms:
                 return
-            yield from cut(self._result(start, self._windows.take(start)))
+            self._main.drop(start)
 
-    def pending(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The start of each window that is kept, and the rows that it would emit now; takes the windows out."""
-        for start in self._windows:
-            yield start, self._result(start, self._windows.take(start))
+    def _repeated(self, fresh: Slices, before: int | None, watermark_ms: int) -> Iterator[pa.RecordBatch]:
+        """Emit what fresh rows change in windows that have been emitted, and early rows; then the rows are old."""
+        early = self._early_ms
+        ticked = early is not None and (before is None or watermark_ms // early > before // early)
+        touched: list[int] = []
+        windows: dict[int, str] = {}
+        for start in fresh:
+            timings = self._timings(start, before, watermark_ms)
+            if ticked or any(timing != EARLY for timing in timings.values()):
+                touched.append(start)
+                windows |= timings
+        for window in sorted(windows):
+            if windows[window] == LATE or (windows[window] == EARLY and early is not None):
+                yield from self._changed(fresh, window, windows[window])
+        for start in touched:
+            self._main.add_rows(start, fresh.take(start))
 
-    def _result(self, start_ms: int, reduced: pa.RecordBatch) -> pa.RecordBatch:
-        reduced = reduced.take(pc.array_sort_indices(reduced.column(0)))
-        columns: list[Any] = reduced.columns[1 : 1 + len(self._keys)]
-        for name, bound_ms in ((START, start_ms), (END, start_ms + self._size_ms)):
-            numbers = pa.array(np.full(reduced.num_rows, bound_ms * 1000, np.int64))
-            columns.append(numbers.view(self._output.field(name).type))
-        try:
-            for aggregate, partial in self._partials(reduced):
-                columns.append(aggregate.result(partial, self._output.field(aggregate.output).type))
-        except OverflowError as error:
-            raise self._too_large(error) from error
-        return pa.RecordBatch.from_arrays(columns, schema=self._output)
+    def _timings(self, start: int, before: int | None, watermark_ms: int) -> dict[int, str]:
+        """How each window of a slice of fresh rows is emitted; a window that is over is not."""
+        timings = {}
+        for window in self._assigner.windows_of(self._assigner.number(start)):
+            end = self._assigner.end(window)
+            if before is None or end > before:
+                timings[window] = ON_TIME if end <= watermark_ms else EARLY
+            elif end + self._lateness_ms > before:
+                timings[window] = LATE
+        return timings
+
+    def _changed(self, fresh: Slices, window: int, timing: str) -> Iterator[pa.RecordBatch]:
+        """The rows of a window for keys with fresh rows."""
+        new = fresh.read(self._starts(window, fresh))
+        old = self._main.read(self._starts(window, self._main))
+        keys = new[0].column(0)
+        known = [table.filter(pc.is_in(table.column(0), value_set=keys)) for table in old]
+        yield from self._content.emit(self._emission(window, self._main.merged([known, new]), timing))
+
+    @override
+    def pending(self) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+        for start in list(self._fresh or ()):
+            assert self._fresh is not None
+            self._main.add_rows(start, self._fresh.read([start]))
+        open_windows: set[int] = set()
+        for start in self._main:
+            open_windows.update(self._assigner.windows_of(self._assigner.number(start)))
+        for window in sorted(open_windows):
+            end = self._assigner.end(window)
+            if self._watermark_ms is None or end + self._lateness_ms > self._watermark_ms:
+                emission = self._emission(window, self._main.read(self._starts(window, self._main)), EARLY)
+                for rows in self._content.emit(emission):
+                    yield (emission.start_ms, emission.end_ms), rows
 
     @override
     def snapshot(self, checkpoint: int) -> JsonValue:
-        return {"watermark_ms": self._watermark_ms, "windows": self._windows.snapshot()}
+        first, *others = self._main.snapshot()
+        state: dict[str, Any] = {"watermark_ms": self._watermark_ms, "windows": first}
+        if others:
+            state["rows"] = others
+        if self._fresh is not None:
+            state["fresh"] = self._fresh.snapshot()
+        return state
 
     @override
     def restore(self, state: JsonValue) -> None:
         assert isinstance(state, dict)
         self._watermark_ms = state["watermark_ms"]
-        self._windows.restore(state["windows"])
+        self._main.restore([state["windows"], *state.get("rows", ())])
+        if self._fresh is not None:
+            self._fresh.restore(state["fresh"])
 
     @override
     def inherit(self, parts: Sequence[Inherited]) -> None:
         self._watermark_ms = common_watermark(parts)
         for part in parts:
-            if part.keyed is not None:
-                other = self._shelves(part.keyed)
-                other.restore(part.state["windows"])
-                self._windows.inherit(other, partial(_owned_rows, part))
+            self._main.inherit(part, [part.state["windows"], *part.state.get("rows", ())])
+            if self._fresh is not None:
+                self._fresh.inherit(part, part.state["fresh"])
+
+
+class SessionInstance(WindowInstance):
+    def __init__(self, descriptor: KeyedWindow, ctx: OperatorContext) -> None:
+        super().__init__(descriptor, ctx)
+        assert isinstance(descriptor.assigner, Sessions)
+        self._assigner = descriptor.assigner
+        self._slices = SessionSlices(ctx, self._assigner, self._content.tables)
+
+    @override
+    def _over_at(self, starts: np.ndarray) -> np.ndarray:
+        return starts + self._assigner.reach_ms
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        bundle = self._bundle(batch, self._assigner)
+        if bundle is not None:
+            self._slices.add(bundle)
+        return iter(())
+
+    @override
+    def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
+        self._watermark_ms = watermark_ms
+        for emission in self._slices.ended(watermark_ms):
+            yield from self._content.emit(emission)
+
+    @override
+    def pending(self) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+        for emission in self._slices.each_ended():
+            for rows in self._content.emit(emission):
+                yield (emission.start_ms, emission.end_ms), rows
+
+    @override
+    def snapshot(self, checkpoint: int) -> JsonValue:
+        return {"watermark_ms": self._watermark_ms, "slices": self._slices.snapshot()}
+
+    @override
+    def restore(self, state: JsonValue) -> None:
+        assert isinstance(state, dict)
+        self._watermark_ms = state["watermark_ms"]
+        self._slices.restore(state["slices"])
+
+    @override
+    def inherit(self, parts: Sequence[Inherited]) -> None:
+        self._watermark_ms = common_watermark(parts)
+        for part in parts:
+            self._slices.inherit(part, part.state["slices"])

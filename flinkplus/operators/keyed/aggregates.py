@@ -6,7 +6,9 @@ partials (``merge``); ``result`` makes the output column of it.
 Rules:
 
 - the result depends on the order of the values in each group alone, on every machine;
-- a null counts for nothing; the sum, minimum, maximum and mean of nothing are null, as in SQL;
+- a null counts for nothing; all aggregates of nothing but the counts are null, as in SQL;
+- a row that does not pass the filter ``where`` counts for nothing;
+- the first and the last value are those by time; of equal times by the order of the rows;
 - decimals are exact; the types of their sums and means are those of Spark SQL (``decimals``);
 - an integer sum beyond 64 bits, or a decimal one beyond the digits of its type, is an ``OverflowError``.
 """
@@ -15,22 +17,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base import decimals
 from flinkplus.operators.base.columns import plain_array
+from flinkplus.operators.base.keys import check_key_columns
 from flinkplus.operators.base.schema import check_column
+from flinkplus.operators.base.values import is_counted, numbers_of
+from flinkplus.operators.keyed.conditions import Where, check_where
 
-KINDS = ("count", "sum", "min", "max", "mean")
+PICKED = ("first", "last")
+OF_ROWS = ("count_distinct", "collect_list")
+"""Aggregates that are made of rows, not of a partial: what is kept of them grows with their values."""
+KINDS = ("count", "sum", "min", "max", "mean", *PICKED, *OF_ROWS)
 _SAFE_SUM = float(1 << 62)
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Groups:
     """Which rows belong together: ``order`` sorts them by group, stably; ``starts``: where each group begins there."""
 
@@ -38,7 +48,7 @@ class Groups:
     starts: Integers
 
     @staticmethod
-    def of(codes: Integers) -> Groups:
+    def of(codes: npt.NDArray[np.integer]) -> Groups:
         """Rows with equal codes, by rising code; there is at least one."""
         order = np.argsort(codes, kind="stable")
         ordered = codes[order]
@@ -53,6 +63,24 @@ class Groups:
     @property
     def sizes(self) -> Integers:
         return np.diff(np.append(self.starts, len(self.order)))
+
+    @cached_property
+    def numbers(self) -> Integers:
+        """The number of the group of each row."""
+        numbers = np.empty(len(self.order), np.int64)
+        numbers[self.order] = np.repeat(np.arange(len(self.starts)), self.sizes)
+        return numbers
+
+    def picked(self, times: Integers, valid: npt.NDArray[np.bool_], last: bool) -> pa.Array:
+        """The valid row of each group with the first time, or the last; null where no row is valid."""
+        rows = np.flatnonzero(valid)
+        rows = rows[np.lexsort((times[rows], self.numbers[rows]))]  # stable: of equal times the order of the rows
+        group = self.numbers[rows]
+        differs = group[1:] != group[:-1]
+        at = np.flatnonzero(np.concatenate([differs, [True]] if last else [[True], differs])) if len(rows) else rows
+        found = np.full(len(self.starts), -1)
+        found[group[at]] = rows[at]
+        return pa.array(found, mask=found < 0)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Raises ``OverflowError`` for integers beyond 64 bits."""
@@ -83,11 +111,20 @@ class Groups:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """``kind`` (one of ``KINDS``) of ``column``, as the column ``output``; a count without a column is of rows."""
+    """``kind`` (one of ``KINDS``) of ``column``, as the column ``output``; a count without a column is of rows.
+
+    ``where``: counts the rows alone that pass (``conditions``).
+    """
 
     output: str
     kind: str
     column: str | None = None
+    where: Where | None = None
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether there is no partial of it (``OF_ROWS``)."""
+        return self.kind in OF_ROWS
 
     def check(self, operator: str, schema: pa.Schema) -> None:
         """Raises ``ConfigurationError`` when it cannot be made of such rows."""
@@ -95,24 +132,32 @@ class Aggregate:
             raise ConfigurationError(
                 f"operator {operator!r}: {self.kind!r} is not an aggregate; the aggregates are {', '.join(KINDS)}"
             )
+        if self.where is not None:
+            check_where(operator, schema, self.where)
         if self.column is None:
             if self.kind != "count":
                 raise ConfigurationError(f"operator {operator!r}: {self.kind} needs a column: ({self.kind!r}, column)")
             return
         check_column(operator, schema, self.column)
         dtype = schema.field(self.column).type
+        if self.kind == "count_distinct":
+            check_key_columns(schema, [self.column])
         numeric = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or decimals.is_decimal(dtype)
-        if self.kind != "count" and not numeric:
+        if self.kind in ("min", "max") and is_counted(dtype):
+            return
+        if self.kind in ("sum", "min", "max", "mean") and not numeric:
             raise ConfigurationError(
                 f"operator {operator!r}: column {self.column!r} is {dtype}; {self.kind} is of numbers"
             )
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
-        if self.kind == "count":
+        if self.kind in ("count", "count_distinct"):
             return pa.int64()
         dtype = schema.field(self.column).type
         if self.kind == "mean":
             return decimals.mean_type(dtype) if decimals.is_decimal(dtype) else pa.float64()
+        if self.kind == "collect_list":
+            return pa.list_(dtype)
         return sum_type(dtype) if self.kind == "sum" else dtype
 
     def partial_types(self, schema: pa.Schema) -> list[pa.DataType]:
@@ -120,19 +165,40 @@ class Aggregate:
         if self.kind == "count":
             return [pa.int64()]
         dtype = schema.field(self.column).type
+        if self.kind in PICKED:
+            return [dtype, pa.int64()]
+        if self.kind in ("min", "max") and is_counted(dtype):
+            return [dtype]
         if self.kind == "mean":
             return [sum_type(dtype) if decimals.is_decimal(dtype) else pa.float64(), pa.int64()]
         return [dtype if decimals.is_decimal(dtype) and self.kind != "sum" else sum_type(dtype)]
 
-    def first(self, batch: pa.RecordBatch, groups: Groups, types: Sequence[pa.DataType]) -> list[pa.Array]:
-        """The partial of the rows of a batch. Raises ``OverflowError`` and ``pa.ArrowInvalid`` for too large values."""
+    def first(
+        self,
+        batch: pa.RecordBatch,
+        groups: Groups,
+        types: Sequence[pa.DataType],
+        times: Integers | None = None,
+        passed: npt.NDArray[np.bool_] | None = None,
+    ) -> list[pa.Array]:
+        """The partial of the rows of a batch. Raises ``OverflowError`` and ``pa.ArrowInvalid`` for too large values.
+
+        ``times``: of the rows, for the first and the last value. ``passed``: the rows that pass ``where``; default all.
+        """
         if self.column is None:
-            return [pa.array(groups.sizes)]
+            return [pa.array(groups.sizes if passed is None else groups.sums(passed.astype(np.int64)))]
         column = batch.column(self.column)
         valid = _valid(column)
+        if passed is not None:
+            valid = valid & passed
         if self.kind == "count":
             return [pa.array(groups.sums(valid.astype(np.int64)))]
         values = plain_array(column, types[0])
+        if self.kind in PICKED:
+            assert times is not None
+            return self._picked(values, times, valid, groups)
+        if passed is not None:
+            values = pc.if_else(pa.array(valid), values, pa.scalar(None, values.type))
         if self.kind == "mean":
             return [_summed(values, groups), pa.array(groups.sums(valid.astype(np.int64)))]
         return [_summed(values, groups) if self.kind == "sum" else self._extreme(values, valid, groups)]
@@ -141,9 +207,20 @@ class Aggregate:
         """One partial of several, which stand one behind the other."""
         if self.kind in ("min", "max"):
             return [self._extreme(partials[0], _valid(partials[0]), groups)]
+        if self.kind in PICKED:
+            times = partials[1].fill_null(0).to_numpy(zero_copy_only=False)
+            return self._picked(partials[0], times, _valid(partials[1]), groups)
         return [_summed(column, groups) for column in partials]
 
+    def _picked(
+        self, values: pa.Array, times: Integers, valid: npt.NDArray[np.bool_], groups: Groups
+    ) -> list[pa.Array]:
+        rows = groups.picked(times, valid, self.kind == "last")
+        return [values.take(rows), pa.array(times).take(rows)]
+
     def _extreme(self, values: pa.Array, valid: npt.NDArray[np.bool_], groups: Groups) -> pa.Array:
+        if is_counted(values.type):
+            return self._extreme(values.view(numbers_of(values.type)), valid, groups).view(values.type)
         least, is_decimal = self.kind == "min", decimals.is_decimal(values.type)
         if is_decimal:
             nothing: float = 10**decimals.MAX_DIGITS * (1 if least else -1)
@@ -181,7 +258,7 @@ def _beyond_all(dtype: pa.DataType, least: bool) -> float:
     """What stands for a null where the least, or the greatest, is looked for."""
     if pa.types.is_floating(dtype):
         return np.inf if least else -np.inf
-    limits = np.iinfo(np.int64)
+    limits = np.iinfo(np.int32 if dtype == pa.int32() else np.int64)
     return limits.max if least else limits.min
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from flinkplus import agg
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.event_time.event_time import WithWatermark
 from tests.unit.api.drawing import environment, numbers, shape
@@ -118,3 +119,50 @@ def test_idle_after_is_for_what_reads_itself() -> None:
             stream.with_watermark("v", 1, idle_after=5)
     with pytest.raises(ConfigurationError, match="idle_after"):
         rows.with_watermark("v", 1, idle_after=0)
+
+
+def test_windows_of_all_kinds() -> None:
+    env = environment()
+    keyed = numbers(env, "numbers").with_watermark("v", "10 seconds").key_by("k")
+    plain = keyed.hopping_window("v", "1 minute", "20 seconds").aggregate(n=agg("count"), mean=("avg", "v"))
+    assert plain.schema.names == ["k", "window_start", "window_end", "n", "mean"]
+    for options in ({"allowed_lateness": "5 seconds"}, {"emit_every": "5 seconds"}):
+        timed = keyed.tumbling_window("v", "1 day", time_zone="Europe/Berlin", offset="6 hours", **options).count()
+        assert timed.schema.names == ["k", "window_start", "window_end", "window_timing", "count"]
+    sessions = keyed.session_window("v", "1 minute").aggregate(values=("collect_list", "v"))
+    assert sessions.schema.field("values").type == pa.list_(pa.int64())
+    best = plain.gather().tumbling_window("window_start", "20 seconds").top(3, by="n")
+    assert best.schema.names == ["rank", "k", "window_start", "window_end", "n", "mean"]
+    made = keyed.tumbling_window("v", 1).process(lambda key, window, rows: [(key, len(rows))], schema="k string, n int")
+    assert made.schema.names == ["k", "n"]
+    running = keyed.aggregate(n="count", different=("count_distinct", "v"), average=("avg", "v"))
+    assert running.schema.names == ["k", "n", "different", "average"]
+    timed = numbers(env, "others").with_processing_time("at").key_by("k").tumbling_window("at", "1 second").count()
+    assert timed.schema.field("window_end").type == pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda keyed: keyed.hopping_window("v", 1, 2).count(), r"hop \(2000 ms\) is above the size"),
+        (lambda keyed: keyed.hopping_window("v", 1, 0), "the hop of windows must be at least 1 ms"),
+        (lambda keyed: keyed.session_window("v", 0), "the gap of sessions must be at least 1 ms"),
+        (
+            lambda keyed: keyed.tumbling_window("v", 1, offset="noon"),
+            "the offset of windows must be whole milliseconds",
+        ),
+        (lambda keyed: keyed.tumbling_window("v", 1, allowed_lateness=-1), "allowed_lateness must be at least 0 ms"),
+        (lambda keyed: keyed.tumbling_window("v", 1, emit_every=0), "emit_every must be at least 1 ms"),
+        (lambda keyed: keyed.tumbling_window("v", 1, time_zone="Europe/Berlin").count(), "are whole days"),
+        (
+            lambda keyed: keyed.tumbling_window("v", "1 day", time_zone="Nowhere").count(),
+            "'Nowhere' is not a time zone",
+        ),
+        (lambda keyed: keyed.tumbling_window("v", 1).aggregate(n=agg("median", "v")), "'median' is not an aggregate"),
+        (lambda keyed: keyed.aggregate(n=("collect_list", "v")), "collect_list is for windows"),
+        (lambda keyed: keyed.count().with_processing_time(), "before the first key_by or union"),
+    ],
+)
+def test_windows_that_are_refused(draw: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        draw(numbers(environment(), "numbers").with_watermark("v", 1).key_by("k"))

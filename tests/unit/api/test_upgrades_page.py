@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from flinkplus import StreamEnvironment
+from flinkplus import StreamEnvironment, agg
 from flinkplus.api.streams.stream import Stream
 from flinkplus.api.upgrades import Upgrade, requests_of
 from flinkplus.errors import ConfigurationError
@@ -81,6 +81,22 @@ def marked(rows: Stream, delay: str = "0 seconds") -> Stream:
 def window(size: str = "1 second", **outputs: Any) -> Callable[[Stream], Stream]:
     made = outputs or {"c": "count"}
     return lambda rows: marked(rows).key_by("k").tumbling_window("ts", size).aggregate(name="window", **made)
+
+
+def hopping(hop: str, **options: Any) -> Callable[[Stream], Stream]:
+    return lambda rows: marked(rows).key_by("k").hopping_window("ts", "1 second", hop, **options).count(name="window")
+
+
+def session(gap: str) -> Callable[[Stream], Stream]:
+    return lambda rows: marked(rows).key_by("k").session_window("ts", gap).count(name="window")
+
+
+def days(zone: str) -> Callable[[Stream], Stream]:
+    return lambda rows: marked(rows).key_by("k").tumbling_window("ts", "1 day", time_zone=zone).count(name="window")
+
+
+def running(**outputs: Any) -> Callable[[Stream], Stream]:
+    return lambda rows: rows.key_by("k").aggregate(name="running", **outputs)
 
 
 def reduced(rows: Stream) -> Stream:
@@ -273,6 +289,48 @@ CASES: dict[str, list[Case]] = {
             drawn(window(c="count", s=("sum", "n"))),
             {"window": "refused"},
             "its aggregates was ['count'] and is ['count', 'sum']",
+        ),
+    ],
+    "hop, offset, gap or time zone of a window": [
+        Case(
+            drawn(hopping("500 ms")), drawn(hopping("250 ms")), {"window": "refused"}, "its hop_ms was 500 and is 250"
+        ),
+        Case(drawn(session("1 second")), drawn(session("2 seconds")), {"window": "refused"}, "its gap_ms was 1000"),
+        Case(drawn(days("UTC")), drawn(days("Asia/Tokyo")), {"window": "refused"}, "its time_zone was 'UTC' and is"),
+        Case(drawn(window()), drawn(hopping("500 ms")), {"window": "refused"}, "its hop_ms"),
+    ],
+    "lateness and early rows of a window": [
+        Case(
+            drawn(hopping("500 ms", allowed_lateness="1 second")),
+            drawn(hopping("500 ms", allowed_lateness="2 seconds", emit_every="1 second")),
+            {"window": "unchanged"},
+        ),
+        Case(
+            drawn(hopping("500 ms", allowed_lateness="1 second")),
+            drawn(hopping("500 ms")),
+            {"window": "refused"},
+            "its timing",
+        ),
+    ],
+    "filter of an aggregate": [
+        Case(
+            drawn(window(c=agg("count", where=lambda batch: batch["n"].is_valid()))),
+            drawn(window(c=agg("count", where=lambda batch: batch["n"].is_null()))),
+            {"window": "unchanged"},
+        ),
+        Case(
+            drawn(window(c="count")),
+            drawn(window(c=agg("count", where=lambda batch: batch["n"].is_null()))),
+            {"window": "refused"},
+            "its where",
+        ),
+    ],
+    "running aggregates": [
+        Case(
+            drawn(running(c="count")),
+            drawn(running(c="count", m=("max", "n"))),
+            {"running": "refused"},
+            "its aggregates was ['count'] and is ['count', 'max']",
         ),
     ],
     "bounds of a join": [

@@ -202,10 +202,12 @@ class FusedOperators:
         return max((maker.idle_after_ms or 0 for maker in makers.values()), default=None)
 
     def become_idle(self) -> Iterator[None]:
-        """The source had no rows for that time: event time does not wait for it any more."""
+        """The source had no rows for that time: event time does not wait for it any more, or is that of the clock."""
         for index, maker in self._makers_to_idle().items():
-            maker.is_idle = True
-            yield from self._send_down(index, IDLE_MS)
+            if maker.becomes_idle():
+                yield from self._send_down(index, IDLE_MS)
+            elif maker.watermark_ms is not None:
+                yield from self._rise(index, maker.watermark_ms)
 
     def _makers_to_idle(self) -> dict[int, WatermarkMaker]:
         makers = {index: self.nodes[index].instance for index in self._clocks}

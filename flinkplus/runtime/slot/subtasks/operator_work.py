@@ -209,6 +209,7 @@ class OperatorWork:
         return None if after_ms is None else self._idle_since + after_ms / 1000
 
     def become_idle(self) -> Iterator[None]:
+        self._idle_since = None  # the time begins again
         return self._operators.become_idle()
 
     def _asked(self, question: Callable[[], T], otherwise: T) -> T:

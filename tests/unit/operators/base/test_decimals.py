@@ -19,13 +19,13 @@ from flinkplus.operators.base import decimals
 from flinkplus.operators.base.columns import plain
 from flinkplus.operators.base.keys import encode_keys, encode_values
 from flinkplus.operators.base.operator import Operator
-from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed import keyed
 from flinkplus.operators.keyed.aggregates import Aggregate, Groups
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.top import Top
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from tests.examples import examples
+from tests.unit.operators.event_time.drawn import tumbling
 from tests.unit.operators.operator_fakes import FakeState, create, run
 
 EXACT = Context(prec=200, rounding=ROUND_HALF_UP)
@@ -87,7 +87,7 @@ def test_running_sums_are_those_of_python(rows: list[tuple[Any, ...]], cuts: lis
 def test_aggregates_of_windows_are_those_of_python(rows: list[tuple[Any, ...]], cuts: list[int]) -> None:
     kinds = ("sum", "min", "max", "mean")
     aggregates = [Aggregate(f"{kind}_{of}", kind, of) for of in ("small", "large") for kind in kinds]
-    window = TumblingWindow("window", ("k",), "ts", 10, tuple(aggregates))
+    window = tumbling("window", ("k",), "ts", 10, tuple(aggregates))
     instance = create(window, SCHEMA, FakeState())
     for batch in batches_of(rows, cuts):
         list(instance.process(batch))
@@ -159,7 +159,7 @@ def test_a_sum_with_too_many_digits_is_an_error(dtype: pa.DataType) -> None:
     with pytest.raises(UserFunctionError, match=r"operator 'sum'.* goes beyond 38 digits.*column 'x'"):
         run(Sum("sum", ("k",), "x"), [batch], schema, state)
     assert state.objects["sum"].content == {}
-    instance = create(TumblingWindow("window", ("k",), "ts", 10, (Aggregate("n", "sum", "x"),)), schema, FakeState())
+    instance = create(tumbling("window", ("k",), "ts", 10, (Aggregate("n", "sum", "x"),)), schema, FakeState())
     with pytest.raises(UserFunctionError, match=r"operator 'window'.*digits of its decimal type.*column 'x'"):
         list(instance.process(batch))
 

@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base import parts
 from flinkplus.operators.base.columns import plain
-from flinkplus.operators.event_time import windows
-from flinkplus.operators.event_time.windows import TumblingWindow
+from flinkplus.operators.event_time import slices
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorState
@@ -27,6 +26,7 @@ from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.storage import CheckpointStorage
 from tests.examples import examples
 from tests.handles import part_of
+from tests.unit.operators.event_time.drawn import tumbling
 from tests.unit.operators.operator_fakes import FakeState, context
 
 SCHEMA = pa.schema(
@@ -42,7 +42,7 @@ AGGREGATES = (
     Aggregate("mean", "mean", "n"),
     Aggregate("weight", "sum", "x"),
 )
-WINDOW = TumblingWindow("window", ("word", "k"), "ts", SIZE_MS, AGGREGATES)
+WINDOW = tumbling("window", ("word", "k"), "ts", SIZE_MS, AGGREGATES)
 Row = tuple[Any, ...]
 
 rows = st.lists(
@@ -123,7 +123,7 @@ def test_windows_as_by_a_model(
     with (
         mock.patch.object(parts, "MAX_WAITING_ROWS", waiting),
         mock.patch.object(parts, "KEPT_ROWS", kept),
-        mock.patch.object(windows, "MERGED_PARTS", together),
+        mock.patch.object(slices, "MERGED_PARTS", together),
     ):
         ctx = context(WINDOW, SCHEMA, state)
         instance = WINDOW.create(ctx)
@@ -166,7 +166,7 @@ def test_many_keys_on_rocksdb(tmp_path: Path) -> None:
     """Large parts leave memory, are merged, restored by another process, and come out whole."""
     storage = CheckpointStorage(str(tmp_path / "storage"))
     first = SubtaskState(tmp_path / "work", storage.state_files, "window[0]", 1)
-    operator = TumblingWindow("window", ("k",), "ts", 1_000, (Aggregate("total", "sum", "n"),))
+    operator = tumbling("window", ("k",), "ts", 1_000, (Aggregate("total", "sum", "n"),))
     instance = operator.create(context(operator, SCHEMA, first))
     count = 60_000
 
@@ -206,7 +206,7 @@ def test_many_keys_on_rocksdb(tmp_path: Path) -> None:
 def test_sums_beyond_64_bits() -> None:
     big = 2**62
     schema = pa.schema([("k", pa.int32()), ("ts", pa.int64()), ("n", pa.int64())])
-    operator = TumblingWindow("window", ("k",), "ts", SIZE_MS, (Aggregate("total", "sum", "n"),))
+    operator = tumbling("window", ("k",), "ts", SIZE_MS, (Aggregate("total", "sum", "n"),))
     instance = operator.create(context(operator, schema, FakeState()))
 
     def add(*numbers: int) -> None:
@@ -228,7 +228,7 @@ def test_sums_beyond_64_bits() -> None:
 
 
 def test_not_a_number_and_nothing() -> None:
-    window = TumblingWindow("window", ("k",), "ts", SIZE_MS, (Aggregate("m", "max", "x"), Aggregate("s", "mean", "x")))
+    window = tumbling("window", ("k",), "ts", SIZE_MS, (Aggregate("m", "max", "x"), Aggregate("s", "mean", "x")))
     instance = window.create(context(window, SCHEMA, FakeState()))
     rows = [("a", 1, 0, 1, math.nan), ("a", 1, 0, 1, 2.0), ("a", 2, 0, 1, None)]
     list(instance.process(batch_of(rows)))
@@ -251,4 +251,4 @@ def test_not_a_number_and_nothing() -> None:
 )
 def test_what_cannot_work(aggregates: tuple[Aggregate, ...], column: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        TumblingWindow("window", ("word",), column, SIZE_MS, aggregates).output_schema(SCHEMA)
+        tumbling("window", ("word",), column, SIZE_MS, aggregates).output_schema(SCHEMA)

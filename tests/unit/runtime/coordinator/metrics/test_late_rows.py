@@ -10,7 +10,6 @@ import pytest
 
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.event_time.event_time import WithWatermark
-from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.keyed_rows import Process
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
@@ -18,6 +17,7 @@ from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
 from tests.handles import copied
+from tests.unit.operators.event_time.drawn import tumbling
 from tests.unit.operators.operator_fakes import FakeState, context
 from tests.unit.runtime.slot.subtasks.test_fused_watermarks import SCHEMA, Wires, exhaust, rows
 
@@ -26,7 +26,7 @@ NONE_LATE = {"late_rows": 0, "max_late_ms": 0, "rows_without_time": 0}
 
 def graph() -> JobGraph:
     """source, marks | window, sink"""
-    window = TumblingWindow("window", (), "ts", 10, (Aggregate("n", "count"),))
+    window = tumbling("window", (), "ts", 10, (Aggregate("n", "count"),))
     schema = window.output_schema(SCHEMA)
     drawn = JobGraph()
     drawn.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA))

@@ -16,8 +16,10 @@ import pytest
 from flinkplus import read_state
 from flinkplus.operators.base.keys import row_keys
 from flinkplus.operators.base.operator import KeyedOperator
+from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
+from flinkplus.operators.event_time.contents import Aggregated
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
-from flinkplus.operators.event_time.windows import TumblingWindow
+from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Count, Sum
@@ -26,6 +28,7 @@ from flinkplus.operators.keyed.top import Top
 from flinkplus.protocol.vocabulary.key_groups import owner_of
 from flinkplus.state.hashing import group_of
 from flinkplus.state.reading.plain_objects import jsonable, to_json
+from tests.unit.operators.event_time.drawn import tumbling
 from tests.unit.runtime.job.reading.kept import KeptVertex, Row
 from tests.unit.runtime.job.rescaling.vertices import MAX_PARALLELISM, SCHEMA
 
@@ -131,7 +134,7 @@ def processed(vertex: KeptVertex, operator: KeyedOperator) -> Rows:
 def windowed(vertex: KeptVertex, operator: KeyedOperator) -> Rows:
     vertex.take_rows()
     vertex.advance(END_MS)
-    names = [a.output for a in operator.aggregates]  # type: ignore[attr-defined]
+    names = [a.output for a in operator.content.aggregates]  # type: ignore[attr-defined]
     assert vertex.rows
     return [
         shown(
@@ -176,6 +179,12 @@ def held(vertex: KeptVertex, operator: KeyedOperator) -> Rows:
     return found
 
 
+AGGREGATES = (
+    Aggregate("c", "count"),
+    Aggregate("d", "count_distinct", "n"),
+    Aggregate("l", "collect_list", "n"),
+    Aggregate("f", "first", "n", where=lambda batch: batch["ts"].is_valid()),
+)
 OPERATORS: dict[str, tuple[KeyedOperator, Callable[[KeptVertex, Any], Rows]]] = {
     "count by number": (Count("op", ("k",)), last_value("count")),
     "count by text": (Count("op", ("t",), "much"), last_value("much")),
@@ -189,10 +198,12 @@ OPERATORS: dict[str, tuple[KeyedOperator, Callable[[KeptVertex, Any], Rows]]] = 
     "top of all": (Top("op", (), 3, "n", "k", ascending=True), ranked),
     "process with timers": (Process("op", ("k",), seen, "k long, n long", fired), processed),
     "window": (
-        TumblingWindow("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
+        tumbling("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
         windowed,
     ),
-    "window of all": (TumblingWindow("op", (), "ts", 100, (Aggregate("m", "max", "d"),)), windowed),
+    "window of all": (tumbling("op", (), "ts", 100, (Aggregate("m", "max", "d"),)), windowed),
+    "hopping window": (KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)), windowed),
+    "sessions": (KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)), windowed),
     "join": (IntervalJoin("op", ("t",), *SIDES, LOWER, UPPER), held),
     "deduplicate": (Deduplicate("op", ("k", "t")), remembered),
 }

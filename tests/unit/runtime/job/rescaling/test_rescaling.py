@@ -18,17 +18,23 @@ from flinkplus.errors import ConfigurationError, StateError
 from flinkplus.operators.base.operator import JsonValue, KeyedOperator, Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.event_time import windows
+from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
+from flinkplus.operators.event_time.contents import Aggregated, Ranked
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
-from flinkplus.operators.event_time.windows import TumblingWindow
+from flinkplus.operators.event_time.slices import Slices
+from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
+from flinkplus.operators.keyed.distinct import DistinctValues
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.top import Top
 from flinkplus.protocol.snapshot.division import Estate
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.runtime.job.rescaling.keyed import GroupOwner
+from tests.unit.operators.event_time.drawn import tumbling
 from tests.unit.runtime.job.rescaling.vertices import SCHEMA, Vertex
 
 KEYS, ROWS, ROUNDS = 40, 60, 12
@@ -52,6 +58,12 @@ def on_timer(key: Any, at_ms: int, ctx: Any) -> Iterator[tuple[str, int]]:
     yield f"{key} {ctx.state('seen').get()}", at_ms
 
 
+AGGREGATES = (
+    Aggregate("c", "count"),
+    Aggregate("s", "mean", "n"),
+    Aggregate("d", "count_distinct", "n"),
+    Aggregate("m", "max", "ts"),
+)
 OPERATORS: dict[str, KeyedOperator] = {
     "count by number": Count("op", ("k",)),
     "count by text": Count("op", ("t",)),
@@ -61,13 +73,18 @@ OPERATORS: dict[str, KeyedOperator] = {
     "top": Top("op", ("t",), 3, "n", "k"),
     "reduce": Reduce("op", ("k",), lambda a, b: (a.k, a.t, (a.n or 0) * 3 + (b.n or 0) % 7, b.ts, b.d)),
     "process with timers": Process("op", ("k",), process, "key string, n long", on_timer),
-    "window": TumblingWindow("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
+    "window": tumbling("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
+    "hopping window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)),
+    "window with late rows": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES), 60, 80),
+    "sessions": KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)),
+    "ranked window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, "ts", True, "rank")),
+    "running aggregates": RunningAggregates("op", ("t",), (*AGGREGATES, Aggregate("l", "last", "d"))),
     "join": IntervalJoin("op", ("t",), SIDE, JoinSide(SCHEMA, ("t",), "ts", "right_"), -20, 30),
     "deduplicate": Deduplicate("op", ("k",)),
     "deduplicate for a while": Deduplicate("op", ("t",), ttl_ms=150),
     "count of all": Count("op", ()),
     "top of all": Top("op", (), 3, "n", "k"),
-    "window of all": TumblingWindow("op", (), "ts", 100, (Aggregate("s", "sum", "n"),)),
+    "window of all": tumbling("op", (), "ts", 100, (Aggregate("s", "sum", "n"),)),
 }
 
 
@@ -128,6 +145,8 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "ranges overlap": ("process with timers", GroupOwner, "groups", property(widened)),
     "ranges leave a gap": ("count by number", GroupOwner, "groups", property(narrowed)),
     "windows are left behind": ("window", Shelves, "inherit", lambda *_: None),
+    "distinct values are left behind": ("running aggregates", DistinctValues, "inherit", lambda *_: None),
+    "sessions are left behind": ("sessions", Slices, "inherit", lambda *_: None),
     "timers are left behind": ("process with timers", EventTimers, "inherit", lambda *_: None),
     "event time goes back": ("window", windows, "common_watermark", lambda parts: None),
     "rows of all keys are left behind": (

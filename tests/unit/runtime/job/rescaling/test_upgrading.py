@@ -16,7 +16,6 @@ import pytest
 from flinkplus.errors import CorruptState, FlinkPlusError
 from flinkplus.operators.base.operator import KeyedOperator
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
-from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
@@ -27,6 +26,7 @@ from flinkplus.runtime.job.rescaling import rewriting, vertex_state
 from flinkplus.runtime.job.rescaling.keyed import OldStates
 from flinkplus.runtime.job.rescaling.rewriting import FormerState, TakenState
 from flinkplus.runtime.job.upgrading.programs import NO_CHANGE
+from tests.unit.operators.event_time.drawn import tumbling
 from tests.unit.runtime.job.rescaling.test_rescaling import OPERATORS, ROUNDS, batch, process
 from tests.unit.runtime.job.rescaling.vertices import SCHEMA, Vertex
 
@@ -100,7 +100,7 @@ def test_a_renamed_operator_has_the_output_of_an_undisturbed_run(kind: str, tmp_
 
 
 def window(*aggregates: Aggregate) -> Callable[[pa.Schema], KeyedOperator]:
-    return lambda schema: TumblingWindow("op", ("t",), "ts", 100, aggregates)
+    return lambda schema: tumbling("op", ("t",), "ts", 100, aggregates)
 
 
 def joined(schema: pa.Schema) -> KeyedOperator:

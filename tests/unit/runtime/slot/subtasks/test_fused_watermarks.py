@@ -15,13 +15,13 @@ from flinkplus.operators.base.operator import Operator, OperatorContext, Operato
 from flinkplus.operators.base.steps import StepBatches, separate
 from flinkplus.operators.event_time.event_time import WithWatermark
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
-from flinkplus.operators.event_time.windows import TumblingWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, IDLE_MS
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
 from tests.handles import copied
+from tests.unit.operators.event_time.drawn import tumbling
 from tests.unit.operators.operator_fakes import FakeState
 
 SCHEMA = pa.schema([("ts", pa.int64())])
@@ -150,7 +150,7 @@ def test_what_an_operator_gives_comes_before_the_watermark() -> None:
 
 
 def test_a_watermark_stays_behind_what_is_put_out() -> None:
-    window = TumblingWindow("window", (), "ts", 10, (Aggregate("n", "count"),))
+    window = tumbling("window", (), "ts", 10, (Aggregate("n", "count"),))
     graph = JobGraph()
     graph.add(Node("source", "source", Generator("source", lambda i: i, SCHEMA, 1, False), SCHEMA))
     graph.add(Node("marks", "operator", WithWatermark("marks", "ts", 0), SCHEMA), 0)

@@ -31,7 +31,9 @@ PLACES = 4
 class Job:
     """shelves | key_by(word) | count, in this process; one reader has places 0 and 2, the other 1 and 3."""
 
-    def __init__(self, directory: Path, rate: float | None = None, idle_after: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, rate: float | None = None, idle_after: str | None = None, clock: str | None = None
+    ) -> None:
         self.source = Shelves("shelves", [[] for _ in range(PLACES)])
         env = environment(parallelism=2)
         stream = env.from_source(self.source)
@@ -39,6 +41,9 @@ class Job:
             stream = stream.with_watermark("number", 0, every="1 ms", idle_after=idle_after, name="marks")
             windows = stream.key_by("word").tumbling_window("number", "10 ms")
             windows.count(name="window").discard(name="windows")
+        if clock is not None:
+            stream = stream.with_processing_time("at", every=clock, name="clock")
+            stream.key_by("word").tumbling_window("at", "1 second").count(name="window").discard(name="windows")
         if rate is not None:
             stream.throttle(rate)
         stream.key_by("word").count(name="count").discard(name="out")
@@ -316,6 +321,34 @@ def test_a_source_that_is_idle_for_long_says_so_in_a_step_of_its_own(tmp_path: P
     assert looks(successor) == looks(job.subtask)
     marks = [m.watermark_ms for messages in sent_by(successor).values() for m, _ in messages if m.watermark_ms]
     assert marks == [IDLE_MS] * 2, "to each consumer; 0 is the watermark otherwise"
+    job.recorded.close()
+
+
+def test_processing_time_follows_the_clock_while_there_is_nothing_to_read(tmp_path: Path) -> None:
+    job = Job(tmp_path, clock="5 seconds")
+    steps, work = job.subtask.steps, job.subtask.work
+    job.add(0, "a", "b")
+    job.reader.fetch()
+    job.work_off()
+    for idle in range(3):
+        assert work.nothing_to_read
+        idle_at = idle_at_of(work)
+        assert idle_at is not None and not steps.runnable(idle_at - 0.1) and steps.runnable(idle_at)
+        job.subtask.run()
+        assert job.begun[job.subtask][-1] == (Choice.END, IDLED)
+        assert idle_at_of(work) is None, "the time begins again"
+        if idle == 1:
+            job.add(2, "c")
+            job.reader.fetch()
+            job.work_off()
+    successor, reader = successor_of(job)
+    reader.fetch()
+    while successor.steps.replay.active:
+        assert successor.steps.runnable(0.0), "a repeated step waits for no time"
+        successor.run()
+    assert looks(successor) == looks(job.subtask)
+    marks = [m.watermark_ms for messages in sent_by(successor).values() for m, _ in messages if m.watermark_ms]
+    assert len(marks) >= 2 and IDLE_MS not in marks
     job.recorded.close()
 
 

@@ -1,0 +1,53 @@
+"""How a program names aggregates: ``n="count"``, ``total=("sum", "x")``, ``paid=agg("sum", "x", where="is_paid")``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from flinkplus.errors import ConfigurationError
+from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.operators.keyed.conditions import Where
+
+_SYNONYMS = {"avg": "mean"}
+
+
+@dataclass(frozen=True)
+class NamedAggregate:
+    """What ``agg`` makes."""
+
+    kind: str
+    column: str | None
+    where: Where | None
+
+
+def agg(kind: str, column: str | None = None, *, where: Where | None = None) -> NamedAggregate:
+    """An aggregate of the rows that pass ``where``.
+
+    ``kind``: ``count``, ``sum``, ``min``, ``max``, ``avg`` (or ``mean``), ``count_distinct``, ``first``, ``last`` or
+    ``collect_list``.
+    ``where``: the name of a boolean column, or a function that takes a record batch and returns a boolean array with a
+    value for each row. A null is false. ``None``: all rows.
+    """
+    return NamedAggregate(kind, column, where)
+
+
+AggregateText: TypeAlias = "str | tuple[str, str] | NamedAggregate"
+
+
+def aggregates_of(outputs: dict[str, AggregateText]) -> tuple[Aggregate, ...]:
+    """The aggregates, by the names of their columns. Raises ``ConfigurationError`` for anything else."""
+    aggregates = []
+    for output, wanted in outputs.items():
+        if isinstance(wanted, NamedAggregate):
+            aggregates.append(Aggregate(output, _kind(wanted.kind), wanted.column, wanted.where))
+            continue
+        given = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+        if not 1 <= len(given) <= 2 or not all(isinstance(part, str) for part in given):
+            raise ConfigurationError(f"aggregate {output!r} must be a name or (name, column), not {wanted!r}")
+        aggregates.append(Aggregate(output, _kind(given[0]), *given[1:]))
+    return tuple(aggregates)
+
+
+def _kind(name: str) -> str:
+    return _SYNONYMS.get(name, name)
