@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 from flinkplus.api.callers import names_callers_line
 from flinkplus.api.data_sources import data_source_rows
 from flinkplus.api.streams.stream import Schema, Stream
+from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
-from flinkplus.config import Options
 from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.runtime.job.spark_types import arrow_schema
