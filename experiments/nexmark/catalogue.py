@@ -6,14 +6,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.nexmark import stateful, stateless
+from experiments.nexmark import stateful, stateless, windows
 from experiments.nexmark.streams import Events
 from flinkplus.api.streams.stream import Stream
 
-HOPPING = "hopping windows"
-SESSION = "session windows"
 PROCESSING_TIME = "processing-time windows"
-DISTINCT = "count_distinct with filters"
+DISTINCT = "aggregates with filters, count_distinct among them"
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Query:
     partition_by: tuple[str, ...] = ()
     lacks: str = ""
     about: str = ""
-    helpers: tuple[Callable[[Events], Stream], ...] = ()
+    helpers: tuple[Callable[..., Stream], ...] = ()
     awkward: str = ""
 
     @property
@@ -57,15 +55,15 @@ QUERIES = {
             helpers=(stateful.bids_in_time, stateful.highest_bids),
             awkward="running avg; an interval join whose bounds are columns (dateTime to expires)",
         ),
-        Query("q5", lacks=HOPPING, about="Hot items: of each ten seconds, every two, the auctions with the most bids"),
+        Query("q5", windows.q5, awkward="hopping windows; top of a window, once"),
         Query(
             "q6",
             stateful.q6,
             helpers=(stateful.bids_in_time, stateful.highest_bids),
             awkward="rows in the order of time, and an average over the last rows of a key",
         ),
-        Query("q7", stateful.q7, awkward="window join; top of a window, once, with the whole row"),
-        Query("q8", stateful.q8, awkward="window join"),
+        Query("q7", windows.q7, awkward="window join; top of a window, once, with the whole row"),
+        Query("q8", windows.q8, awkward="window join"),
         Query(
             "q9",
             stateful.q9,
@@ -74,7 +72,7 @@ QUERIES = {
             awkward="top of whole rows, by several columns",
         ),
         Query("q10", stateless.q10, partition_by=("dt", "hm"), awkward=SELECT),
-        Query("q11", lacks=SESSION, about="User sessions: bids of a bidder with at most ten seconds between"),
+        Query("q11", windows.q11, awkward="session windows: this is row by row"),
         Query(
             "q12",
             lacks=PROCESSING_TIME,
@@ -82,12 +80,10 @@ QUERIES = {
         ),
         Query("q13", stateless.q13, awkward="lookup join with a DataFrame that is sent to all slots"),
         Query("q14", stateless.q14, awkward=SELECT),
-        Query("q15", lacks=DISTINCT, about="Bidding statistics: numbers of bids, bidders and auctions of each day"),
+        Query("q15", windows.q15, helpers=(windows.bid_statistics,), awkward=DISTINCT),
+        Query("q16", windows.q16, helpers=(windows.bid_statistics,), awkward=DISTINCT),
         Query(
-            "q16", lacks=DISTINCT, about="Channel statistics: the same of each channel and day, with the last minute"
-        ),
-        Query(
-            "q17", stateful.q17, awkward="aggregates with filters; running ones, so that rows come before the day ends"
+            "q17", windows.q17, awkward="aggregates with filters; running ones, so that rows come before the day ends"
         ),
         Query("q18", stateful.q18, ("bidder", "auction"), awkward="deduplicate(keep='last'): reduce is row by row"),
         Query("q19", stateful.q19, ("auction", "rank_number"), awkward="top of whole rows, by several columns"),

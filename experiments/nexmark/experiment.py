@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.baselines.case import job_options
+from experiments.baselines.case import FLINKPLUS, job_options
 from experiments.baselines.flink import Flink
 from experiments.baselines.java_tools import default_home, java_version
 from experiments.harness.arguments import choices, option
@@ -33,7 +33,6 @@ from experiments.nexmark.summary import (
     DEFINITIONS,
     ENGINES,
     EXACT,
-    FLINKPLUS,
     KILL,
     LACKS,
     THROUGHPUT,

@@ -30,7 +30,8 @@ from experiments.nexmark.flink_sql import FLINK
 
 MAIN = "baselines.nexmark.Nexmark"
 FOLDERS = ("nexmark", "flink")
-TABLE_JARS = "flink-table-*.jar"
+TABLE_JARS = ("flink-table-*.jar", "flink-cep-*.jar")
+"""Of its SQL, which loads what finds patterns with every query."""
 START_S = 180.0
 POLL_S = 0.05
 NAME = "flink"
@@ -39,9 +40,9 @@ NAME = "flink"
 def flink_of(home: Path, say: Say) -> Flink:
     """Flink with its SQL, and this project's program for it. Raises ``BaselineMissing``."""
     jars = flink_jars(home, say)
-    tables = sorted((home / "lib").glob(TABLE_JARS))
-    if not tables:
-        raise BaselineMissing(f"{home / 'lib'} holds no {TABLE_JARS}: remove it, and it is fetched again")
+    tables = [jar for pattern in TABLE_JARS for jar in sorted((home / "lib").glob(pattern))]
+    if len(tables) < len(TABLE_JARS):
+        raise BaselineMissing(f"{home / 'lib'} lacks {' or '.join(TABLE_JARS)}: remove it, and it is fetched again")
     return Flink((*jars, *tables), compiled(FOLDERS, [*jars, *tables], home, say))
 
 

@@ -1,5 +1,4 @@
-"""The queries with state: joins by key and time, windows, rankings, each drawn by a function of the events, as
-``docs/nexmark.md`` shows it.
+"""The queries with joins and rankings, each drawn by a function of the events, as ``docs/nexmark.md`` shows it.
 
 A query whose rows replace earlier ones names the columns of which the last row counts (``catalogue``).
 """
@@ -113,33 +112,6 @@ def q6(events: Events) -> Stream:
     return highest_bids(events).key_by("seller").process(on_sale, on_timer=on_order, schema="seller long, avg double")
 
 
-def q7(events: Events) -> Stream:
-    """Highest bid: of each ten seconds the bids with the highest price."""
-    bids = events.bids()
-    of_auctions = bids.key_by("auction").tumbling_window("dateTime", "10 seconds").aggregate(price=("max", "price"))
-    highest = of_auctions.gather().tumbling_window("window_start", "10 seconds").aggregate(maxprice=("max", "price"))
-    pairs = bids.key_by("price").interval_join(
-        highest.key_by("maxprice"), left_time="dateTime", right_time="window_end", lower=0, upper="10 seconds"
-    )
-    return pairs.map_batches(
-        lambda rows: rows.select(["auction", "price", "bidder", "dateTime", "extra"]),
-        schema="auction long, price long, bidder long, dateTime timestamp_ntz, extra string",
-    )
-
-
-def q8(events: Events) -> Stream:
-    """Monitor new users: persons who have begun to sell within the ten seconds in which they came."""
-    people = events.persons().key_by("id", "name").tumbling_window("dateTime", "10 seconds").count(output="persons")
-    sellers = events.auctions().key_by("seller").tumbling_window("dateTime", "10 seconds").count(output="auctions")
-    pairs = people.key_by("id").interval_join(
-        sellers.key_by("seller"), left_time="window_start", right_time="window_start", lower=0, upper=0
-    )
-    return pairs.map_batches(
-        lambda rows: rows.select(["id", "name", "left_window_start"]).rename_columns(["id", "name", "starttime"]),
-        schema="id long, name string, starttime timestamp_ntz",
-    )
-
-
 def q9(events: Events) -> Stream:
     """Winning bids: of each auction the highest bid so far, the earliest of equal ones."""
 
@@ -147,28 +119,6 @@ def q9(events: Events) -> Stream:
         return bid if (bid.price, best.right_dateTime) > (best.price, bid.right_dateTime) else best
 
     return bids_in_time(events).key_by("id").reduce(better)
-
-
-def q17(events: Events) -> Stream:
-    """Auction statistics: of each auction and day numbers of bids, and least, highest, mean and sum of prices."""
-
-    def ranked(bids: pa.RecordBatch) -> pa.RecordBatch:
-        price = bids["price"]
-        low, high = pc.less(price, 10_000), pc.greater_equal(price, 1_000_000)
-        ranks = {"rank1": low, "rank2": pc.invert(pc.or_(low, high)), "rank3": high}
-        numbers = {name: rank.cast(pa.int64()) for name, rank in ranks.items()}
-        return pa.record_batch({"auction": bids["auction"], "price": price, "dateTime": bids["dateTime"], **numbers})
-
-    rows = events.bids().map_batches(
-        ranked, schema="auction long, price long, dateTime timestamp_ntz, rank1 long, rank2 long, rank3 long"
-    )
-    ranks = {f"rank{rank}_bids": ("sum", f"rank{rank}") for rank in (1, 2, 3)}
-    prices = {f"{name}_price": (name, "price") for name in ("min", "max", "mean", "sum")}
-    days = rows.key_by("auction").tumbling_window("dateTime", "1 day").aggregate(total_bids="count", **ranks, **prices)
-    columns = ["auction", "window_start", "total_bids", *ranks, *prices]
-    return days.map_batches(
-        lambda rows: rows.select(columns), schema=pa.schema([days.schema.field(name) for name in columns])
-    )
 
 
 def q18(events: Events) -> Stream:

@@ -13,8 +13,9 @@ import pytest
 
 from experiments.baselines.java_tools import SOURCES
 from experiments.harness.console import show
+from experiments.harness.running import RunError
 from experiments.nexmark import check, texts
-from experiments.nexmark.catalogue import NAMES, QUERIES
+from experiments.nexmark.catalogue import NAMES, QUERIES, Query
 from experiments.nexmark.events import AUCTION, BID, FIRST_ID, GROUP, KINDS, PERSON, TIME, events, of_kind
 from experiments.nexmark.expected import DUCKDB
 from experiments.nexmark.experiment import EXPERIMENT, NexmarkSettings, derived, lacks
@@ -112,12 +113,12 @@ def expected(name: str, made: dict[str, pa.Table]) -> pa.Table:
 def test_each_query_has_rows_to_compare(name: str, made: dict[str, pa.Table]) -> None:
     rows = expected(name, made)
     assert len(rows) > 0
-    query = check.Query(name)
+    query = Query(name)
     assert check.compare(query, rows, made) == check.Findings(len(rows), 0, 0)
 
 
 def test_damage_of_an_output_is_found(made: dict[str, pa.Table]) -> None:
-    rows, query = expected("q1", made), check.Query("q1")
+    rows, query = expected("q1", made), Query("q1")
     lost = rows.slice(1)
     assert check.compare(query, lost, made) == check.Findings(len(rows), 1, 0)
     doubled = pa.concat_tables([rows, rows.slice(7, 2)])
@@ -125,13 +126,13 @@ def test_damage_of_an_output_is_found(made: dict[str, pa.Table]) -> None:
     changed = pa.concat_tables([lost, rows.slice(0, 1).set_column(0, "c0", pa.array([1]))])
     assert check.compare(query, changed, made) == check.Findings(len(rows), 1, 1)
     assert not check.compare(query, changed, made).exact
-    with pytest.raises(check.RunError, match="q1 cannot be compared"):
+    with pytest.raises(RunError, match="q1 cannot be compared"):
         check.compare(query, rows.drop_columns(["c0"]), made)
 
 
 def test_the_last_row_of_a_key_counts(made: dict[str, pa.Table]) -> None:
     rows = expected("q18", made)
-    query = check.Query("q18", last_of=("c1", "c0"))
+    query = Query("q18", last_of=("c1", "c0"))
     earlier = rows.set_column(2, "c2", pa.array([0] * len(rows)))
     assert check.compare(query, pa.concat_tables([earlier, rows]), made).exact
     assert check.compare(query, pa.concat_tables([rows, earlier]), made).lost == len(rows)

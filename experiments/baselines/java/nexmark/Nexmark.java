@@ -123,7 +123,7 @@ public final class Nexmark {
             fields[i] = DataTypes.FIELD(column[0], type);
             schema.column(column[0], type);
         }
-        schema.watermark("dateTime", "dateTime - INTERVAL '4' SECOND");
+        schema.watermark("dateTime", "`dateTime` - INTERVAL '4' SECOND");
         InternalTypeInfo<RowData> type =
                 InternalTypeInfo.of((RowType) DataTypes.ROW(fields).getLogicalType());
         DataStream<RowData> rows =
