@@ -26,7 +26,7 @@ from experiments.nexmark.summary import passed, tables
 from flinkplus.errors import ConfigurationError
 
 FAR = 123_456_789
-COUNT = 5_000
+COUNT = 2_000
 
 
 def lines(first: int, count: int, events_per_s: int) -> list[str]:
@@ -66,13 +66,14 @@ def test_an_event_depends_on_its_number_alone() -> None:
 
 
 def test_the_mix_and_its_ratios() -> None:
-    made = {kind: events(kind, np.arange(FAR // GROUP * GROUP, FAR // GROUP * GROUP + 100_000)) for kind in KINDS}
-    assert {kind: rows.num_rows for kind, rows in made.items()} == {PERSON: 2_000, AUCTION: 6_000, BID: 92_000}
+    numbers = np.arange(FAR // GROUP * GROUP, FAR // GROUP * GROUP + 20_000)
+    made = {kind: events(kind, numbers) for kind in KINDS}
+    assert {kind: rows.num_rows for kind, rows in made.items()} == {PERSON: 400, AUCTION: 1_200, BID: 18_400}
     bids = made[BID]
     hot = (bids["auction"].to_numpy() - FIRST_ID) % 100 == 0
     assert hot.mean() == pytest.approx(0.5, abs=0.02)
     assert ((bids["bidder"].to_numpy() - FIRST_ID) % 100 == 1).mean() == pytest.approx(0.75, abs=0.02)
-    assert ((made[AUCTION]["seller"].to_numpy() - FIRST_ID) % 100 == 0).mean() == pytest.approx(0.75, abs=0.02)
+    assert ((made[AUCTION]["seller"].to_numpy() - FIRST_ID) % 100 == 0).mean() == pytest.approx(0.75, abs=0.04)
     assert np.isin(bids["channel"].to_pylist(), texts.HOT_CHANNELS).mean() == pytest.approx(0.5, abs=0.02)
     prices = bids["price"].to_numpy()
     assert prices.min() >= 100 and prices.max() < 10**8
