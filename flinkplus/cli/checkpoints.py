@@ -15,7 +15,7 @@ from flinkplus.cli.tables import Table, console, text
 from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
 from flinkplus.runtime.coordinator.commands.savepoints import SavepointCommand, SavepointNewsCommand
-from flinkplus.runtime.operations.access_file import call
+from flinkplus.runtime.operations.access_file import connected
 from flinkplus.state.durable.listing import READABLE, StoredCheckpoint, StoredCheckpoints
 from flinkplus.state.file_system import absolute
 
@@ -57,19 +57,20 @@ def add_savepoint(commands: Any) -> None:
 
 
 def run_savepoint(arguments: argparse.Namespace) -> int:
-    """The exit code: 1 when it is not complete within ``--wait``. Raises as ``job_of`` and ``call``."""
+    """The exit code: 1 when it is not complete within ``--wait``. Raises as ``job_of`` and ``connected``."""
     if not 0 <= arguments.wait <= MAX_WAIT_S:
         raise ConfigurationError(f"--wait must be from 0 to {MAX_WAIT_S:g} seconds, not {arguments.wait:g}")
     access = job_of(arguments)
     until_s = time.monotonic() + arguments.wait
-    news = call(access, SavepointCommand(absolute(arguments.target), arguments.stop))
-    _print_savepoint(news, arguments.json)
-    while news["status"] != "done" and arguments.wait > 0:
-        left_s = until_s - time.monotonic()
-        if left_s <= 0:
-            return EXIT_NOT_INTACT
-        news = call(access, SavepointNewsCommand(news["number"], news["status"], min(left_s, NEWS_S)))
+    with connected(access) as ask:
+        news = ask(SavepointCommand(absolute(arguments.target), arguments.stop))
         _print_savepoint(news, arguments.json)
+        while news["status"] != "done" and arguments.wait > 0:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return EXIT_NOT_INTACT
+            news = ask(SavepointNewsCommand(news["number"], news["status"], min(left_s, NEWS_S)))
+            _print_savepoint(news, arguments.json)
     return EXIT_INTACT
 
 

@@ -16,7 +16,7 @@ from flinkplus.cli.arguments import add_job_arguments, job_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.printable import escaped
 from flinkplus.runtime.coordinator.commands import moves
-from flinkplus.runtime.operations.access_file import call
+from flinkplus.runtime.operations.access_file import call, connected
 
 SLOT = re.compile(r"(?:slot-)?(\d{1,9})\Z")
 POLL_S = 0.1
@@ -103,15 +103,16 @@ def _see_through(arguments: argparse.Namespace, request: Any, done: str) -> int:
         raise ConfigurationError(f"--wait must be from 0 to {MAX_WAIT_S:g} seconds, not {arguments.wait:g}")
     access = job_of(arguments)
     deadline = time.monotonic() + arguments.wait
-    news = call(access, request)
-    _print(news, arguments.json, done)
-    while news["status"] != "done" and arguments.wait > 0:
-        if time.monotonic() >= deadline:
-            return EXIT_NOT_DONE
-        time.sleep(POLL_S)
-        before, news = news, call(access, moves.MoveNewsCommand(news["number"]))
-        if news != before:
-            _print(news, arguments.json, done)
+    with connected(access) as ask:
+        news = ask(request)
+        _print(news, arguments.json, done)
+        while news["status"] != "done" and arguments.wait > 0:
+            if time.monotonic() >= deadline:
+                return EXIT_NOT_DONE
+            time.sleep(POLL_S)
+            before, news = news, ask(moves.MoveNewsCommand(news["number"]))
+            if news != before:
+                _print(news, arguments.json, done)
     return 0
 
 

@@ -42,7 +42,7 @@ from tests.typed import Command
 
 pytestmark = pytest.mark.integration
 
-SLOW, FAST = 1_500.0, 1e7
+RARE, SLOW, FAST = 100.0, 1_500.0, 1e7
 ROWS, KEYS = 1_500, 17
 
 
@@ -168,7 +168,7 @@ def test_a_savepoint_of_a_job_that_runs_on(
         "checkpoint_interval": 0.2,
         "retained_checkpoints": 1,
     }
-    with words.start("state", "out", **options) as job:
+    with words.start("state", "out", rate=RARE, **options) as job:
         wait_for_checkpoint(job, 1)
         taken = job.savepoint(tmp_path / "one")
         assert job.kill("count:1")
@@ -183,6 +183,10 @@ def test_a_savepoint_of_a_job_that_runs_on(
         later = job.metrics()["last_checkpoint"] + 2
         wait_until(lambda: job.metrics()["last_checkpoint"] >= later or job.done, "later checkpoints")
         assert job.state == "running"
+        code, out, err = command("savepoint", tmp_path / "last", "--stop", "--checkpoint-dir", tmp_path / "state")
+        assert code == 0, err
+        assert out.splitlines()[-1].endswith("; the job stops")
+        assert job.wait(PATIENCE_S)
     (one,) = flinkplus.checkpoints(tmp_path / "one", verify=True)
     assert one.status == "readable" and one.in_flight_bytes == 0
     with pytest.raises(OutputDirectoryError, match="what comes after it would be there twice"):

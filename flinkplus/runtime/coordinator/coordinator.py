@@ -107,11 +107,12 @@ class Coordinator:
             failure.__cause__ = error
             self.result.end(JobState.FAILED, failure)
         finally:
-            self._dispatch.close()
+            self._dispatch.end_writes()
             if self.parts.recorder is not None:
                 self.parts.recorder.close()
             self.moves.requests.close()
             self.savepoints.close()
+            self._dispatch.close()
             self._inbox.close()
 
     def _stop_slots_at_once(self) -> None:

@@ -17,6 +17,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -256,8 +257,18 @@ def the_running_job() -> Access:
 
 
 def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Body:
-    """Send ``request`` to the job, and return its reply. Raises ``CommandRefused`` if the job refuses it,
-    ``NoRunningJob`` without a reply within ``timeout_s``."""
+    """Send ``request`` to the job, and return its reply. Raises as ``connected``."""
+    with connected(access) as ask:
+        return ask(request, timeout_s)
+
+
+@contextlib.contextmanager
+def connected(access: Access) -> Iterator[Callable[..., Body]]:
+    """A connection to the job: ``ask(request, timeout_s=REPLY_TIMEOUT_S)`` sends a request, and returns its reply.
+
+    A shell that asks again about what it has requested must do so on one connection: the end of the job waits for it.
+    Raises ``CommandRefused`` if the job refuses the request, ``NoRunningJob`` without a reply within ``timeout_s``.
+    """
     job = f"job {access.name!r} ({access.job_id}) at {access.address}"
     certificates = access.credentials.certificates
     try:
@@ -269,7 +280,8 @@ def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Bo
         )
     except (OSError, PeerRefused) as error:
         raise NoRunningJob(f"{job} refused this shell, or has ended: {error}") from error
-    with connection:
+
+    def ask(request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Body:
         try:
             connection.sendall(framed(encode_request(request)))
             reply = receive_frame(connection, time.monotonic() + timeout_s, REPLY_BYTES)
@@ -277,7 +289,10 @@ def call(access: Access, request: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Bo
             raise NoRunningJob(f"{job} has not answered within {timeout_s:g} s") from None
         except OSError as error:
             raise NoRunningJob(f"{job} ended before it answered: {error}") from error
-    try:
-        return decode_reply(reply)
-    except PeerProtocolError as error:
-        raise NoRunningJob(f"{job}: {error}") from error
+        try:
+            return decode_reply(reply)
+        except PeerProtocolError as error:
+            raise NoRunningJob(f"{job}: {error}") from error
+
+    with connection:
+        yield ask

@@ -4,12 +4,16 @@ A shell proves that it knows the key for commands (``Credentials.for_commands``)
 driver's host, a socket in the job's directory, closed to other users, also works while unknown peers crowd the port.
 
 Rules: a request is carried out in the coordinator's thread, as one of its events. A second request before the reply, or
-a frame that is too long, ends the connection. At most ``MAX_SHELLS`` are served at a time.
+a frame that is too long, ends the connection. At most ``MAX_SHELLS`` are served at a time. A shell that follows what it
+has requested stays connected, and so learns how it ended, also when the job ends with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +34,19 @@ SHELL = "shell"
 """The name of every shell in the handshake."""
 SOCKET = "COMMANDS.sock"
 MAX_SHELLS = 32
+LOOK_S = 0.05
+LAST_WORDS_S = 1.0
+"""The end of a job waits so long for connected shells to read their replies, and to ask for the outcome."""
 
 log = logging.getLogger("flinkplus.security")
 
 
 @dataclass
 class _Shell:
-    """A connected shell. ``waits``: for the reply ``later``."""
+    """A connected shell. ``waits``: for a reply. ``request``: not carried out yet. ``later``: its reply."""
 
     waits: bool = False
+    request: bytes | None = None
     later: Later | None = None
 
 
@@ -59,6 +67,7 @@ class CommandServer:
         soon: Callable[[Callable[[], None]], None],
         directory: Path | None = None,
     ) -> None:
+        self._inbox = inbox
         self._commands = commands
         self._soon = soon
         self._shells: dict[Connection, _Shell] = {}
@@ -86,18 +95,8 @@ class CommandServer:
         def take(frame: Frame) -> None:
             if shell.waits:
                 raise Broken("a request before the reply to the last one")
-            shell.waits = True
-            request = bytes(frame)
-            self._soon(lambda: obey(request))
-
-        def obey(request: bytes) -> None:
-            if connection in self._shells:
-                shell.later = self._commands.obey(request, answer)
-
-        def answer(reply: bytes) -> None:
-            shell.waits = False
-            if connection in self._shells:
-                connection.send([reply])
+            shell.waits, shell.request = True, bytes(frame)
+            self._soon(lambda: self._obey(connection))
 
         def gone(_reason: str) -> None:
             self._shells.pop(connection, None)
@@ -106,12 +105,39 @@ class CommandServer:
 
         connection.welcome(found.welcome, take, gone, joined=False, limit=REQUEST_BYTES)
 
+    def _obey(self, connection: Connection) -> None:
+        """Carry out the request of this shell, unless it has gone, or that is done."""
+        shell = self._shells.get(connection)
+        if shell is None or shell.request is None:
+            return
+
+        def answer(reply: bytes) -> None:
+            shell.waits, shell.later = False, None
+            if connection in self._shells:
+                connection.send([reply])
+
+        request, shell.request = shell.request, None
+        later = self._commands.obey(request, answer)
+        if shell.waits:
+            shell.later = later
+
     def close(self) -> None:
-        """Close the port and all connections; waiting shells get no reply."""
+        """The job has ended: close the port, reply to the shells, and close the connections when the shells have, at
+        the latest after ``LAST_WORDS_S``. Only in the coordinator's thread, after its last turn."""
         self._listener.close()
         if self._local is not None and self._socket is not None:
             self._local.close()
             self._socket.unlink(missing_ok=True)
+        self._commands.end()
+        self._soon = lambda action: action()
+        for connection, shell in list(self._shells.items()):
+            self._obey(connection)
+            if shell.later is not None:
+                shell.later.end()
+        deadline = time.monotonic() + LAST_WORDS_S
+        while self._shells and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                self._inbox.get(timeout=LOOK_S)  # of the job that has ended: it concerns no one
         for connection in self._shells:
             connection.close()
         self._shells.clear()

@@ -32,6 +32,7 @@ from flinkplus.printable import printable
 FORMAT_VERSION = 1
 REQUEST_BYTES = 64 << 10  # maximum length of a request
 MAX_ERROR_CHARACTERS = 2_000  # maximum length of the reason for a refusal that a shell shows
+HAS_ENDED = "the job has ended"
 REPLY_BYTES = 256 << 20  # maximum length of a reply, for example with the status of every subtask
 
 Body = dict[str, Any]
@@ -40,9 +41,13 @@ log = logging.getLogger("flinkplus.commands")
 
 
 class Later:
-    """A reply that is given later, once; only in the coordinator's thread. ``wanted``: until the shell disconnects."""
+    """A reply that is given later, once; only in the coordinator's thread. ``wanted``: until the shell disconnects.
 
-    def __init__(self) -> None:
+    ``look``: gives the reply if it is known by now.
+    """
+
+    def __init__(self, look: Callable[[Later], None] | None = None) -> None:
+        self._look = look
         self._take: Callable[[Body | FlinkPlusError], None] | None = None
         self._answer: Body | FlinkPlusError | None = None
         self.wanted = True
@@ -53,6 +58,12 @@ class Later:
             self._answer = answer
             if self._take is not None:
                 self._take(answer)
+
+    def end(self) -> None:
+        """The job has ended: give the reply, or refuse."""
+        if self._look is not None and self._answer is None:
+            self._look(self)
+        self.give(CommandRefused(HAS_ENDED))
 
     def then(self, take: Callable[[Body | FlinkPlusError], None]) -> None:
         """Call ``take`` with the reply, now or when it is given."""
@@ -66,10 +77,18 @@ class Commands:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[type[Any], dict[str, Any], Callable[[Any], Body | Later]]] = {}
+        self._reports: set[str] = set()
+        self._ended = False
 
-    def add(self, request: type[R], carry_out: Callable[[R], Body | Later]) -> None:
-        """Accept requests of this class from now on."""
+    def add(self, request: type[R], carry_out: Callable[[R], Body | Later], *, reports: bool = False) -> None:
+        """Accept requests of this class from now on. ``reports``: they only ask, and are answered after the end too."""
         self._known[request.__name__] = (request, typing.get_type_hints(request), carry_out)
+        if reports:
+            self._reports.add(request.__name__)
+
+    def end(self) -> None:
+        """The job has ended: refuse all but reports."""
+        self._ended = True
 
     def obey(self, data: bytes, answer: Callable[[bytes], None]) -> Later:
         """Carry out the request in ``data``; ``answer`` gets the reply, now or later."""
@@ -98,6 +117,8 @@ class Commands:
                 raise CommandRefused(f"the request has format {version!r:.100}, this job accepts {FORMAT_VERSION}")
             if not isinstance(name, str) or name not in self._known:
                 raise CommandRefused(f"this job does not know the command {name!r:.100}")
+            if self._ended and name not in self._reports:
+                raise CommandRefused(HAS_ENDED)
             made, hints, carry_out = self._known[name]
             request = made(**body)
             for field, hint in hints.items():

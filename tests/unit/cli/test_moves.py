@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,7 +32,14 @@ class Job:
         self.answers: list[Any] = []
         self.asked: list[Any] = []
 
+    @contextlib.contextmanager
+    def connected(self, _access: object) -> Iterator[Callable[..., Any]]:
+        yield self.ask
+
     def call(self, _access: object, request: Any) -> Any:
+        return self.ask(request)
+
+    def ask(self, request: Any) -> Any:
         self.asked.append(request)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -44,6 +52,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     job = Job()
     monkeypatch.setattr(moves, "job_of", lambda arguments: None)
     monkeypatch.setattr(moves, "call", job.call)
+    monkeypatch.setattr(moves, "connected", job.connected)
     monkeypatch.setattr(moves, "POLL_S", 0.0)
     return job
 

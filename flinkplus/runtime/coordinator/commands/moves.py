@@ -85,7 +85,7 @@ def add_move_commands(
         RescaleCommand,
         lambda request: _answer(moves.rescale(check_parallelism(request.parallelism, max_parallelism))),
     )
-    commands.add(MoveNewsCommand, news)
+    commands.add(MoveNewsCommand, news, reports=True)
 
 
 def check_count(count: int) -> int:

@@ -48,20 +48,20 @@ def add_savepoint_commands(commands: Commands, savepoints: SavepointDriver, call
         return _answered(savepoint, request.seen, min(max(request.wait_s, 0.0), LONGEST_WAIT_S))
 
     def _answered(savepoint: Savepoint, seen: str, wait_s: float) -> Later:
-        later = Later()
         left = [wait_s]
 
-        def look() -> None:
+        def look(later: Later) -> None:
             if savepoint.error is not None:
                 later.give(savepoint.error)
             elif savepoint.status != seen or left[0] <= 0:
                 later.give(savepoint.as_dict())
             elif later.wanted:
                 left[0] -= LOOK_S
-                calls.later(LOOK_S, look)
+                calls.later(LOOK_S, lambda: look(later))
 
-        look()
+        later = Later(look)
+        look(later)
         return later
 
     commands.add(SavepointCommand, take)
-    commands.add(SavepointNewsCommand, news)
+    commands.add(SavepointNewsCommand, news, reports=True)

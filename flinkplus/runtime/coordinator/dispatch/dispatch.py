@@ -247,13 +247,16 @@ class Dispatch:
 
         self.storage.submit(run)
 
-    def close(self) -> None:
-        """End the workers, when they have done everything that was submitted, and close the connections."""
+    def end_writes(self) -> None:
+        """The job is over: wait until everything is written that was submitted."""
         for worker in (self.registry, self.output):
             worker.shutdown(wait=False, cancel_futures=True)
         self.storage.shutdown(wait=True)
         self.storage_ended.set()
-        for server in (self.commands, self.rendezvous, self.lifelines, self.pulses):
+
+    def close(self) -> None:
+        """Close the connections, that of a shell once it knows how its requests ended. After ``end_writes``."""
+        for server in (self.rendezvous, self.lifelines, self.pulses, self.commands):
             if server is not None:
                 server.close()
         for worker in (self.registry, self.output):

@@ -389,6 +389,7 @@ def test_what_is_refused_and_dropped_is_in_the_jobs_figures(tmp_path: Path) -> N
     figures = coordinator.view.security()
     assert figures["refused_connections"] == 5 + 1 and figures["malformed_frames"] == 2 + 2 + 1
     assert figures["refused_datagrams"] == 1
+    dispatch.end_writes()
     dispatch.close()
     dispatch.inbox.close()
 

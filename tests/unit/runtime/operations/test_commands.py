@@ -34,6 +34,7 @@ from flinkplus.runtime.operations.access_file import (
     Whereabouts,
     access_of,
     call,
+    connected,
     publish,
     read_access,
     running_jobs,
@@ -67,6 +68,11 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    pass
+
+
+@dataclass(frozen=True)
 class Unheard:
     pass
 
@@ -84,8 +90,10 @@ class Driver:
         self.inbox: Inbox[Any] = Inbox()
         self.commands = Commands()
         self.waiting: list[Later] = []
+        self.outcome: Body | None = None
         self.commands.add(Add, add)
         self.commands.add(Wait, self._wait)
+        self.commands.add(Outcome, self._report, reports=True)
         self.door = CommandServer(HOST, credentials, self.inbox, self.commands, self.inbox.call_soon, directory)
         self.access = Access("1", "job", self.door.address, socket.gethostname(), this_process(), credentials)
         self._stopping = False
@@ -95,6 +103,17 @@ class Driver:
     def _wait(self, _request: Wait) -> Later:
         self.waiting.append(Later())
         return self.waiting[-1]
+
+    def _report(self, _request: Outcome) -> Later:
+        """Answers when the outcome is known; nothing looks whether it is, but the end of the job."""
+
+        def look(later: Later) -> None:
+            if self.outcome is not None:
+                later.give(self.outcome)
+
+        self.waiting.append(later := Later(look))
+        look(later)
+        return later
 
     def _run(self) -> None:
         while not self._stopping:
@@ -276,23 +295,82 @@ def test_who_has_gone_gets_no_answer(driver: Driver) -> None:
     assert call(driver.access, Add(1)) == {"sum": 2}
 
 
-def test_a_job_that_ends_before_the_answer_says_so(driver: Driver) -> None:
-    failures: list[str] = []
+def answered(ask: Callable[[], Body], answers: list[Body | Exception]) -> threading.Thread:
+    """Asks in a thread of its own; ``answers`` gets the reply, or what was raised."""
 
-    def ask() -> None:
+    def run() -> None:
         try:
-            call(driver.access, Wait())
-        except NoRunningJob as error:
-            failures.append(str(error))
+            answers.append(ask())
+        except (CommandRefused, NoRunningJob) as error:
+            answers.append(error)
 
-    waiter = threading.Thread(target=ask)
-    waiter.start()
+    asking = threading.Thread(target=run)
+    asking.start()
+    return asking
+
+
+def test_a_job_that_ends_before_the_answer_says_so(driver: Driver) -> None:
+    answers: list[Body | Exception] = []
+    asking = answered(lambda: call(driver.access, Wait()), answers)
     wait_until(lambda: bool(driver.waiting), "the request is there")
     driver.close()
-    waiter.join()
-    assert "ended before it answered" in failures[0]
+    asking.join()
+    assert isinstance(answers[0], CommandRefused) and "has ended" in str(answers[0])
     with pytest.raises(NoRunningJob, match="refused this shell, or has ended"):
         call(driver.access, Add(1))
+
+
+def test_who_waits_for_an_outcome_gets_it_at_the_end_of_the_job(driver: Driver) -> None:
+    answers: list[Body | Exception] = []
+    asking = answered(lambda: call(driver.access, Outcome()), answers)
+    wait_until(lambda: bool(driver.waiting), "the request is there")
+    driver.outcome = {"status": "done"}  # as the job ends: nothing else looks any more
+    driver.close()
+    asking.join()
+    assert answers == [{"status": "done"}]
+
+
+def test_who_asks_again_on_the_same_connection_learns_the_outcome_after_the_end(driver: Driver) -> None:
+    answers: list[Body | Exception] = []
+    with connected(driver.access) as ask:
+        assert ask(Add(1)) == {"sum": 2}
+        driver.outcome = {"status": "done"}
+        closing = threading.Thread(target=driver.close)
+        closing.start()
+        wait_until(lambda: refused(ask, Add(1)), "a command is refused")
+        answered(lambda: ask(Outcome()), answers).join()
+    closing.join()
+    assert answers == [{"status": "done"}]
+
+
+def refused(ask: Callable[[Any], Body], request: Any) -> bool:
+    try:
+        ask(request)
+    except CommandRefused as error:
+        return "has ended" in str(error)
+    return False
+
+
+def test_a_request_that_came_before_the_end_is_answered(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Callable[[], None]] = []
+    monkeypatch.setattr(driver.door, "_soon", taken.append)
+    answers: list[Body | Exception] = []
+    driver.outcome = {"status": "done"}
+    asking = answered(lambda: call(driver.access, Outcome()), answers)
+    wait_until(lambda: bool(taken), "the request is there")
+    driver.close()
+    taken[0]()
+    asking.join()
+    assert answers == [{"status": "done"}]
+
+
+def test_a_shell_that_asks_nothing_does_not_hold_up_the_end(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_door, "LAST_WORDS_S", 0.1)
+    with connected(driver.access) as ask:
+        assert ask(Add(1)) == {"sum": 2}
+        driver.close()
+        with pytest.raises(NoRunningJob, match="ended before it answered"):
+            ask(Outcome())
 
 
 def test_only_so_many_shells_at_a_time(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,13 +291,14 @@ def test_the_storage_worker_has_ended_when_it_has_done_all_that_it_was_given() -
     done: list[str] = []
     dispatch.storage.submit(gate.wait, 60)
     dispatch.storage.submit(done.append, "a manifest")
-    closing = threading.Thread(target=dispatch.close)
+    closing = threading.Thread(target=dispatch.end_writes)
     closing.start()
     assert not dispatch.storage_ended.is_set()
     gate.set()
     assert dispatch.storage_ended.wait(60)
     assert done == ["a manifest"]
     closing.join()
+    dispatch.close()
 
 
 def test_a_job_that_has_finished_stays_finished_when_nothing_can_be_removed(
