@@ -26,8 +26,8 @@ def q5(events: Events) -> Stream:
 
     panes = events.bids().key_by("auction").tumbling_window("dateTime", "2 seconds").count(output="n")
     hops = panes.map_batches(in_five, schema="auction long, n long, starttime timestamp_ntz")
-    late = hops.with_watermark("starttime", "10 seconds")  # a pane is part of windows that begin 8 s before it
-    counts = late.key_by("auction").tumbling_window("starttime", "2 seconds").sum("n", output="num")
+    timed = hops.with_watermark("starttime", "10 seconds")  # a pane is part of windows that begin 8 s before it
+    counts = timed.key_by("auction").tumbling_window("starttime", "2 seconds").sum("n", output="num")
     most = counts.gather().tumbling_window("window_start", "2 seconds").aggregate(maxn=("max", "num"))
     pairs = counts.key_by("num").interval_join(
         most.key_by("maxn"), left_time="window_start", right_time="window_start", lower=0, upper=0
