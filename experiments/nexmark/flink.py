@@ -94,25 +94,29 @@ class FlinkRun:
                     raise RunError("interrupted")
 
         try:
-            deadline_s = time.monotonic() + START_S
-            wait(lambda: _read(progress)[1] > 0 or time.monotonic() > deadline_s)
+            begun_s = time.monotonic()
+            wait(lambda: _read(progress)[1] > 0 or _late(begun_s))
             if _read(progress)[1] == 0:
                 raise RunError(f"Flink has read nothing after {START_S:g} s: {java.last_words(NAME)}")
-            begin_s = time.monotonic() + SETTLE_S
-            wait(lambda: time.monotonic() >= begin_s)
+            settled_s = time.monotonic() + SETTLE_S
+            wait(lambda: time.monotonic() >= settled_s)
             with TreeSampler(lambda: [java.processes[NAME].pid]) as sampler:
-                before_ms, before = _read(progress)
-                wait(lambda: time.monotonic() >= begin_s + seconds)
+                (before_ms, before), until_s = _read(progress), time.monotonic() + seconds
+                wait(lambda: (time.monotonic() >= until_s and _read(progress)[1] > before) or _late(until_s))
                 after_ms, after = _read(progress)
         finally:
             java.close()
         if after <= before:
-            raise RunError("Flink read nothing in the time measured")
+            raise RunError(f"Flink has read nothing for {START_S:g} s")
         return {
             "events_per_s": round((after - before) / (after_ms - before_ms) * 1e3, 1),
             "cpu_s_per_million": round(sampler.cpu_s / (after - before) * 1e6, 4),
             "rss_mb": round(sampler.rss_mb, 1),
         }
+
+
+def _late(since_s: float) -> bool:
+    return time.monotonic() > since_s + START_S
 
 
 def _read(progress: Path) -> tuple[int, int]:

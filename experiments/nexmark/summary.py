@@ -37,7 +37,8 @@ DEFINITIONS = (
 def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each query and engine, in the order of the runs.
 
-    ``exact``, ``exact_with_kill``: whether all such runs were; ``None`` without one. ``lacks``: why there is no figure.
+    ``exact``, ``exact_with_kill``: whether all such runs were; ``None`` without one. ``recovered_by``: the ways of
+    recovery that the kills had, ``None`` without one. ``lacks``: why there is no figure.
     """
     rows = []
     for (query, engine), group in grouped(runs, "query", "engine").items():
@@ -45,6 +46,8 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, (kind, digits) in FIGURES.items():
             row[name] = median([run.get(name) for run in group if run["kind"] == kind], digits)
         row["exact"], row["exact_with_kill"] = (_all_exact(group, kind) for kind in (EXACT, KILL))
+        modes = {run.get("mode") for run in group if run["kind"] == KILL} - {None}
+        row["recovered_by"] = "/".join(sorted(modes)) or None
         row["lacks"] = next((run["lacks"] for run in group if run["kind"] == LACKS), None)
         rows.append(row)
     return rows
@@ -89,7 +92,7 @@ def tables(content: dict[str, Any]) -> list[object]:
     shown = plain_table(
         "Nexmark: medians of runs",
         ("query", "engine"),
-        ("events/s", "CPU s/M", "memory MB", "exact", "recovery ms", "restart ms"),
+        ("events/s", "CPU s/M", "memory MB", "exact", "recovery ms", "restart ms", "by"),
         [
             (
                 row["query"],
@@ -100,6 +103,7 @@ def tables(content: dict[str, Any]) -> list[object]:
                 "/".join(_word(row[name]) for name in ("exact", "exact_with_kill")),
                 number(row["recovery_ms"]),
                 number(row["restart_ms"]),
+                row["recovered_by"] or "-",
             )
             for row in rows
         ],

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +16,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from experiments.baselines.flink import Flink
 from experiments.baselines.java_tools import SOURCES
 from experiments.harness.console import show
 from experiments.harness.running import RunError
-from experiments.nexmark import check, texts
+from experiments.nexmark import check, flink, texts
 from experiments.nexmark.catalogue import NAMES, QUERIES, Query
 from experiments.nexmark.events import AUCTION, BID, FIRST_ID, GROUP, KINDS, PERSON, TIME, events, of_kind
 from experiments.nexmark.expected import DUCKDB
 from experiments.nexmark.experiment import EXPERIMENT, NexmarkSettings, derived, lacks
-from experiments.nexmark.flink import _read
+from experiments.nexmark.flink import FlinkRun, _read
 from experiments.nexmark.flink_sql import FLINK, FLINK_LACKS
 from experiments.nexmark.page import PAGE, written
 from experiments.nexmark.summary import passed, tables
@@ -187,7 +193,7 @@ def run(query: str, engine: str, kind: str, **figures: Any) -> dict[str, Any]:
 def test_figures_of_queries(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [
         run("q0", "flinkplus", "exact", exact=True),
-        run("q0", "flinkplus", "kill", exact=False, lost=3, wrong=0, recovery_ms=40.0, restart_ms=20.0),
+        run("q0", "flinkplus", "kill", exact=False, lost=3, wrong=0, recovery_ms=40.0, restart_ms=20.0, mode="standby"),
         *(run("q0", "flinkplus", "throughput", events_per_s=rate, cpu_s_per_million=1.0) for rate in (1.0, 3.0, 8.0)),
         run("q0", "flink-memory", "throughput", events_per_s=1.5, cpu_s_per_million=2.0),
         run("q7", "flinkplus", "throughput", events_per_s=6.0),
@@ -198,7 +204,8 @@ def test_figures_of_queries(capsys: pytest.CaptureFixture[str]) -> None:
     first = content["queries"][0]
     assert (first["events_per_s"], first["cpu_s_per_million"], first["recovery_ms"]) == (3.0, 1.0, 40.0)
     assert (first["exact"], first["exact_with_kill"]) == (True, False)
-    assert content["queries"][1]["exact"] is None
+    assert first["recovered_by"] == "standby"
+    assert content["queries"][1]["exact"] is content["queries"][1]["recovered_by"] is None
     assert content["ratios"] == {
         "flink-memory": {"geometric_mean": pytest.approx(4.899), "least": 2.0, "least_of": "q0", "queries": 2}
     }
@@ -213,6 +220,55 @@ def test_the_count_of_flink(tmp_path: Path) -> None:
     assert _read(progress) == (0, 0)
     progress.write_text("17 5\n18 6")
     assert _read(progress) == (17, 5)
+
+
+WRITES = """
+import sys, time
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert open(given["--sql"]).read().startswith("SELECT")
+count = 0
+while True:
+    count += 500
+    with open(given["--progress"], "a") as progress:
+        progress.write(f"{round(time.time() * 1e3)} {count}\\n")
+    time.sleep(0.01)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonInstead(Flink):
+    """A program in place of Flink."""
+
+    program: str = WRITES
+
+    def command(self, heap_mb: int, directory: Path, main: str, arguments: Sequence[str] = ()) -> list[str]:
+        return [sys.executable, "-S", "-c", self.program, *arguments]
+
+
+def flink_run(directory: Path, program: str) -> FlinkRun:
+    return FlinkRun(PythonInstead((), directory, program), "q2", "flink-rocksdb", 2, 1.0, directory, {})
+
+
+def test_the_rate_of_flink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flink, "SETTLE_S", 0.0)
+    found = flink_run(tmp_path, WRITES).throughput(0.2, threading.Event())
+    assert 0 < found["events_per_s"] <= 51_000 and found["cpu_s_per_million"] >= 0 and found["rss_mb"] > 0
+    assert read_is_over(tmp_path / "progress"), "the process has ended"
+
+
+def read_is_over(progress: Path) -> bool:
+    before = progress.read_text()
+    time.sleep(0.05)
+    return progress.read_text() == before
+
+
+def test_flink_that_ends_or_is_interrupted(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="Flink has ended: SomeException: broken"):
+        flink_run(tmp_path, "raise SystemExit('SomeException: broken')").throughput(0.2, threading.Event())
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RunError, match="interrupted"):
+        flink_run(tmp_path, "import time; time.sleep(600)").throughput(0.2, stop)
 
 
 # --- the documentation
