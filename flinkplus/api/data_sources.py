@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -13,11 +14,37 @@ from pyspark.sql.types import StructType
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.row import USER_EXCEPTIONS, described_cause
 from flinkplus.runtime.job.spark_types import arrow_schema, spark_type
+from flinkplus.sources.planned.source import DataSourceBatches
 from flinkplus.sources.python.source import DataSourcePartitions, DataSourceRows, DataSourceStream, SparkDataSource
+
+AVAILABLE_NOW = {"availableNow": True}
+
+
+@dataclass(frozen=True)
+class DataSourceReading:
+    """How a data source is read; see ``StreamEnvironment.from_data_source``."""
+
+    batch: bool
+    poll_s: float
+    trigger: Any
+    max_unread_batches: int | None
+
+    def planned(self, name: str) -> dict[str, Any]:
+        """The arguments of a source with planned batches. Raises ``ConfigurationError``."""
+        if self.trigger not in (None, AVAILABLE_NOW):
+            raise ConfigurationError(f"source {name!r}: trigger must be {AVAILABLE_NOW}, not {self.trigger!r}")
+        unread = {} if self.max_unread_batches is None else {"max_unread_batches": self.max_unread_batches}
+        return {"available_now": self.trigger is not None, **unread}
+
+    def check_others(self, name: str) -> None:
+        """Raises ``ConfigurationError`` for arguments that only planned batches have."""
+        for argument in ("trigger", "max_unread_batches"):
+            if getattr(self, argument) is not None:
+                raise ConfigurationError(f"source {name!r}: {argument} is for a data source with a streamReader()")
 
 
 def data_source_rows(
-    name: str, kind: type[DataSource], options: Mapping[str, str], schema: Any, batch: bool, poll_s: float
+    name: str, kind: type[DataSource], options: Mapping[str, str], schema: Any, reading: DataSourceReading
 ) -> DataSourceRows:
     """The source that reads ``kind``; the other arguments are those of ``StreamEnvironment.from_data_source``.
 
@@ -35,14 +62,17 @@ def data_source_rows(
         made = described.instance()
         struct = _struct(name, made, schema)
         columns = arrow_schema(struct, f"source {name!r}")
-        _check_readers(name, made, struct, batch)
+        what = _readable(name, made, struct, reading.batch)
     except ConfigurationError:
         raise
     except USER_EXCEPTIONS as error:
         cause = described.hide(described_cause(error))
         raise ConfigurationError(f"source {name!r}: {kind.__name__} raised {cause}") from error
-    what = DataSourcePartitions if batch else DataSourceStream
-    return what(name, described, columns, struct.json(), poll_s)
+    rows = (name, described, columns, struct.json(), reading.poll_s)
+    if what is DataSourceBatches:
+        return DataSourceBatches(*rows, **reading.planned(name))
+    reading.check_others(name)
+    return what(*rows)
 
 
 def _struct(name: str, made: DataSource, schema: Any) -> StructType:
@@ -72,8 +102,11 @@ def _struct(name: str, made: DataSource, schema: Any) -> StructType:
     return schema
 
 
-def _check_readers(name: str, made: DataSource, struct: StructType, batch: bool) -> None:
-    """Raises ``ConfigurationError`` unless the data source can be read as ``batch`` says."""
+def _readable(name: str, made: DataSource, struct: StructType, batch: bool) -> type[DataSourceRows]:
+    """What reads the data source; as in Spark, a ``streamReader()`` comes first.
+
+    Raises ``ConfigurationError`` unless it can be read as ``batch`` says.
+    """
     shown = type(made).__name__
 
     def has(method: str, kinds: type | tuple[type, ...]) -> bool:
@@ -90,12 +123,12 @@ def _check_readers(name: str, made: DataSource, struct: StructType, batch: bool)
     if batch:
         if not has("reader", DataSourceReader):
             raise ConfigurationError(f"source {name!r}: {shown} has no reader(), which batch=True reads")
-    elif has("streamReader", DataSourceStreamReader):
+        return DataSourcePartitions
+    if has("streamReader", DataSourceStreamReader):
+        return DataSourceBatches
+    if not has("simpleStreamReader", SimpleDataSourceStreamReader):
         raise ConfigurationError(
-            f"source {name!r}: {shown} has a streamReader(), whose partitions are planned batch by batch: let Spark do "
-            f"that, with env.from_spark(spark.readStream.format({made.name()!r}).load())"
+            f"source {name!r}: {shown} has neither streamReader() nor simpleStreamReader(); batch=True reads what its "
+            "reader() gives"
         )
-    elif not has("simpleStreamReader", SimpleDataSourceStreamReader):
-        raise ConfigurationError(
-            f"source {name!r}: {shown} has no simpleStreamReader(); batch=True reads what its reader() gives"
-        )
+    return DataSourceStream

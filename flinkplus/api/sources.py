@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from flinkplus.api.callers import names_callers_line
-from flinkplus.api.data_sources import data_source_rows
+from flinkplus.api.data_sources import DataSourceReading, data_source_rows
 from flinkplus.api.streams.stream import Schema, Stream
 from flinkplus.config import Options
 from flinkplus.errors import ConfigurationError
@@ -290,22 +290,28 @@ class EnvironmentSources:
         schema: Schema | StructType | None = None,
         batch: bool = False,
         poll: Duration = "100 ms",
+        trigger: dict[str, Any] | None = None,
+        max_unread_batches: int | None = None,
         name: str | None = None,
     ) -> Stream:
         """The rows of a Python data source of Spark (a subclass of ``pyspark.sql.datasource.DataSource``), read by the
         slots themselves, each exactly once, without Spark's batches.
 
-        What its ``simpleStreamReader()`` gives, by one subtask, without an end; or with ``batch=True``, what its
-        ``reader()`` gives, its partitions by all subtasks.
+        What its ``streamReader()`` gives, whose batches the driver plans and whose partitions all subtasks read; or
+        what its ``simpleStreamReader()`` gives, by one subtask; or with ``batch=True``, what its ``reader()`` gives,
+        its partitions by all subtasks, and then the end.
         ``options``: as those of ``DataStreamReader``; passwords, tokens and the like are not stored with the job.
         ``schema``: default: that of the data source.
         ``poll``: pause before a data source that had nothing new is asked again.
+        ``trigger``: ``{"availableNow": True}``: a ``streamReader()`` is read up to what there is, and then ends.
+        ``max_unread_batches``: limit of the batches of a ``streamReader()`` that are planned and were not read; 32.
 
         Raises ``ConfigurationError``. ``docs/sources.md`` has what is required of a data source.
         """
         poll_s = duration_ms(poll, "poll", least=1) / 1_000
+        reading = DataSourceReading(batch, poll_s, trigger, max_unread_batches)
         name = self.name_for("data-source", name)
-        return self._source(data_source_rows(name, source, options or {}, schema, batch, poll_s))
+        return self._source(data_source_rows(name, source, options or {}, schema, reading))
 
     def from_socket(self, host: str, port: int, *, name: str | None = None) -> Stream:
         """The lines that a TCP server sends, as ``value string``, for demonstrations; the stream ends when the server

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import JsonValue
+from flinkplus.state.durable.seals import SigningKey
 
 
 class SourceReader(ABC):
@@ -145,6 +146,18 @@ class Source(ABC):
     def with_split_plan(self, plan: JsonValue) -> Source:
         """The source, planned as the one with these ``settings`` was. Raises ``ValueError`` or ``TypeError``."""
         return self
+
+    def placed(self, checkpoint_dir: str, key: SigningKey) -> Source:
+        """The source in a run of the job, with its checkpoint directory; called in the driver, for each run.
+
+        ``key``: of the user, for what the source keeps there. It stays in the driver.
+        """
+        return self
+
+    def sign_again(self) -> None:
+        """Sign what the source keeps in the checkpoint directory with the key of ``placed``: another one has signed it,
+        and the user trusts it. Raises ``OSError``, ``InputError``."""
+        return None
 
     def secrets(self) -> Mapping[str, str]:
         """What slots need to read, and no pickle of the source has; shipped with their credentials. Called in the

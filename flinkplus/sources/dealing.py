@@ -36,9 +36,11 @@ class BlockRun:
         """What is left when ``rows`` rows of the first block have been read; ``None``: nothing."""
         if self.offset + rows < block_rows:
             return replace(self, offset=self.offset + rows)
-        return self._from(self.first + self.step)
+        return self.behind()
 
-    def _from(self, first: int) -> BlockRun | None:
+    def behind(self) -> BlockRun | None:
+        """What is left without the first block; ``None``: nothing."""
+        first = self.first + self.step
         return None if self.end is not None and first >= self.end else replace(self, first=first, offset=0)
 
     def before(self, end: int) -> BlockRun | None:

@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -140,7 +140,8 @@ class Program:
     def end(self) -> None:
         """Kill what still lives."""
         for process in self.living():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it has ended by itself
+                process.kill()
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

@@ -49,7 +49,8 @@ NOT_RUN = {
     '.format("flinkplus-state")': "needs a checkpoint directory: tests/integration/test_state_data.py",
     "Tail((": "needs the block before it: tests/integration/test_live_sources.py runs both, and kills slots",
     "Appended, options": "needs a file that grows: tests/integration/test_data_sources.py runs it, and kills slots",
-    "(events: Events)": "needs events: tests/integration/test_nexmark.py runs each query",
+    ") -> Stream:": "needs events: tests/integration/test_nexmark.py runs each query",
+    "GrowingFiles, options": "needs files that grow: tests/integration/test_stream_readers.py runs it, and kills slots",
     "kafka.example": "needs a broker: tests/integration/test_kafka_jobs.py runs it with one",
     "db.example": "needs a database: tests/integration/test_postgres_jobs.py runs it with one",
     # commands, by how they begin, without the path of the program

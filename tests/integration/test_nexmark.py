@@ -13,13 +13,15 @@ from experiments.nexmark import experiment
 from experiments.nexmark.catalogue import DRAWN
 from experiments.nexmark.experiment import NexmarkSettings
 from experiments.nexmark.flink_sql import FLINK
+from tests.integration.conftest import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 pytest.importorskip("duckdb", reason="DuckDB is not installed: pip install 'flinkplus[experiments]'")
 
 
 def runs(spark: SparkSession, directory: Path, **given: Any) -> list[dict[str, Any]]:
-    settings = NexmarkSettings(**{"parallelism": 2, "interval": 0.3, **given})
+    patient = [f"{name}_timeout={PATIENCE_S}" for name in ("slot", "deploy")]  # the machine may be busy
+    settings = NexmarkSettings(**{"parallelism": 2, "interval": 0.3, "more_options": patient, **given})
     settings.check()
     return list(experiment.runs(Context(spark, settings, directory)))
 

@@ -100,7 +100,7 @@ class RunningJob:
         )
         self.coordinator = Coordinator(parts, self.job_id)
         self._queries = StreamQueries(
-            *(plan.graph, frames, commits, restore, storage.runs.check, self._rows_read, calls.give_up)
+            *(plan.graph, frames, commits, restore, storage.runs.check, self._has_read, calls.give_up)
         )
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
@@ -200,8 +200,8 @@ class RunningJob:
         else:
             log.warning("job %s ends while a write hangs; keeping its staged output for a resume", self.name)
 
-    def _rows_read(self, source: str) -> int:
-        return self.coordinator.figures.operators().get(source, {}).get("rows", 0)
+    def _has_read(self, source: str, counter: str) -> int:
+        return self.coordinator.figures.operators().get(source, {}).get(counter, 0)
 
     @property
     def running_s(self) -> float | None:

@@ -34,7 +34,9 @@ from flinkplus.runtime.job.upgrading.programs import (
     bind_sinks,
     check_permitted,
     continued_outputs,
+    place_sources,
     put_program,
+    sign_sources_again,
     stage_in,
     with_moved_input,
 )
@@ -106,6 +108,9 @@ class NewJob:
             manifest = replace(manifest, program=self._plan_sources(directory.checkpoints, storage))
             run = manifest.generation // GENERATIONS_PER_RUN + 1
             self.savepoint.begin(storage, manifest, plan_bytes(plan), run)
+            if self.savepoint.storage.signed.trust:
+                place_sources(plan.graph, storage)
+                sign_sources_again(plan.graph)
             claimed = None  # from here on the job is resumed, whatever happens
             return launch(
                 spark, plan, storage, directory, resume=True, auto=False, requests=self.requests, frames=self.frames

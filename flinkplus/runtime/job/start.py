@@ -50,7 +50,9 @@ from flinkplus.runtime.job.upgrading.programs import (
     check_permitted,
     compared,
     newest,
+    place_sources,
     read_program,
+    sign_sources_again,
     stage_in,
 )
 from flinkplus.runtime.transport.auth.credentials import Credentials
@@ -206,6 +208,8 @@ def launch(
 ) -> RunningJob | FinishedJob:
     """``requests``: see ``begin_run``. ``frames``: the DataFrames among the sources."""
     plan = replace(plan, options=recovery_of(plan.graph, plan.options))
+    trusted = storage.signed.trust
+    place_sources(plan.graph, storage)
     credentials = Credentials.made(plan.options, plan.output_id, lasting_secret(plan.options, storage))
     secrets_of = {node.name: node.body.secrets() for node in plan.graph.nodes if isinstance(node.body, Source | Sink)}
     credentials = replace(credentials, connectors={name: found for name, found in secrets_of.items() if found})
@@ -216,6 +220,8 @@ def launch(
             registry.elect_first()
         stage_in(plan.graph, directory.checkpoints)
         commits, restore = begin_run(plan, storage, resume, calls.taken_over, directory.path, requests)
+        if trusted:
+            sign_sources_again(plan.graph)
         if not restore.finished:
             return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry, frames)
         if not auto:

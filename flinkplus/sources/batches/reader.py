@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,18 +41,40 @@ class BatchShare:
     end: int
 
 
-class BatchWatch:
+class Numbered(Protocol):
+    """A batch."""
+
+    @property
+    def number(self) -> int: ...
+
+
+B = TypeVar("B", bound=Numbered)
+B_co = TypeVar("B_co", bound=Numbered, covariant=True)
+
+
+class BatchArea(Protocol[B_co]):
+    """Where batches appear, in ascending order: see ``StagingArea``."""
+
+    location: str
+    is_local: bool
+
+    def ready(self) -> tuple[list[int], bool]: ...
+
+    def read(self, number: int, /) -> B_co: ...
+
+
+class BatchWatch(Generic[B]):
     """The thread that looks for complete batches, until it is closed.
 
     ``from_batch``: the first one that is needed.
     """
 
-    def __init__(self, area: StagingArea, from_batch: int) -> None:
+    def __init__(self, area: BatchArea[B], from_batch: int) -> None:
         self._area = area
         self._from = from_batch
         self._stop = threading.Event()
         self._warn = RareWarning()
-        self.batches: tuple[ReadyBatch, ...] = ()
+        self.batches: tuple[B, ...] = ()
         """Replaced, never changed: any thread may read it."""
         self.ended = False
         """Whether there will be no more batches."""
@@ -107,7 +130,7 @@ class BatchReader(LiveReader):
         super().__init__()
         self._source, self._schema, self._strict, self._location = source, schema, strict, location
         self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
-        self._watch: BatchWatch | None = None
+        self._watch: BatchWatch[ReadyBatch] | None = None
         self._decoder: FileDecoder | None = None
         self._take_over(start)
 

@@ -53,7 +53,7 @@ class OffsetPosition:
             raise InputError(f"source {source!r}: not a position of this version: {value!r:.200}") from error
 
 
-def offset_text(source: str, offset: object) -> str:
+def offset_text(source: str, offset: object, max_bytes: int = MAX_OFFSET_BYTES) -> str:
     """An offset as JSON. Raises ``InputError`` for what a data source must not use as one."""
     try:
         text = json.dumps(offset, allow_nan=False)
@@ -61,9 +61,9 @@ def offset_text(source: str, offset: object) -> str:
         raise InputError(f"source {source!r}: an offset must be JSON: {error}") from error
     if not isinstance(offset, dict):
         raise InputError(f"source {source!r}: an offset must be a dict, not {type(offset).__name__}")
-    if len(text) > MAX_OFFSET_BYTES:
+    if len(text) > max_bytes:
         raise InputError(
-            f"source {source!r}: an offset has {len(text)} bytes as JSON, more than {MAX_OFFSET_BYTES}: let it say "
+            f"source {source!r}: an offset has {len(text)} bytes as JSON, more than {max_bytes}: let it say "
             "where reading continues, not what was read"
         )
     return text

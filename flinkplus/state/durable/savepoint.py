@@ -41,9 +41,15 @@ from flinkplus.protocol.snapshot.manifest import Manifest, settled
 from flinkplus.state.durable import state_files
 from flinkplus.state.durable.blobs import FOLDER as BLOBS
 from flinkplus.state.durable.blobs import ORIGIN_BLOB, PLAN_BLOB, PROGRAM_BLOB
-from flinkplus.state.durable.savepoint_file import BEGUN_FILE, INPUT_FOLDER, SAVEPOINT_FILE, SavepointFile
+from flinkplus.state.durable.savepoint_file import (
+    BEGUN_FILE,
+    INPUT_FOLDER,
+    PLANNED_SUFFIX,
+    SAVEPOINT_FILE,
+    SavepointFile,
+)
 from flinkplus.state.durable.storage import CheckpointStorage
-from flinkplus.state.file_system import Files, filesystem_of, is_uri, linked
+from flinkplus.state.file_system import TEMPORARY_SUFFIX, Files, filesystem_of, is_uri, linked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +152,18 @@ class SavepointWriter:
         target.signed.job_id = source.signed.job_id
         try:
             manifest = settled(source.manifests.read(checkpoint))
-            staged = source.files.sizes(INPUT_FOLDER)
-            self._input = {name: size for name, size in staged.items() if not name.rpartition("/")[2].startswith(".")}
+            self._input = staged_input(source.files)
             sizes = [*(file.bytes for file in manifest.files), *self._input.values()]
             self.copied.files_in_all, self.copied.bytes_in_all = len(sizes), sum(sizes)
             for file in manifest.files:
                 self._take(f"{state_files.FOLDER}/{file.stored}", file)
-            for name in self._input:
-                self._take(name)
+            for name in list(self._input):
+                try:
+                    self._take(name)
+                except FileNotFoundError:
+                    if not _is_planned(name):
+                        raise
+                    del self._input[name]  # this checkpoint does not need it, nor does any other
             for blob in (PROGRAM_BLOB, PLAN_BLOB):
                 self._written.append(f"{BLOBS}/{blob}")
                 target.blobs.put_signed(blob, source.blobs.get_signed(blob))
@@ -224,6 +234,29 @@ class SavepointWriter:
             raise failed
         files.delete(BEGUN_FILE)
         files.delete_empty_folders()
+
+
+def staged_input(files: Files) -> dict[str, int]:
+    """The staged input in a checkpoint directory, with its sizes in bytes. Of what is planned while the job runs, all
+    that came before the last file that is shown."""
+    found = files.sizes(INPUT_FOLDER)
+    shown: dict[str, str] = {}
+    for name in filter(_is_planned, found):
+        folder = name.rpartition("/")[0]
+        shown[folder] = max(name, shown.get(folder, ""))
+    if shown:  # a listing may show a file and miss one that came before it meanwhile; the next one shows both
+        found = files.sizes(INPUT_FOLDER)
+    return {
+        name: size
+        for name, size in found.items()
+        if not name.rpartition("/")[2].startswith(".")
+        and not name.endswith(TEMPORARY_SUFFIX)
+        and (not _is_planned(name) or name <= shown.get(name.rpartition("/")[0], ""))
+    }
+
+
+def _is_planned(name: str) -> bool:
+    return name.endswith(PLANNED_SUFFIX)
 
 
 def copied_file(source: Files, target: Files, name: str, file: StateFile | None, progressed: Callable[[], None]) -> int:

@@ -21,6 +21,8 @@ SAVEPOINT_MAGIC = b"flinkplus-savepoint"
 SAVEPOINT_FILE = "SAVEPOINT.json"
 BEGUN_FILE = "SAVEPOINT.begun"
 INPUT_FOLDER = "staged"
+PLANNED_SUFFIX = ".planned"
+"""Of staged input that comes and goes while the job runs: it is there until no checkpoint needs it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,10 @@ class SigningKey:
         """Identifies the key."""
         return hmac.digest(self.secret, b"flinkplus/key/name", "sha256")[:8].hex()
 
+    def derived(self, purpose: str) -> SigningKey:
+        """A key for one purpose, from which this one cannot be found."""
+        return SigningKey(hmac.digest(self.secret, b"flinkplus/key/for/" + purpose.encode(), "sha256"), self.where)
+
     def sign(self, job_id: str, name: str, header: bytes) -> str:
         """The signature for the file ``name`` of a job, whose line begins with ``header``."""
         key = hmac.digest(self.secret, b"flinkplus/key/job/" + job_id.encode(), "sha256")

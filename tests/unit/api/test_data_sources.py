@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
 
 from flinkplus.errors import ConfigurationError, InputError
 from flinkplus.runtime.job.checks import check_recipes, check_sources
+from flinkplus.sources.planned.source import DataSourceBatches
 from flinkplus.sources.python.source import DataSourcePartitions, DataSourceStream
 from tests.unit.api.drawing import environment
 
@@ -154,9 +155,12 @@ def test_partitions_that_cannot_be_planned_are_an_error(given: Any, message: str
         ("registered", {}, "subclass of pyspark's DataSource, not 'registered'"),
         (Both, {"options": {"n": 1}}, "options of a data source are text; 'n' is not"),
         (Nothing, {}, "Nothing has no schema of its own: give schema"),
-        (Nothing, {"schema": STRUCT}, r"Nothing has no simpleStreamReader\(\); batch=True"),
+        (Nothing, {"schema": STRUCT}, r"Nothing has neither streamReader\(\) nor simpleStreamReader\(\); batch=True"),
         (Nothing, {"schema": STRUCT, "batch": True}, r"Nothing has no reader\(\)"),
-        (Planned, {}, r"streamReader.*env.from_spark\(spark.readStream.format\('Planned'\).load\(\)\)"),
+        (Planned, {"trigger": {"once": True}}, "trigger must be {'availableNow': True}, not {'once': True}"),
+        (Planned, {"max_unread_batches": 0}, "max_unread_batches must be at least 1"),
+        (Both, {"trigger": {"availableNow": True}}, r"trigger is for a data source with a streamReader\(\)"),
+        (Both, {"max_unread_batches": 3}, r"max_unread_batches is for a data source with a streamReader\(\)"),
         (Wrong, {}, "simpleStreamReader of Wrong returned object"),
         (Broken, {"options": {"password": "hunter2"}}, r"Broken raised LookupError: no table for \*\*\*"),
         (Both, {"schema": 5}, "a schema is text, a StructType or a pyarrow.Schema"),
@@ -167,6 +171,17 @@ def test_partitions_that_cannot_be_planned_are_an_error(given: Any, message: str
 def test_what_cannot_be_read_is_refused(kind: Any, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         drawn(kind, **arguments)
+
+
+def test_a_stream_reader_comes_first() -> None:
+    source = drawn(Planned, trigger={"availableNow": True}, max_unread_batches=3)
+    assert isinstance(source, DataSourceBatches)
+    assert (source.available_now, source.max_unread_batches, source.folder) == (True, 3, None)
+    assert not drawn(Planned).available_now
+    planned = source.planned()
+    assert planned.folder is not None and planned.folder.startswith("data-source-") and planned.planned() is planned
+    assert planned.begun([None, None]) == 0 == planned.floor(None)
+    assert source.settings() == {"data source": "Planned", "reader": "streamReader"}
 
 
 def test_the_partitions_of_a_data_source_that_also_streams_can_be_read_once() -> None:

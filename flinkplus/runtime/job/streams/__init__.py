@@ -1,4 +1,4 @@
-"""Streaming DataFrames as input: their queries run in the driver, beside the job.
+"""What the driver does for sources while the job runs: queries of streaming DataFrames, planners of data sources.
 
-Ring 2. Process: driver. Threads: one for each query, and Spark's own, which calls for each batch.
+Ring 2. Process: driver. Threads: one for each query or planner, and Spark's own, which calls for each batch.
 """

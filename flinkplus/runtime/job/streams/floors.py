@@ -1,4 +1,6 @@
-"""Which staged batches the job still needs: those that any of the kept checkpoints has not passed.
+"""What the job still needs of what was staged or planned for a source: all that any kept checkpoint has not passed.
+
+What is counted, batches or their partitions, is the source's.
 
 Rules: any thread may call anything. Of checkpoints of earlier runs nothing is known, so they need everything.
 """
@@ -7,16 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
-from flinkplus.sources.batches.source import StreamedBatches
+
+
+class FlooredSource(Protocol):
+    """A source whose positions say what they need."""
+
+    def floor(self, position: Any, /) -> int:
+        """The number of the first batch or partition that a reader with this position needs."""
 
 
 class BatchFloors:
     """``sources``: by name. ``kept``: the checkpoints that there are at the begin of the run."""
 
-    def __init__(self, sources: Mapping[str, StreamedBatches], kept: Iterable[int]) -> None:
+    def __init__(self, sources: Mapping[str, FlooredSource], kept: Iterable[int]) -> None:
         self._sources = dict(sources)
         self._lock = threading.Lock()
         self._floors: dict[int, dict[str, int]] = {checkpoint: dict.fromkeys(sources, 0) for checkpoint in kept}
@@ -38,6 +46,6 @@ class BatchFloors:
             self._floors.pop(checkpoint, None)
 
     def of(self, source: str) -> int:
-        """The first batch that may be needed; 0 before the first checkpoint."""
+        """The first number that may be needed; 0 before the first checkpoint."""
         with self._lock:
             return min((floors.get(source, 0) for floors in self._floors.values()), default=0)

@@ -1,8 +1,9 @@
-"""The queries of all streaming DataFrames of one job."""
+"""What runs in the driver beside a job for its sources: queries of streaming DataFrames, planners of data sources."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -11,9 +12,11 @@ from flinkplus.graph import JobGraph
 from flinkplus.runtime.coordinator.drivers.commits import Commits
 from flinkplus.runtime.coordinator.setup.outcome import Restore
 from flinkplus.runtime.job.streams.floors import BatchFloors
+from flinkplus.runtime.job.streams.planner import BatchPlanner
 from flinkplus.runtime.job.streams.query import StreamQuery
 from flinkplus.sources.batches.area import StagingArea
 from flinkplus.sources.batches.source import StreamedBatches
+from flinkplus.sources.planned.source import DataSourceBatches
 
 STREAMS = "streams"
 """The folder of the staging areas, in the checkpoint directory."""
@@ -35,10 +38,17 @@ def check_frames(graph: JobGraph, frames: Mapping[str, DataFrame]) -> None:
             )
 
 
-class StreamQueries:
-    """``frames``: the DataFrames of the program, by source.
+def planned_sources(graph: JobGraph) -> dict[str, DataSourceBatches]:
+    """The sources whose batches the driver plans, by name."""
+    return {node.name: node.body for node in graph.nodes if isinstance(node.body, DataSourceBatches)}
 
-    ``check``, ``failed``: see ``StreamQuery``. ``rows_read``: rows that the subtasks of a source have read.
+
+class StreamQueries:
+    """The queries of streaming DataFrames, and the planners of data sources.
+
+    ``frames``: the DataFrames of the program, by source.
+    ``check``, ``failed``: see ``StreamQuery``.
+    ``read``: how much the subtasks of a source have read, by its name and that of a counter.
     """
 
     def __init__(
@@ -48,27 +58,47 @@ class StreamQueries:
         commits: Commits,
         restore: Restore,
         check: Callable[[], None],
-        rows_read: Callable[[str], int],
+        read: Callable[[str, str], int],
         failed: Callable[[str, Exception], None],
     ) -> None:
-        self._queries: Sequence[StreamQuery] = ()
-        sources = {name: source for name, source in streamed(graph).items() if name in frames}
-        if not sources:
+        self._running: Sequence[StreamQuery | BatchPlanner] = ()
+        queries = {name: source for name, source in streamed(graph).items() if name in frames}
+        planners = planned_sources(graph)
+        if not queries and not planners:
             return
-        floors = BatchFloors(sources, (*restore.available, *restore.older))
+        floors = BatchFloors({**queries, **planners}, (*restore.available, *restore.older))
         commits.stored, commits.dropped = floors.stored, floors.dropped
+        positions = _positions(commits, restore) if planners else {}
 
         def query_of(name: str, source: StreamedBatches) -> StreamQuery:
-            return StreamQuery(source, frames[name], check, lambda: rows_read(name), lambda: floors.of(name), failed)
+            return StreamQuery(source, frames[name], check, lambda: read(name, "rows"), lambda: floors.of(name), failed)
 
-        self._queries = [query_of(name, source) for name, source in sources.items()]
+        def planner_of(name: str, source: DataSourceBatches) -> BatchPlanner:
+            known = positions.get(name)
+            begun = source.begun(known) if known else 0
+            return BatchPlanner(source, begun, check, lambda: read(name, "partitions"), lambda: floors.of(name), failed)
+
+        self._running = [
+            *(query_of(name, source) for name, source in queries.items()),
+            *(planner_of(name, source) for name, source in planners.items()),
+        ]
 
     def begin(self) -> None:
-        """Start all queries; returns at once."""
-        for query in self._queries:
-            query.begin()
+        """Start all; returns at once."""
+        for one in self._running:
+            one.begin()
 
     def stop(self) -> None:
-        """End all queries, and wait for that."""
-        for query in self._queries:
-            query.stop()
+        """End all, and wait for that."""
+        for one in self._running:
+            one.stop()
+
+
+def _positions(commits: Commits, restore: Restore) -> dict[str, list[Any]]:
+    """The positions of the readers of each source in the checkpoint that the job resumes from."""
+    found: dict[str, list[Any]] = {}
+    if restore.checkpoint is not None:
+        for handle in commits.manifest(restore.checkpoint).subtasks.values():
+            for name, part in handle.operator_state.operators.items():
+                found.setdefault(name, []).append(part.position)
+    return found

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from flinkplus.documents import Document, parse_document
-from flinkplus.errors import CheckpointDirectoryError, ConfigurationError, CorruptCheckpoint
+from flinkplus.errors import CheckpointDirectoryError, ConfigurationError, CorruptCheckpoint, StateError
 from flinkplus.graph import JobGraph, digest_of_plan
 from flinkplus.printable import printable
 from flinkplus.protocol.program.comparison import Comparison, Requests, compare
@@ -191,3 +191,22 @@ def stage_in(graph: JobGraph, checkpoint_dir: str) -> None:
     for node in graph.nodes:
         if isinstance(node.body, Sink):
             node.body = node.body.staged_in(checkpoint_dir)
+
+
+def place_sources(graph: JobGraph, storage: CheckpointStorage) -> None:
+    """Sources keep what they plan while the job runs in its checkpoint directory, signed with its key."""
+    key = storage.signed.key
+    assert key is not None, "the driver of a job has a key"
+    for node in graph.nodes:
+        if isinstance(node.body, Source):
+            node.body = node.body.placed(storage.uri, key)
+
+
+def sign_sources_again(graph: JobGraph) -> None:
+    """Sign what placed sources have kept, which another key has signed and the user trusts. Raises ``StateError``."""
+    for node in graph.nodes:
+        if isinstance(node.body, Source):
+            try:
+                node.body.sign_again()
+            except OSError as error:
+                raise StateError(f"what source {node.name!r} has planned cannot be signed: {error}") from error

@@ -149,6 +149,43 @@ def test_files_are_linked_on_one_file_system_and_stay_when_the_job_removes_them(
     found_at(tmp_path / "taken").manifest()
 
 
+def test_planned_batches_that_are_removed_or_written_meanwhile_are_left_out(
+    job: CheckpointStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint needs neither; but other staged input that is gone is an error."""
+    folder = "staged/numbers-1"
+    for name in ("1.planned", "2.planned", "3.planned", "4.planned.0.tmp"):
+        job.files.write(f"{folder}/{name}", b"batch")
+    listed, listings = type(job.files).sizes, 0
+
+    def sizes(files: Any, inside: str) -> dict[str, int]:
+        """The first listing misses a batch before the last; the second shows one behind it."""
+        nonlocal listings
+        found = listed(files, inside)
+        if inside == "staged" and not listings:
+            listings += 1
+            found.pop(f"{folder}/2.planned")
+            job.files.write(f"{folder}/5.planned", b"batch")
+        return found
+
+    monkeypatch.setattr(type(job.files), "sizes", sizes)
+    writer = SavepointWriter(job, target_at(tmp_path / "savepoint"))
+    writer.progressed = lambda: job.files.delete(f"{folder}/1.planned")
+    writer.begin()
+    writer.copy(7, False)
+    writer.publish()
+    assert files_of(tmp_path / "savepoint") & {f"{folder}/{n}.planned" for n in range(9)} == {
+        f"{folder}/2.planned",
+        f"{folder}/3.planned",
+    }
+    found_at(tmp_path / "savepoint").manifest()
+    gone = SavepointWriter(job, target_at(tmp_path / "another"))
+    gone.progressed = lambda: job.files.delete("staged/numbers/part-00000.parquet")
+    gone.begin()
+    with pytest.raises(StateError, match="cannot be written"):
+        gone.copy(7, False)
+
+
 def test_no_job_claims_a_savepoint_and_nothing_is_written_there(job: CheckpointStorage, tmp_path: Path) -> None:
     taken(job, target_at(tmp_path / "taken"))
     before = files_of(tmp_path / "taken"), (tmp_path / "taken").stat().st_mtime_ns
