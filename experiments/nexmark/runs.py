@@ -85,12 +85,17 @@ class FlinkPlusRuns:
         return self._tables
 
     def _kill(self, job: JobHandle, index: int, share: float) -> dict[str, Any]:
-        """Wait until so much has been read and a checkpoint is complete at every standby; then kill."""
+        """Wait until so much has been read, checkpoints are complete and no standby is missing; then kill.
+
+        Raises ``RunError`` when all has been read before that.
+        """
         settings = self.context.settings
         deadline = time.monotonic() + PATIENCE_S + settings.kill_seconds
 
         def ready() -> bool:
             read = sum(job.rows_out(NUMBERS).values()) / settings.events
+            if read >= 1:
+                raise RunError("all input was read before the kill: give a larger --kill-seconds")
             return read >= share and len(complete(job)) >= CHECKPOINTS_BEFORE and job.missing_standbys() == 0
 
         wait_until(job, ready, deadline, self.context.stop)

@@ -36,7 +36,7 @@ def test_windows_and_joins_are_exact(spark: SparkSession, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_query_is_exact_with_a_kill(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    given: dict[str, Any] = {"queries": (name,), "events": 60_000, "kill": True, "kill_seconds": 6.0}
+    given: dict[str, Any] = {"queries": (name,), "events": 60_000, "kill": True, "kill_seconds": 12.0}
     undisturbed, killed = runs(spark, tmp_path, throughput=False, **given)
     for run in (undisturbed, killed):
         assert run["error"] is None and run["exact"] is True, run
