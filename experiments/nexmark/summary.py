@@ -46,7 +46,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, (kind, digits) in FIGURES.items():
             row[name] = median([run.get(name) for run in group if run["kind"] == kind], digits)
         row["exact"], row["exact_with_kill"] = (_all_exact(group, kind) for kind in (EXACT, KILL))
-        modes = {run.get("mode") for run in group if run["kind"] == KILL} - {None}
+        modes = {run["mode"] for run in group if run["kind"] == KILL and run.get("mode")}
         row["recovered_by"] = "/".join(sorted(modes)) or None
         row["lacks"] = next((run["lacks"] for run in group if run["kind"] == LACKS), None)
         rows.append(row)
