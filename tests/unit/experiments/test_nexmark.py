@@ -116,7 +116,12 @@ def expected(name: str, made: dict[str, pa.Table]) -> pa.Table:
     return found.rename_columns([f"c{at}" for at in range(found.num_columns)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+QUICK = ("q4", "q11", "q16", "q19")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
+)
 def test_each_query_has_rows_to_compare(name: str, made: dict[str, pa.Table]) -> None:
     rows = expected(name, made)
     assert len(rows) > 0
