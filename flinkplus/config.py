@@ -70,11 +70,12 @@ class ProcessingOptions:
     subtasks own. Fixed for the life of the job. [Decision 53](decisions/0053-key-groups.md)."""
     batch_rows: int = option(32_768, whole(1, 1_000_000))
     """Target number of rows per read of a source, and maximum number that a step takes of several messages."""
-    flush_interval: float = option(0.015, seconds(0.001))
+    flush_interval: float | None = option(None, seconds(0.001))
     """Maximum interval, for each stage of the job, between two waves of small batches: rows wait at the source for one
     interval at most. A source that is paced by `throttle` reads with the waves. Other subtasks take a small batch when
     each input channel has one, or 10 ms after the stage before. In a slot that has little to do, rows wait less, or not
-    at all. [Decision 50](decisions/0050-steps-take-bundles.md)."""
+    at all. `None`: 0.015, or 0.007 in a job with rows that are visible at once. [Decision
+    50](decisions/0050-steps-take-bundles.md)."""
     window: int = option(16, whole(2, 4096))
     """Maximum number of in-flight messages per channel (credit)."""
     window_kb: int = option(2048, whole(1, 1 << 20))

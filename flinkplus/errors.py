@@ -73,12 +73,16 @@ class OutputTableError(OutputError):
     """A table of a database that cannot take the job's results."""
 
 
+class OutputTopicError(OutputError):
+    """A topic of Kafka that cannot take the job's results."""
+
+
 class OutputFunctionError(OutputError):
     """A user's function that takes output (``foreach_batch``) raised; or what it was given cannot be taken back."""
 
 
 class OutputUnavailable(OutputError, OSError):
-    """A database or table that does not answer, or could not do what was asked; the next attempt may succeed."""
+    """A database, table or cluster that does not answer, or could not do what was asked; a later attempt may."""
 
 
 class OutputDirectoryError(OutputError):

@@ -46,7 +46,7 @@ class RunOptions(TypedDict, total=False):
     heartbeat_timeout: float
     hang_timeout: float | None
     batch_rows: int
-    flush_interval: float
+    flush_interval: float | None
     window: int
     window_kb: int
     transport: Literal["tcp", "grpc"]

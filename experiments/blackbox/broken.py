@@ -6,7 +6,8 @@ and nothing of the product can make them.
   and neither the generation nor the step that is recorded is compared (its recipe, whose numbers are taken, is left
   out);
 - ``forgotten``: a recipe is stored and not read back, so that a rollback chooses other steps; the digest that would
-  notice it is not compared.
+  notice it is not compared;
+- ``halves``: a Delta table is given the rows of a checkpoint in two versions.
 
 ``late`` is no fault: its writer continues in the same way, and is fenced as the product fences. It must not be found.
 """
@@ -24,13 +25,20 @@ from typing_extensions import override
 from flinkplus.api.streams.stream import Stream
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.determinants.recipe import StoredOutput
-from flinkplus.sinks.base import RecipeWriter
+from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.base import RecipeWriter, not_yet_committed
+from flinkplus.sinks.delta.columns import delta_schema
+from flinkplus.sinks.delta.committer import DeltaCommitter
+from flinkplus.sinks.delta.location import TableLocation
+from flinkplus.sinks.delta.sink import DeltaSink
+from flinkplus.sinks.delta.table import DeltaOutput
+from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.at_once import AtOnceKeeper, PostgresAtOnceSink
 from flinkplus.sinks.postgres.at_once_writer import AtOnceWriter
 from flinkplus.sinks.postgres.connecting import Address
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate
 
-FAULTS = APART, UNFENCED, FORGOTTEN = ("apart", "unfenced", "forgotten")
+FAULTS = APART, UNFENCED, FORGOTTEN, HALVES = ("apart", "unfenced", "forgotten", "halves")
 LATE = "late"
 APART_S = 0.02
 LAG_S, LATE_S = 0.05, 2.0
@@ -42,9 +50,14 @@ def broken(stream: Stream, dsn: str, table: str, fault: str, name: str) -> None:
     stream._sink(BrokenSink(name, address=Address.parse(dsn), table=tuple(table.split(".")), fault=fault))
 
 
+def halving(stream: Stream, path: str, name: str) -> None:
+    """Write ``stream`` to the Delta table at ``path`` with the fault ``HALVES``."""
+    stream._sink(HalvingSink(name, path))
+
+
 @dataclass(frozen=True)
 class BrokenSink(PostgresAtOnceSink):
-    """``fault``: one of ``FAULTS``, or ``LATE``."""
+    """``fault``: one of ``FAULTS`` but ``HALVES``, or ``LATE``."""
 
     fault: str = ""
 
@@ -166,3 +179,28 @@ class ForgetfulKeeper(AtOnceKeeper):
     ) -> Mapping[int, StoredOutput]:
         found = super().fence(generation, subtasks, parallelism, patience_s)
         return {index: replace(stored, entries=()) for index, stored in found.items()}
+
+
+@dataclass(frozen=True)
+class HalvingSink(DeltaSink):
+    """Its committer has the fault ``HALVES``."""
+
+    @override
+    def committer(self) -> HalvingCommitter:
+        location = TableLocation.of(self.path, self.options)
+        output = DeltaOutput(location, delta_schema(self.bound_schema, self.name), (), False)
+        return HalvingCommitter(self.name, self.job_id, output, OutputFiles(self.path), self.staging)
+
+
+class HalvingCommitter(DeltaCommitter):
+    """Commits a half of the files, and then, in another version, the others."""
+
+    @override
+    def _commit(self, files: Sequence[StagedFile]) -> None:
+        _, known = self._current()
+        new = not_yet_committed(files, known)
+        half = len(new) // 2
+        for some, version in ((new[:half], known), (new[half:], max((file.checkpoint for file in new), default=known))):
+            if some:
+                self._output.commit(self._current()[0], self._versions(version), [self._placed(file) for file in some])
+                time.sleep(APART_S)

@@ -2,9 +2,10 @@
 
 ``python -m experiments.blackbox.driver FILE``. The document has ``job``, ``master`` and ``status``. The status is
 replaced all the time. It has ``pid``, ``state``, ``slots`` (slot -> process), ``missing`` standbys, ``recoveries``,
-``parallelism`` (``null`` while it changes); at the end ``finished`` and ``fallback_reasons``.
+``parallelism`` (``null`` while it changes); at the end ``finished`` and ``fallback_reasons``, or ``error``.
 
-A file ``order`` beside the status, with a number, is taken, and the job rescaled to it.
+Orders are files beside the status, which are taken: ``order``, with a number: the job is rescaled to it; ``drain``: its
+input ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from flinkplus.errors import InsufficientSlots, MoveRefused
 from flinkplus.runtime.coordinator.membership.moves import PlannedMove
 
 POLL_S = 0.03
-ORDER = "order"
+ORDER, DRAIN = "order", "drain"
 
 
 class Watched:
@@ -31,12 +32,15 @@ class Watched:
 
     def __init__(self, job: JobHandle, parallelism: int, directory: Path) -> None:
         self._job, self._parallelism = job, parallelism
-        self._order = directory / ORDER
+        self._order, self._drain = directory / ORDER, directory / DRAIN
         self._asked = parallelism
         self._move: PlannedMove | None = None
 
     def obey(self) -> None:
-        """Carry out an order, if one has come."""
+        """Carry out the orders that have come."""
+        if self._drain.exists() and self._job.state == "running":
+            self._job.drain()
+            self._drain.unlink()
         try:
             self._asked = int(self._order.read_text())
         except FileNotFoundError:
@@ -81,7 +85,13 @@ def main() -> None:
             while not running.wait(POLL_S):
                 watched.obey()
                 write_status(status, {**watched.status(), "finished": False})
-            running.await_finish()
+            try:
+                running.await_finish()
+            except Exception as problem:
+                write_status(
+                    status, {**watched.status(), "finished": False, "error": f"{type(problem).__name__}: {problem}"}
+                )
+                raise
             metrics = running.metrics()
             last = {name: metrics[name] for name in ("fallback_reasons",)}
             write_status(status, {**watched.status(), "finished": True, "rescales": len(running.rescales()), **last})

@@ -18,7 +18,9 @@ SERVER, CUT, DEAF, PAUSE = OF_SERVERS = ("server", "cut", "deaf", "pause")
 all connections break; nothing passes for a while, and then everything does."""
 RESCALE = "rescale"
 """The job is given another parallelism. Not where rows are visible at once."""
-KINDS = (*EVERYWHERE, *OF_SERVERS, RESCALE)
+BROKER = "broker"
+"""SIGKILL of the Kafka broker, which is started again."""
+KINDS = (*EVERYWHERE, *OF_SERVERS, RESCALE, BROKER)
 WEIGHTS = {
     SLOT: 30,
     TWO_SLOTS: 10,
@@ -30,9 +32,10 @@ WEIGHTS = {
     DEAF: 8,
     PAUSE: 8,
     RESCALE: 15,
+    BROKER: 8,
 }
 RESCALED_ROUNDS = 1 / 3
-"""The share of rounds with rescales, where they may come. The order in which readers had read is not checked there."""
+"""The share of rounds with rescales, where the order in which readers had read cannot be checked with them."""
 OVERLAPPING = 0.25
 OVERLAP_S = 0.6
 """Until the next fault comes, while the job recovers, at most."""
@@ -71,10 +74,12 @@ class Round:
         return any(draw.kind == RESCALE for draw in self.draws)
 
 
-def drawn(number: int, seed: int, pipeline: str, kinds: Sequence[str], count: int) -> Round:
-    """``kinds``: that may come."""
+def drawn(
+    number: int, seed: int, pipeline: str, kinds: Sequence[str], count: int, rescaled: float = RESCALED_ROUNDS
+) -> Round:
+    """``kinds``: that may come. ``rescaled``: the share of rounds with rescales, where they may come."""
     chance = np.random.default_rng((seed, number))
-    if float(chance.random()) >= RESCALED_ROUNDS:
+    if float(chance.random()) >= rescaled:
         kinds = [kind for kind in kinds if kind != RESCALE] or kinds
     weights = np.array([WEIGHTS[kind] for kind in kinds], np.float64)
     draws: list[Draw] = []

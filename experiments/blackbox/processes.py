@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from experiments.blackbox.driver import ORDER
+from experiments.blackbox.driver import DRAIN, ORDER
 from experiments.harness.running import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +69,10 @@ class Driver:
         beside = self._directory / f"{ORDER}.new"
         beside.write_text(str(parallelism))
         os.replace(beside, self._directory / ORDER)
+
+    def drain(self) -> None:
+        """Order the end of the input. As with ``rescale``, no driver's death takes the order back."""
+        (self._directory / DRAIN).touch()
 
     @property
     def ended(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The faults of one round, carried out on its driver, its slots, the server and the connections to it."""
+"""The faults of one round, carried out on its driver, its slots, the servers and the connections to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 
 from experiments.blackbox import faults
 from experiments.blackbox.faults import Draw
+from experiments.blackbox.feeding import Feeder
 from experiments.blackbox.processes import Checker, Driver
+from experiments.blackbox.servers import Servers
+from experiments.harness.kafka_server import KafkaServer
 from experiments.harness.postgres_server import PostgresServer
 from experiments.harness.running import RunError
 from experiments.harness.tcp_proxy import Proxy
@@ -20,12 +23,13 @@ from experiments.harness.tcp_proxy import Proxy
 POLL_S = 0.02
 NOTICED_S = 0.15
 """After a fault the driver may say for a moment that all is well."""
-RECOVERED_S = 120.0
-"""How long a recovery may take, until the round has failed."""
+PATIENCE_S = 120.0
+"""How long a recovery may take, and a time without new rows, until the round has failed."""
 
 
 class Striking:
-    """Strikes one job. ``server``, ``proxy``: where it writes to a server.
+    """Strikes one job. ``servers``: that it needs; ``proxy``: to PostgreSQL; ``feeder``: if its input comes while it
+    runs.
 
     ``struck``: what was done, and what the checker had found by the next fault.
     """
@@ -34,13 +38,16 @@ class Striking:
         self,
         driver: Driver,
         checker: Checker,
-        server: PostgresServer | None,
+        servers: Servers,
         proxy: Proxy | None,
+        feeder: Feeder | None,
         parallelism: int,
         stop: threading.Event,
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        self._driver, self._checker, self._server, self._proxy = driver, checker, server, proxy
-        self._parallelism, self._stop = parallelism, stop
+        self._driver, self._checker, self._feeder = driver, checker, feeder
+        self._servers, self._proxy = servers, proxy
+        self._parallelism, self._stop, self._patience_s = parallelism, stop, patience_s
         self._begun_s = time.monotonic()
         self._killed: set[int] = set()
         self.struck: list[dict[str, Any]] = []
@@ -80,7 +87,11 @@ class Striking:
             case faults.STOP:
                 return self._pause_slot(draw)
             case faults.SERVER:
-                return self._restart_server(draw)
+                return self._restart(self._servers.postgres, draw)
+            case faults.BROKER:
+                assert self._feeder is not None
+                with self._feeder.held():
+                    return self._restart(self._servers.kafka, draw)
             case _:
                 return self._disturb(draw)
 
@@ -119,13 +130,13 @@ class Striking:
                     os.kill(pid, signal.SIGCONT)
         return [slot for slot, _ in chosen]
 
-    def _restart_server(self, draw: Draw) -> None:
-        assert self._server is not None
-        self._server.kill()
+    def _restart(self, server: PostgresServer | KafkaServer | None, draw: Draw) -> None:
+        assert server is not None
+        server.kill()
         try:
             self._wait(draw.hold_s)
         finally:
-            self._server.start()
+            server.start()
 
     def _disturb(self, draw: Draw) -> None:
         proxy = self._proxy
@@ -173,21 +184,39 @@ class Striking:
             and not status["missing"]
         )
 
-    def finish(self) -> None:
-        """Wait until the job has finished. Raises ``RunError``."""
+    def finish(self, drain: int | None) -> None:
+        """Wait until the job has finished. ``drain``: the job waits for more input than so many rows; its input is
+        ended when they are visible, or when no more of them come. Raises ``RunError``."""
+        if drain is not None:
+            seen, since_s = -1, 0.0
+            while seen < drain and (seen < 0 or time.monotonic() < since_s + self._patience_s):
+                if self._checker.rows > seen:
+                    seen, since_s = self._checker.rows, time.monotonic()
+                self._check()
+                self._wait(POLL_S)
+            self._driver.drain()
         self._until(lambda: bool(self._driver.status().get("finished")), "the job has finished", forward=True)
+
+    def _check(self) -> None:
+        """Raises ``RunError`` when the job has failed, or the driver or the feeder has ended too early."""
+        failed = self._driver.status().get("error")
+        if failed is not None:
+            raise RunError(f"the job failed: {failed}")
+        code = self._driver.ended
+        if code is not None and not self._driver.status().get("finished"):
+            raise RunError(f"the driver ended with {code}: {self._driver.log()}")
+        if self._feeder is not None:
+            self._feeder.check()
 
     def _until(self, condition: Callable[[], bool], what: str, forward: bool = False) -> None:
         """``forward``: the time counts from the last new row."""
-        deadline_s, rows = time.monotonic() + RECOVERED_S, self._checker.rows
+        deadline_s, rows = time.monotonic() + self._patience_s, self._checker.rows
         while not (condition() or self._driver.status().get("finished")):
-            code = self._driver.ended
-            if code is not None and not self._driver.status().get("finished"):
-                raise RunError(f"the driver ended with {code}: {self._driver.log()}")
+            self._check()
             if forward and self._checker.rows > rows:
-                deadline_s, rows = time.monotonic() + RECOVERED_S, self._checker.rows
+                deadline_s, rows = time.monotonic() + self._patience_s, self._checker.rows
             if time.monotonic() > deadline_s:
-                raise RunError(f"not within {RECOVERED_S:g} s: {what}; it says {self._driver.status()}")
+                raise RunError(f"not within {self._patience_s:g} s: {what}; it says {self._driver.status()}")
             self._wait(POLL_S)
 
     def _wait(self, seconds: float) -> None:

@@ -174,7 +174,7 @@ class Experiment(Generic[S]):
                 context = Context(session, settings, Path(directory), content, out, place, begin, bar.say)
                 for figures in beside(self.runs(context), context.end):
                     if figures is not None:
-                        document.add({**figures, "load_1min": load})
+                        document.add({"load_1min": load, **figures})
                     bar.end()
         except KeyboardInterrupt:
             content["interrupted"] = True

@@ -28,10 +28,9 @@ from experiments.visibility import runs as carried_out
 from experiments.visibility.summary import COPY, STEADY, THROUGHPUT, VISIBILITIES, summarize
 from experiments.visibility.tables import tables
 from flinkplus.cli.arguments import positive, positive_number
-from flinkplus.config import Options, options_from
+from flinkplus.config import options_from
 from flinkplus.errors import HIDDEN
 
-DEFAULT_FLUSH_S = Options().flush_interval
 NO_THROUGHPUT = "leave out the jobs at unlimited rate and COPY"
 
 
@@ -43,8 +42,8 @@ class VisibilitySettings(JobSettings):
     rate: float = option(10_000.0, positive_number, metavar="ROWS_PER_S", help="(default: 10,000)")
     parallelism: int = option(4, positive, metavar="N", help="slots (default: 4)")
     seconds: float = option(10.0, positive_number, metavar="S", help="that are measured (default: 10)")
-    flush_interval: tuple[float, ...] = option(
-        (DEFAULT_FLUSH_S,), positive_numbers, metavar="S,...", help="of the jobs, in turn (default: the option's)"
+    flush_interval: tuple[float | None, ...] = option(
+        (None,), positive_numbers, metavar="S,...", help="of the jobs, in turn (default: the option's)"
     )
     interval: float = option(1.0, positive_number, metavar="S", help="between checkpoints (default: 1)")
     kill: bool = option(

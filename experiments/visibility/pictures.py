@@ -11,6 +11,7 @@ from experiments.harness.pictures import FONT_SIZE, PALETTE, legend_above, pictu
 from experiments.harness.statistics import grouped
 from experiments.visibility.measure import BUCKET_MS, QUANTILES, SHOWN_MS
 from experiments.visibility.summary import STEADY
+from experiments.visibility.tables import interval_text
 
 
 def times(content: dict[str, Any], target: Path) -> bool:
@@ -19,13 +20,13 @@ def times(content: dict[str, Any], target: Path) -> bool:
     runs = [run for run in content["runs"] if run["kind"] == STEADY and run.get("quantiles_ms")]
     if not runs:
         return False
-    cases = sorted({(run["visibility"], run["flush_interval"]) for run in runs})
+    cases = sorted({(run["visibility"], run["flush_interval"]) for run in runs}, key=str)
     with picture(target, (13, 5), ncols=2) as (_, (shares, line)):
         for case, group in grouped(runs, "visibility", "flush_interval").items():
             colour = PALETTE[cases.index(case) % len(PALETTE)]
             style = {"color": colour, "linewidth": 0.9, "alpha": 0.7}
             for at, run in enumerate(group):
-                label = f"{case[0]}, {case[1] * 1e3:g} ms" if at == 0 else None
+                label = f"{case[0]}, {interval_text(case[1])}" if at == 0 else None
                 shares.plot(run["quantiles_ms"], QUANTILES, label=label, **style)
                 if run.get("around_kill_line_ms"):
                     begin_ms, end_ms = SHOWN_MS

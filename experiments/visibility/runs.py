@@ -95,7 +95,7 @@ class SteadyRun:
         context: Context[Any],
         dsn: str,
         visibility: str,
-        flush_interval: float,
+        flush_interval: float | None,
         table: str,
         chance: np.random.Generator,
     ) -> None:
@@ -162,7 +162,7 @@ class SteadyRun:
         self.figures |= {"exact": found.exact, "lost": found.lost, "doubled": found.doubled, "wrong": found.wrong}
 
 
-def options_of(settings: Any, flush_interval: float) -> dict[str, Any]:
+def options_of(settings: Any, flush_interval: float | None) -> dict[str, Any]:
     """The options of a job."""
     options: JobSettings = settings
     return {
@@ -173,7 +173,9 @@ def options_of(settings: Any, flush_interval: float) -> dict[str, Any]:
     }
 
 
-def throughput(context: Context[Any], dsn: str, visibility: str, flush_interval: float, table: str) -> dict[str, Any]:
+def throughput(
+    context: Context[Any], dsn: str, visibility: str, flush_interval: float | None, table: str
+) -> dict[str, Any]:
     """Rows per second of a job at unlimited rate, by what is in the table. Raises as ``run_until``, and ``RunError``
     when the table has another number of rows than the job has recorded with them."""
     env = StreamEnvironment(context.spark, **options_of(context.settings, flush_interval))

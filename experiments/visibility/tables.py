@@ -52,8 +52,12 @@ def tables(content: dict[str, Any]) -> list[object]:
 
 
 def _case(row: dict[str, Any]) -> tuple[str, str]:
-    """The visibility, and the ``flush_interval`` in milliseconds."""
-    return row["visibility"], f"{row['flush_interval'] * 1e3:g} ms"
+    return row["visibility"], interval_text(row["flush_interval"])
+
+
+def interval_text(interval_s: float | None) -> str:
+    """A ``flush_interval`` in milliseconds."""
+    return "default" if interval_s is None else f"{interval_s * 1e3:g} ms"
 
 
 def _rates(row: dict[str, Any]) -> tuple[str, str, str]:

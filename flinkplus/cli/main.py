@@ -36,6 +36,7 @@ USAGE_ERRORS = (
     errors.InputError,
     errors.OutputDirectoryError,
     errors.OutputTableError,
+    errors.OutputTopicError,
     errors.CheckpointDirectoryError,
     errors.InsufficientSlots,
     errors.JavaError,

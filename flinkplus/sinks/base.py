@@ -116,6 +116,10 @@ class SinkCommitter(ABC):
         """The job ended otherwise, all complete checkpoints are committed: remove what is staged. It may be resumed."""
         return None
 
+    def close(self) -> None:
+        """It is not used again in this process: give back what it keeps open. Any thread may call it."""
+        return None
+
 
 @dataclass(frozen=True)
 class Sink(ABC):
@@ -205,9 +209,10 @@ class RecipeWriter(SinkWriter):
         """Take back what ``settled`` gave; before ``begin``."""
 
     @abstractmethod
-    def begin(self, recorded: int, woken: Callable[[Exception | None], None]) -> None:
+    def begin(self, recorded: int, woken: Callable[[Exception | None], None], has_successors: bool = False) -> None:
         """Begin to store rows: those up to step ``recorded`` are there. ``woken``: called in another thread when there
-        is room again, or with an error that ends the subtask."""
+        is room again, or with an error that ends the subtask. ``has_successors``: this process may have to take over
+        other subtasks of the sink while the job runs."""
 
 
 class RecipeKeeper(SinkCommitter):

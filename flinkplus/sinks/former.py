@@ -23,6 +23,7 @@ from flinkplus.sinks.earlier import OutputForm
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import staging_directory, table_staging
 from flinkplus.sinks.files import OutputFiles
+from flinkplus.sinks.kafka import sink as kafka
 from flinkplus.sinks.postgres import connecting as postgres
 from flinkplus.sinks.staging import StagingFolder
 
@@ -123,7 +124,7 @@ def former_sink(
     where = str(settings.get(LOCATION, ""))
     if not where:
         return None
-    if not where.startswith((postgres.SCHEME, delta.SCHEME, foreach_batch.SCHEME)):
+    if not where.startswith((postgres.SCHEME, delta.SCHEME, foreach_batch.SCHEME, kafka.SCHEME)):
         return FormerFileSink(name, where, job_id=job_id)
     if follower is not None:
         return follower

@@ -144,3 +144,9 @@ def is_later(part: PartName | None, checkpoint: int | None) -> bool:
 def placed_name(file: StagedFile) -> str:
     """Where a staged file goes, relative to the output directory."""
     return join(file.folder, file.name)
+
+
+def written_order(file: StagedFile) -> tuple[int, ...]:
+    """A key by which files are sorted so that the rows of one subtask are in the order in which it wrote them."""
+    part = PartName.parse(file.name)
+    return (file.checkpoint,) if part is None else (file.checkpoint, part.subtask, part.generation, part.number)

@@ -1,4 +1,4 @@
-"""Secrets of sources: they are not stored with the job, so a process that resumes it must be given them."""
+"""Secrets of connectors: they are not stored with the job, so a process that resumes it must be given them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from flinkplus.errors import ConfigurationError
 
 
 def known_secrets(
-    source: str, names: Iterable[str], given: Mapping[str, str], variable: Callable[[str], str], kind: str = ""
+    owner: str, names: Iterable[str], given: Mapping[str, str], variable: Callable[[str], str], kind: str = ""
 ) -> dict[str, str]:
     """The secrets that this process was ``given``, and those of ``names`` from the environment.
 
+    ``owner``: the source or sink, for the error.
     ``variable``: returns the environment variable of a secret.
     ``kind``: what a name is, for the error.
 
@@ -24,7 +25,7 @@ def known_secrets(
             found[name] = os.environ[variable(name)]
         if name not in found:
             raise ConfigurationError(
-                f"source {source!r}: {kind}{name!r} is not known here, since it is not stored with the job: set the "
+                f"{owner}: {kind}{name!r} is not known here, since it is not stored with the job: set the "
                 f"environment variable {variable(name)}"
             )
     return found

@@ -51,7 +51,7 @@ NOT_RUN = {
     "Appended, options": "needs a file that grows: tests/integration/test_data_sources.py runs it, and kills slots",
     ") -> Stream:": "needs events: tests/integration/test_nexmark.py runs each query",
     "GrowingFiles, options": "needs files that grow: tests/integration/test_stream_readers.py runs it, and kills slots",
-    "kafka.example": "needs a broker: tests/integration/test_kafka_jobs.py runs it with one",
+    "kafka.example": "needs a broker: tests/integration/test_kafka_jobs.py and test_kafka_sink.py run it with one",
     "db.example": "needs a database: tests/integration/test_postgres_jobs.py runs it with one",
     # commands, by how they begin, without the path of the program
     "make ": "setting up, or minutes of tests and measurements",

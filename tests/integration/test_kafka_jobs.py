@@ -387,7 +387,7 @@ def test_records_that_are_gone_when_a_job_is_resumed(
 def test_the_program_of_the_page(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = (block for block in all_blocks() if block.page == "docs/kafka.md" and block.language == "python")
+    (block,) = (block for block in all_blocks() if block.page == "docs/kafka.md" and "from_kafka(" in block.text)
     topic = new_topic()
     kafka.create(topic, 2)
     producing = Producing(kafka.servers, kafka.config)

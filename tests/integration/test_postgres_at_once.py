@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 
 from flinkplus import ConfigurationError, JobFailed, JobHandle, MoveRefused, SavepointRefused, StreamEnvironment
 from flinkplus.runtime.coordinator.drivers import recipes
+from flinkplus.sinks.postgres.run_keeper import application
+from flinkplus.sinks.postgres.spare import spare_name
 from tests.integration.conftest import PATIENCE_S, wait_until
 from tests.integration.programs import SESSION, kill_again_and_again
 from tests.postgres_server import PASSWORD, PostgresServer
@@ -91,6 +93,32 @@ def recipe(postgres: PostgresServer) -> int:
     return int(entries)
 
 
+def backends(postgres: PostgresServer, name: str) -> list[int]:
+    """The server's processes of the connections whose names begin so."""
+    query = "SELECT pid FROM pg_stat_activity WHERE starts_with(application_name, %s) ORDER BY pid"
+    return [pid for (pid,) in postgres.execute(query, name)]
+
+
+@pytest.mark.long
+def test_a_failover_opens_no_connection(spark: SparkSession, postgres: PostgresServer) -> None:
+    """The fence has the driver's, and the successor the spare one of its slot."""
+    with Reader(postgres) as reader, numbering(spark, postgres, 300.0).execute("ready") as job:
+        spares, drivers = spare_name(job.job_id), application(job.job_id)
+        wait_until(lambda: len(backends(postgres, spares)) == 2, "a spare connection for each slot")
+        wait_until(lambda: job.missing_standbys() == 0, "standbys")
+        before, kept = backends(postgres, spares), backends(postgres, drivers)
+        written = reader.rows
+        assert job.kill("number:1")
+        wait_until(lambda: bool(job.recoveries()), "the failover")
+        reader.await_rows(written + 500)
+        assert [one["mode"] for one in job.recoveries()] == ["standby"]
+        assert len(set(backends(postgres, "flinkplus writer")) & set(before)) == 1
+        assert backends(postgres, drivers) == kept and len(kept) == 1
+        job.await_finish(PATIENCE_S)
+    assert_exact(postgres, reader)
+    wait_until(lambda: not backends(postgres, "flinkplus"), "the end of all connections")
+
+
 def test_all_slots_and_then_one_are_killed(spark: SparkSession, postgres: PostgresServer) -> None:
     """A rollback, and a failover."""
     with Reader(postgres) as reader, numbering(spark, postgres, 1_500.0).execute("killed") as job:
@@ -103,6 +131,7 @@ def test_all_slots_and_then_one_are_killed(spark: SparkSession, postgres: Postgr
         job.await_finish(PATIENCE_S)
         assert len(job.metrics()["fallback_reasons"]) == 1
     assert_exact(postgres, reader)
+    wait_until(lambda: not backends(postgres, "flinkplus"), "the end of all connections")
     assert recipe(postgres) == 0
 
 

@@ -18,10 +18,11 @@ from flinkplus.errors import (
 )
 from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
 from flinkplus.protocol.vocabulary.ids import CheckpointId
-from flinkplus.sinks.postgres import at_once_writer
+from flinkplus.sinks.postgres import at_once_writer, spare
 from flinkplus.sinks.postgres.at_once import AtOnceKeeper, PostgresAtOnceSink
 from flinkplus.sinks.postgres.at_once_writer import AtOnceWriter
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsUpdate, writer_name
+from flinkplus.sinks.postgres.run_keeper import application
 from flinkplus.sinks.postgres.sink import postgres_sink
 from tests.integration.conftest import wait_until
 from tests.postgres_server import PostgresServer
@@ -39,23 +40,27 @@ class Bench:
         sink = postgres_sink("out", visibility="at_once", **given).bind(SCHEMA, "job-1")
         assert isinstance(sink, PostgresAtOnceSink)
         self.postgres, self.sink = postgres, sink
+        self.keepers: list[AtOnceKeeper] = []
         self.keeper = self.new_driver(resume=False)
         self.writers: list[AtOnceWriter] = []
         self.woken: queue.Queue[Exception | None] = queue.Queue()
 
     def new_driver(self, resume: bool = True) -> AtOnceKeeper:
         keeper = self.sink.committer()
+        self.keepers.append(keeper)
         keeper.prepare(resume)
         return keeper
 
-    def begin(self, generation: int, digest: str = "") -> tuple[AtOnceWriter, StoredOutput]:
+    def begin(
+        self, generation: int, digest: str = "", has_successors: bool = False
+    ) -> tuple[AtOnceWriter, StoredOutput]:
         """The next generation is deployed, from a snapshot with ``digest``."""
         stored = self.keeper.fence(generation, [0, 1], 2, 5.0)[0]
         made = self.sink.with_secrets(self.sink.secrets()).writer(context(0), generation)
         assert isinstance(made, AtOnceWriter)
         self.writers.append(made)
         made.restore({"digest": digest})
-        made.begin(stored.recorded, self.woken.put)
+        made.begin(stored.recorded, self.woken.put, has_successors)
         return made, stored
 
     def recorded(self) -> int:
@@ -82,6 +87,8 @@ def bench(postgres: PostgresServer) -> Iterator[Callable[..., Bench]]:
     for one in made:
         for writer in one.writers:
             writer.close()
+        for keeper in one.keepers:
+            keeper.close()
 
 
 def entry(number: int, checkpoint: int = 0) -> RecipeEntry:
@@ -270,3 +277,142 @@ def test_a_full_queue_stops_the_stream_until_the_server_is_back(
     assert one.woken.get(timeout=20) is None
     one.await_recorded(6)
     assert writer.accepts and one.content == [("a", number) for number in range(1, 6)]
+
+
+# --- connections that are ready
+
+
+def backends(postgres: PostgresServer, name: str) -> list[int]:
+    """The server's processes of the connections that have this name."""
+    found = postgres.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s ORDER BY pid", name)
+    return [pid for (pid,) in found]
+
+
+def test_fences_use_one_connection_until_it_breaks(bench: Callable[..., Bench]) -> None:
+    """The one after that connects again, at once."""
+    one = bench()
+    name = application("job-1")
+    one.keeper.fence(1, [0, 1], 2, 0.0)
+    (first,) = backends(one.postgres, name)
+    one.keeper.fence(2, [0], 2, 0.0)
+    assert backends(one.postgres, name) == [first]
+    with pytest.raises(OutputTableError, match="a later generation"):
+        one.keeper.fence(1, [0], 2, 0.0)
+    one.keeper.fence(3, [0], 2, 0.0)
+    (second,) = backends(one.postgres, name)
+    one.postgres.execute("SELECT pg_terminate_backend(%s)", second)
+    assert one.keeper.fence(4, [0], 2, 0.0) == {0: StoredOutput(0, ())}
+    (third,) = backends(one.postgres, name)
+    assert len({first, second, third}) == 3
+    one.keeper.close()
+    wait_until(lambda: not backends(one.postgres, name), "the end of the connection", 10.0)
+
+
+def test_a_lock_that_is_not_given_in_time_is_tried_again_only_if_there_is_time(bench: Callable[..., Bench]) -> None:
+    """The connection is in order: a new one would wait for the same lock."""
+    import psycopg
+
+    one = bench()
+    one.keeper.fence(1, [0, 1], 2, 5.0)
+    (kept,) = backends(one.postgres, application("job-1"))
+    one.keeper._kept._connection.execute("SET lock_timeout = '50ms'")
+    with psycopg.connect(one.postgres.dsn) as locking:
+        locking.execute("SELECT FROM flinkplus_steps WHERE subtask = 0 FOR UPDATE")
+        with pytest.raises(OutputUnavailable, match="lock timeout"):
+            one.keeper.fence(2, [0], 2, 0.0)
+    assert one.keeper.fence(2, [0], 2, 0.0) == {0: StoredOutput(0, ())}
+    assert backends(one.postgres, application("job-1")) != [kept]
+
+
+@pytest.mark.long
+def test_a_fence_connects_again_when_the_server_is_back(bench: Callable[..., Bench]) -> None:
+    one = bench()
+    one.keeper.fence(1, [0, 1], 2, 0.0)
+    one.postgres.kill()
+    try:
+        with pytest.raises(OutputUnavailable):
+            one.keeper.fence(2, [0], 2, 0.0)
+    finally:
+        one.postgres.start()
+    assert one.keeper.fence(2, [0], 2, 5.0) == {0: StoredOutput(0, ())}
+
+
+def test_a_fence_beside_another_one_has_a_connection_of_its_own(bench: Callable[..., Bench]) -> None:
+    """One in an attempt that was given up, and that the database does not answer, does not hold back the next one."""
+    one = bench()
+    one.keeper.fence(1, [0, 1], 2, 5.0)
+    name = application("job-1")
+    with one.keeper._kept._in_use:
+        assert one.keeper.fence(3, [1], 2, 5.0) == {1: StoredOutput(0, ())}
+        one.keeper.close()
+        assert len(backends(one.postgres, name)) == 1, "its user closes it"
+    one.keeper.fence(4, [1], 2, 5.0)
+    wait_until(lambda: not backends(one.postgres, name), "the end of all connections", 10.0)
+
+
+@pytest.mark.parametrize("mode", ["append", pytest.param("upsert", marks=pytest.mark.long)])
+def test_a_successor_continues_on_the_spare_connection(
+    mode: str, bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare, "REST_S", 0.05)
+    one = bench(mode=mode, key="word" if mode == "upsert" else ())
+    name = spare.spare_name("job-1")
+    first, _ = one.begin(1, has_successors=True)
+    put(first, 1, ("a", 1))
+    one.await_recorded(1)
+    wait_until(lambda: bool(backends(one.postgres, name)), "the spare connection", 10.0)
+    (ready,) = backends(one.postgres, name)
+    second, stored = one.begin(2, has_successors=True)
+    second.write(rows(("a", 1)))
+    second.repeated(1)
+    put(second, 2, ("b", 2))
+    one.await_recorded(2)
+    assert backends(one.postgres, writer_name("job-1", "public.counts", 0)) == [ready]
+    assert stored.recorded == 1 and one.content == [("a", 1), ("b", 2)] and one.woken.empty()
+    wait_until(lambda: bool(backends(one.postgres, name)), "the next spare connection", 10.0)
+    for writer in one.writers:
+        writer.close()
+    wait_until(lambda: not backends(one.postgres, name), "the end of the spare connection", 10.0)
+    assert not spare._spares
+
+
+@pytest.mark.long
+def test_a_spare_connection_that_is_broken_is_replaced(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the successor that takes it, or before that."""
+    monkeypatch.setattr(spare, "REST_S", 0.05)
+    monkeypatch.setattr(spare, "CHECK_S", 60.0)
+    one = bench()
+    name = spare.spare_name("job-1")
+    one.begin(1, has_successors=True)
+    wait_until(lambda: bool(backends(one.postgres, name)), "the spare connection", 10.0)
+    one.postgres.kill()
+    one.postgres.start()
+    monkeypatch.setattr(spare, "CHECK_S", 0.05)
+    second, _ = one.begin(2, has_successors=True)
+    put(second, 1, ("a", 1))
+    one.await_recorded(1)
+    wait_until(lambda: bool(backends(one.postgres, name)), "the next spare connection", 10.0)
+    (broken,) = backends(one.postgres, name)
+    one.postgres.execute("SELECT pg_terminate_backend(%s)", broken)
+    wait_until(lambda: backends(one.postgres, name) not in ([], [broken]), "a new spare connection", 10.0)
+    assert one.woken.empty()
+
+
+def test_a_fenced_writer_that_takes_the_spare_connection_stores_nothing(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took it before the fence, and reads its row after that."""
+    monkeypatch.setattr(spare, "REST_S", 0.05)
+    one = bench()
+    one.begin(1, has_successors=True)
+    wait_until(lambda: bool(backends(one.postgres, spare.spare_name("job-1"))), "the spare connection", 10.0)
+    one.keeper.fence(3, [0], 2, 5.0)
+    late = one.sink.with_secrets(one.sink.secrets()).writer(context(0), 2)
+    assert isinstance(late, AtOnceWriter)
+    one.writers.append(late)
+    put(late, 1, ("late", 1))
+    late.begin(0, one.woken.put, has_successors=True)
+    wait_until(lambda: not late.accepts, "the fence", 10.0)
+    assert one.content == [] and one.recorded() == 0

@@ -13,6 +13,7 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId, Generation, SubtaskI
 from flinkplus.runtime.control import messages as control
 from flinkplus.state.durable.history import EPOCHS_PER_RUN, Cut, Cuts, UnusedFiles, left_behind
 from tests.simulation.subtask import work_of
+from tests.simulation.table import LOST
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -165,7 +166,11 @@ class SimCommits:
         if self._world.table.is_away:
             raise Unavailable("the database is away")
         self._world.checks.counts["fenced_output"] += 1
-        return self._world.table.fence(generation, [SubtaskId(sink, index) for index in subtasks])
+        fenced = [SubtaskId(sink, index) for index in subtasks]
+        if self._world.rng_table.random() < LOST:  # it was carried out, and is carried out again over a new connection
+            self._world.checks.counts["fenced_twice"] += 1
+            self._world.table.fence(generation, fenced)
+        return self._world.table.fence(generation, fenced)
 
     def drop(self, checkpoint: CheckpointId) -> None:
         self._check()

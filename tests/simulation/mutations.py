@@ -1391,9 +1391,21 @@ def joined_steps_are_logged_before_any_sends(original: Any) -> Any:
         for bundle, sending in zip(bundles, sendings, strict=True):
             yield from sending
             if bundle is not bundles[-1]:
-                self._consumed(bundle)
+                self._ended(bundle)
 
     return push
+
+
+@mutation(JoinedSteps, "_ended", joined=True, at_once=True)
+def joined_steps_are_cut_together(original: Any) -> Any:
+    """The rows of steps that are repeated together are one piece, also where the last transaction ended between two of
+    them."""
+
+    def ended(self: Any, bundle: Any) -> None:
+        for end, count in bundle:
+            self._inputs.consumed(end, count)
+
+    return ended
 
 
 @mutation(JoinedSteps, "_push", joined=True)
@@ -1409,6 +1421,8 @@ def joined_steps_grant_credit_together(original: Any) -> Any:
             for found in messages:
                 self._pass_on(*found)
             yield from sending
+            if bundle is not bundles[-1]:
+                self._outputs.cut_recipe()
         for end, count in [part for bundle in bundles[:-1] for part in bundle]:
             own.consumed(end, count)
 

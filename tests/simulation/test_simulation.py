@@ -91,6 +91,7 @@ QUICK = (
     "joined_steps_are_logged_before_any_sends",
     "joined_steps_take_one_message_of_each_channel",
     "joined_reads_are_one",
+    "joined_steps_are_cut_together",
     "joined_steps_are_repeated_again",
     "bytes_are_not_reported",
     "bytes_in_flight_are_not_counted",

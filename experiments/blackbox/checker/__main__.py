@@ -1,9 +1,9 @@
 """``python -m checker``: watches an output until stdin ends, and then checks that everything is there.
 
 Stdin: one line of JSON with ``input`` (the fields of ``history.Input``), ``status`` (a file), and either ``dsn`` and
-``table``, or ``directory``. ``status`` is replaced a few times a second; it has ``rows``, ``looks``, ``found`` (kind ->
-how often), ``examples``, and ``done``. A line ``unfinished`` on stdin before its end: the job has not come to its end,
-so rows may be missing.
+``table``; or ``directory``, of Parquet files as Spark reads them; or ``delta``, the directory of a table. ``status`` is
+replaced a few times a second; it has ``rows``, ``looks``, ``found`` (kind -> how often), ``examples``, and ``done``. A
+line ``unfinished`` on stdin before its end: the job has not come to its end, so rows may be missing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .delta import DeltaWatch
 from .files import FilesWatch
 from .history import History, Input
 from .table import TableWatch, Watch
@@ -29,11 +30,7 @@ LAST_LOOK_S = 30.0
 def main() -> None:
     given = json.loads(sys.stdin.readline())
     history = History(Input(**given["input"]))
-    watch: Watch = (
-        TableWatch(history, given["dsn"], given["table"])
-        if "dsn" in given
-        else FilesWatch(history, Path(given["directory"]))
-    )
+    watch = _watch(given, history)
     status = Path(given["status"])
     written_s, finished, more = 0.0, True, True
     while more:
@@ -53,6 +50,14 @@ def main() -> None:
         history.end()
     watch.close()
     _write(status, history, watch, done=True)
+
+
+def _watch(given: dict[str, Any], history: History) -> Watch:
+    if "dsn" in given:
+        return TableWatch(history, given["dsn"], given["table"])
+    if "delta" in given:
+        return DeltaWatch(history, Path(given["delta"]))
+    return FilesWatch(history, Path(given["directory"]))
 
 
 def _write(path: Path, history: History, watch: Watch, *, done: bool) -> None:

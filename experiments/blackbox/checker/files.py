@@ -38,7 +38,7 @@ class FilesWatch:
             self._history.note(RETRACTED, f"{path} is no longer listed", self._visible.pop(path))
         rows: list[Row] = []
         for path in listed.keys() - self._visible.keys():
-            found = self._read(path)
+            found = read_rows(path, self._history)
             self._visible[path] = len(found)
             rows += found
         if rows:
@@ -49,7 +49,7 @@ class FilesWatch:
         if listed is None:
             return False
         self.look()
-        self._history.compare(row for path in sorted(self._visible) for row in self._read(path))
+        self._history.compare(row for path in sorted(self._visible) for row in read_rows(path, self._history))
         return True
 
     def close(self) -> None:
@@ -78,13 +78,15 @@ class FilesWatch:
                 if line:
                     yield unquote(urlparse(json.loads(line)["path"]).path)
 
-    def _read(self, path: str) -> list[Row]:
-        try:
-            table = pq.read_table(path, partitioning=None)
-        except (OSError, pa.ArrowInvalid) as error:
-            self._history.note(TORN, f"{path} is listed, and cannot be read: {error}")
-            return []
-        columns = {name: table.column(name).to_pylist() for name in table.column_names}
-        nothing = [0] * table.num_rows
-        fields = (columns.get(name, nothing) for name in Row._fields)
-        return [Row(*values) for values in zip(*fields, strict=True)]
+
+def read_rows(path: Path | str, history: History) -> list[Row]:
+    """The rows of a Parquet file that is visible. One that cannot be read is noted."""
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowInvalid) as error:
+        history.note(TORN, f"{path} is listed, and cannot be read: {error}")
+        return []
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    nothing = [0] * table.num_rows
+    fields = (columns.get(name, nothing) for name in Row._fields)
+    return [Row(*values) for values in zip(*fields, strict=True)]

@@ -5,6 +5,7 @@ The input: row *i* of ``rows`` comes by way of reader ``i % readers``, in order,
 The job: *n* numbers the rows of a key *a* in the order in which they came, from 1 up. With ``buckets``, the row goes on
 to bucket ``b = (31 * n + a) % buckets``, where *m* numbers the rows of the bucket, and ``chain`` is a hash of the one
 before, *i*, *a*, *n*. Without buckets ``chain`` goes along *n*, and there is neither *b* nor *m*.
+A reader is a subtask, a file, or a partition of a topic: whatever keeps its rows in order.
 
 Which row gets which *n* and *m* is the job's choice. This holds for every choice, and a job that mixes two histories,
 or takes one back, breaks it:

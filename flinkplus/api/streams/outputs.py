@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.delta.sink import delta_sink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.foreach_batch import foreach_batch_sink
+from flinkplus.sinks.kafka.sink import PROGRESS_TOPIC, KafkaOutputOptions, kafka_sink
 from flinkplus.sinks.parquet import parquet_sink
 from flinkplus.sinks.postgres.sink import postgres_sink
 from flinkplus.sinks.text import TextSink
@@ -91,6 +93,46 @@ class StreamOutputs:
         A missing table is created. Raises ``ConfigurationError``, also without the extra ``flinkplus[postgres]``.
         """
         return self._sink(postgres_sink(self._env.name_for("postgres", name), dsn, table, mode, key, visibility))
+
+    def to_kafka(
+        self,
+        servers: str | Sequence[str],
+        topic: str,
+        *,
+        value: str = "json",
+        key: str | Sequence[str] | None = None,
+        headers: str | None = None,
+        partition: str | None = None,
+        visibility: str = "checkpoint",
+        config: Mapping[str, Any] | None = None,
+        progress_topic: str = PROGRESS_TOPIC,
+        name: str | None = None,
+    ) -> str:
+        """Exactly-once records in ``topic`` of a Kafka cluster, by transactions; returns the sink's name.
+
+        All rows that a checkpoint covers become visible together when it completes, to consumers that read committed
+        records.
+
+        ``value``: ``json``: an object of the row's columns; ``bytes``, ``text``: the column ``value``.
+        ``key``: a column of text or bytes, as it is; others, and several, as JSON. Equal keys meet in one partition.
+        ``headers``: a column with the record's headers. ``partition``: a column with the partition's number; a null
+        leaves it to the key. Both are left out of a JSON value.
+        ``visibility``: ``checkpoint``.
+        ``config``: settings of librdkafka; passwords among them are not stored with the job.
+        ``progress_topic``: where the job notes what is committed; created, with one partition, if it is not there.
+
+        See ``docs/kafka.md``. Raises ``ConfigurationError``, also without the extra ``flinkplus[kafka]``.
+        """
+        options = KafkaOutputOptions(
+            value=value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            visibility=visibility,
+            config=config,
+            progress_topic=progress_topic,
+        )
+        return self._sink(kafka_sink(self._env.name_for("kafka_sink", name), servers, topic, options))
 
     def to_delta(
         self,

@@ -1,8 +1,8 @@
 """Steps that a promoted subtask repeats together, because many small ones cost much more than one of as many rows.
 
 The work processes the rows of all of them at once. Each step is then logged, and sends its own messages, as if it were
-repeated alone: messages have the same rows, numbers and determinants. No consumer can tell how a subtask was repeated,
-and one that has some of the messages gets the others.
+repeated alone: messages have the same rows, numbers and determinants, and a sink's recipe is cut at the end of each
+step. No consumer can tell how a subtask was repeated, and one that has some of the messages gets the others.
 
 Rules: only steps that are known not to have read the clock, and only where the work says that their output does not
 depend on it (``SubtaskWork.joins_steps``). No message of another kind, such as a barrier, comes between two of them.
@@ -37,8 +37,7 @@ class JoinedSteps:
     ``begin_bundle``: logs a step that takes a bundle.
     ``pass_on``: a step that has begun takes a message.
     ``end``: sends the end of input.
-    ``is_head``: it is the head of a loop, whose steps are repeated one by one. So are those of a subtask that keeps a
-    recipe.
+    ``is_head``: it is the head of a loop, whose steps are repeated one by one.
     """
 
     def __init__(
@@ -59,7 +58,8 @@ class JoinedSteps:
         self._begin_bundle = begin_bundle
         self._pass_on = pass_on
         self._end = end
-        self._one_by_one = is_head or parts.outputs.recipe is not None
+        self._outputs = parts.outputs
+        self._one_by_one = is_head
 
     def begin(self) -> tuple[Bundle, Iterator[None]] | None:
         """Begin the next steps, if several may be repeated together: what the last one takes, and all of them as
@@ -89,12 +89,11 @@ class JoinedSteps:
         return [], self._read(steps, sendings)
 
     def _read(self, steps: list[int], sendings: Sequence[Iterator[None]]) -> Iterator[None]:
-        for choice, sending in zip(steps, sendings, strict=False):
+        for at, choice in enumerate(steps):
+            if at:
+                self._outputs.cut_recipe()
             self._history.begin(Choice.READ, choice)
-            yield from sending
-        if len(steps) > len(sendings):
-            self._history.begin(Choice.READ, steps[-1])
-            yield from self._end()
+            yield from sendings[at] if at < len(sendings) else self._end()
 
     # --- messages
 
@@ -135,10 +134,11 @@ class JoinedSteps:
                 self._pass_on(end, message, payload)
             yield from sending
             if bundle is not bundles[-1]:
-                self._consumed(bundle)
+                self._ended(bundle)
 
-    def _consumed(self, bundle: Bundle) -> None:
+    def _ended(self, bundle: Bundle) -> None:
         """A step but for the last one has ended. Its producers get credit at once: another consumer of theirs may need
         what they send next before this subtask can send more."""
         for end, count in bundle:
             self._inputs.consumed(end, count)
+        self._outputs.cut_recipe()

@@ -184,6 +184,7 @@ class RunningJob:
             if result.error is None:
                 result.error = JobFailed(f"the job's output could not be completed: {error}")
         finally:
+            self._commits.close()
             self._withdraw_access()
             if self._registry is not None:
                 self._registry.close()

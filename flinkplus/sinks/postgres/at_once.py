@@ -19,10 +19,11 @@ from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import RecipeKeeper, RecipeWriter, Sink
 from flinkplus.sinks.postgres.at_once_writer import AtOnceWriter
 from flinkplus.sinks.postgres.columns import check_columns
-from flinkplus.sinks.postgres.connecting import SCHEME, Address
+from flinkplus.sinks.postgres.connecting import SCHEME, Address, patiently
+from flinkplus.sinks.postgres.kept import KeptConnection
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables
-from flinkplus.sinks.postgres.run_keeper import RunKeeper
-from flinkplus.sinks.postgres.table import OutputTable
+from flinkplus.sinks.postgres.run_keeper import SETTINGS, RunKeeper
+from flinkplus.sinks.postgres.table import BEGIN_LOCK_TIMEOUT, OutputTable
 
 PASSWORD = "PGPASSWORD"
 log = logging.getLogger("flinkplus")
@@ -81,6 +82,12 @@ class AtOnceKeeper(RunKeeper, RecipeKeeper):
     def __init__(self, sink: str, job_id: str, address: Address, table: OutputTable) -> None:
         super().__init__(sink, job_id, address, table)
         self._tables = RecipeTables(table, job_id)
+        self._fenced_at: int | None = None
+        """The parallelism at which this driver has fenced the writers: table and parallelism were checked then."""
+        self._kept = KeptConnection(address, f"{table}", self._settle)
+
+    def _settle(self, connection: Any) -> None:
+        connection.execute(SETTINGS, self._settings(BEGIN_LOCK_TIMEOUT))
 
     @override
     def _make_beside(self, connection: Any) -> None:
@@ -95,11 +102,18 @@ class AtOnceKeeper(RunKeeper, RecipeKeeper):
         self, generation: int, subtasks: Collection[int], parallelism: int, patience_s: float
     ) -> Mapping[int, StoredOutput]:
         def action(connection: Any) -> Mapping[int, StoredOutput]:
-            self._locked(connection)
-            self._tables.check_parallelism(connection, parallelism)
-            return self._tables.fence(connection, generation, subtasks)
+            self._locked(connection, looked=self._fenced_at == parallelism)
+            if self._fenced_at != parallelism:
+                self._tables.check_parallelism(connection, parallelism)
+            stored = self._tables.fence(connection, generation, subtasks)
+            self._fenced_at = parallelism
+            return stored
 
-        return self._transacted(action, patience_s, "the recipe is read")
+        return patiently(lambda: self._kept.transacted(action), patience_s, f"{self._table}: the recipe is read")
+
+    @override
+    def close(self) -> None:
+        self._kept.close()
 
     @override
     def commit(self, checkpoint: int, files: Sequence[StagedFile]) -> None:

@@ -39,9 +39,15 @@ from flinkplus.protocol.determinants.recipe import RecipeEntry
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import RecipeWriter
 from flinkplus.sinks.postgres.columns import CopyEncoder
-from flinkplus.sinks.postgres.connecting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Address, connect, translated
-from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate, writer_name
-from flinkplus.sinks.postgres.table import OutputTable
+from flinkplus.sinks.postgres.connecting import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    SYNCHRONOUS,
+    connect,
+    translated,
+)
+from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate
+from flinkplus.sinks.postgres.spare import PreparedConnection, SpareOwner, join_spare, leave_spare
 
 MAX_PENDING_BYTES, MAX_PENDING_CUTS = 16 << 20, 512
 """Rows and steps that wait for the database; beyond that no step begins."""
@@ -54,30 +60,15 @@ SETTLE_S = 5.0
 """How long a snapshot waits for its rows; then its checkpoint is declined."""
 CLOSE_S = 1.0
 DIGEST_BYTES = 16
-SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 log = logging.getLogger("flinkplus.slot")
 
 
-class RecipeSink(Protocol):
+class RecipeSink(SpareOwner, Protocol):
     """What a writer asks of its sink's descriptor."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def job_id(self) -> str: ...
-
-    @property
-    def keys(self) -> tuple[str, ...]: ...
-
-    @property
-    def address(self) -> Address: ...
-
-    @property
     def bound_schema(self) -> pa.Schema: ...
-
-    def output_table(self) -> OutputTable: ...
 
 
 class _Fenced(Exception):
@@ -136,10 +127,11 @@ class AtOnceWriter(RecipeWriter):
             self._digest = bytes.fromhex(str(state["digest"]))
 
     @override
-    def begin(self, recorded: int, woken: Callable[[Exception | None], None]) -> None:
+    def begin(self, recorded: int, woken: Callable[[Exception | None], None], has_successors: bool = False) -> None:
         def run() -> None:
+            take = join_spare(self._sink) if has_successors else None
             try:
-                self._run(recorded, woken)
+                self._run(recorded, woken, take)
             except _Closed:
                 pass
             except _Fenced:
@@ -150,6 +142,8 @@ class AtOnceWriter(RecipeWriter):
                 woken(error)
             finally:
                 self._disconnect()
+                if take is not None:
+                    leave_spare(self._sink)
 
         self._thread = threading.Thread(target=run, name=f"flinkplus-{self._sink.name}-{self._index}", daemon=True)
         self._thread.start()
@@ -233,8 +227,15 @@ class AtOnceWriter(RecipeWriter):
 
     # --- the thread
 
-    def _run(self, recorded: int, woken: Callable[[Exception | None], None]) -> None:
-        self._patiently(self._connect)
+    def _run(
+        self,
+        recorded: int,
+        woken: Callable[[Exception | None], None],
+        take: Callable[[], PreparedConnection | None] | None,
+    ) -> None:
+        prepared = None if take is None else take()
+        if prepared is None or not self._continue_on(prepared):
+            self._patiently(self._connect)
         self._step = self._recorded.step
         if self._step != recorded:
             raise self._table.error(f"step {self._step} is recorded of subtask {self._index}, and {recorded} was read")
@@ -363,9 +364,25 @@ class AtOnceWriter(RecipeWriter):
             if not self._table.found(connection):
                 raise OutputTableError(f"{self._table} has gone")
             self._table.ready(connection)
-            name = writer_name(self._sink.job_id, self._table.output, self._index)
-            connection.execute("SELECT set_config('application_name', %s, false)", [name])
-            row = self._tables.row(connection, self._index)
+            self._read_recorded(connection)
+
+    def _continue_on(self, prepared: PreparedConnection) -> bool:
+        """Use a spare connection, and read what is recorded; false if the connection has failed. Raises ``_Fenced``."""
+        self._connection, self._table = prepared.connection, prepared.table
+        self._tables = RecipeTables(self._table, self._sink.job_id)
+        try:
+            with translated(self._sink.address, f"{self._table}"), self._connection.transaction():
+                self._read_recorded(self._connection)
+        except OutputUnavailable as error:
+            log.info("%s; connecting again", error)
+            self._disconnect()
+            return False
+        return True
+
+    def _read_recorded(self, connection: Any) -> None:
+        """Give the connection this subtask's name, then read the row, which stays locked until the transaction ends: a
+        fence that does not see the name waits for the lock or has changed the row."""
+        row = self._tables.named_row(connection, self._index)
         if row is None:
             raise self._table.error(f"the row of subtask {self._index} has gone; the database was changed or restored")
         if row.generation != self._generation:

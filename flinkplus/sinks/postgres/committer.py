@@ -21,12 +21,11 @@ from typing_extensions import override
 from flinkplus.errors import OutputTableError
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import not_yet_committed
-from flinkplus.sinks.file_names import PartName
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.connecting import Address
 from flinkplus.sinks.postgres.run_keeper import RunKeeper
 from flinkplus.sinks.postgres.table import COMMIT_LOCK_TIMEOUT, OutputTable, Progress
-from flinkplus.sinks.staging import LastingCommitter, StagingFolder
+from flinkplus.sinks.staging import LastingCommitter, StagingFolder, written_order
 
 
 class PostgresCommitter(LastingCommitter, RunKeeper):
@@ -100,7 +99,7 @@ class PostgresCommitter(LastingCommitter, RunKeeper):
         new = not_yet_committed(files, known.checkpoint)
         if not new:
             return known.checkpoint
-        self._table.load(connection, map(self._pieces, sorted(new, key=_order)))
+        self._table.load(connection, map(self._pieces, sorted(new, key=written_order)))
         through, rows = max(file.checkpoint for file in new), sum(file.rows for file in new)
         self._table.write_progress(connection, self._job_id, replace(known, checkpoint=through, rows=known.rows + rows))
         return through
@@ -129,9 +128,3 @@ class PostgresCommitter(LastingCommitter, RunKeeper):
         return OutputTableError(
             f"{self._table} holds the rows of checkpoint {checkpoint}, and what is committed to a table {consequence}"
         )
-
-
-def _order(file: StagedFile) -> tuple[int, ...]:
-    """The rows of one subtask in the order in which it wrote them."""
-    part = PartName.parse(file.name)
-    return (file.checkpoint,) if part is None else (file.checkpoint, part.subtask, part.generation, part.number)

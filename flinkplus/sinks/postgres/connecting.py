@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -32,6 +32,8 @@ ENCODING = {"client_encoding": "utf8"}
 SESSION = "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET idle_in_transaction_session_timeout = '60s'"
 """The last one: a driver that hangs in the middle of a commit must not keep the next driver waiting."""
 CONFIRM = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+"""As ``CONFIRM``, for all transactions of a connection."""
 PATIENCE_S = 8.0
 """How long one call tries to reach a server; the coordinator repeats a failed commit several times."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
@@ -117,13 +119,14 @@ def transaction(address: Address, what: str) -> Iterator[Any]:
             yield connection
 
 
-def connect(address: Address, *, lasting: bool = False) -> Any:
+def connect(address: Address, *, lasting: bool = False, **defaults: str) -> Any:
     """A new connection, with the settings that rows are written with. Raises the errors of psycopg.
 
     ``lasting``: for many transactions, each of which is begun by itself (``connection.transaction``).
+    ``defaults``: parameters of libpq instead of those in ``DEFAULTS``.
     """
     connection = psycopg_module().connect(
-        **{**DEFAULTS, **address.parameters, **address.secrets, **ENCODING}, autocommit=lasting
+        **{**DEFAULTS, **defaults, **address.parameters, **address.secrets, **ENCODING}, autocommit=lasting
     )
     try:
         connection.execute(SESSION)
@@ -131,6 +134,14 @@ def connect(address: Address, *, lasting: bool = False) -> Any:
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def together(connection: Any) -> Iterator[None]:
+    """Statements in the block are sent together, where libpq can do that; results are read behind it. A statement that
+    fails ends the block with its error, and those after it are not carried out."""
+    with connection.pipeline() if psycopg_module().Pipeline.is_supported() else nullcontext():
+        yield
 
 
 @contextmanager

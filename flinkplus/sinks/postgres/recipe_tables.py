@@ -14,7 +14,7 @@ from typing import Any
 
 from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
 from flinkplus.protocol.vocabulary.ids import CheckpointId
-from flinkplus.sinks.postgres.connecting import psycopg_module
+from flinkplus.sinks.postgres.connecting import psycopg_module, together
 from flinkplus.sinks.postgres.table import OutputTable
 
 STEPS, RECIPE = "flinkplus_steps", "flinkplus_recipe"
@@ -29,9 +29,12 @@ _RECIPE_COLUMNS = (
     f"{KEY}, step bigint NOT NULL, checkpoint bigint NOT NULL, spans bytea NOT NULL, "
     "PRIMARY KEY (job, output, subtask, step)"
 )
+_ROW = "format, generation, step, digest"
+_SUBTASKS = "WHERE job = %s AND output = %s AND subtask = ANY(%s)"
 _END_WRITERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ANY(%s) "
-    "AND datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()"
+    "AND datname = current_database() AND usename = current_user AND pid <> pg_backend_pid() "
+    f"AND NOT EXISTS (SELECT FROM {{steps}} {_SUBTASKS} AND generation > %s)"
 )
 
 
@@ -113,36 +116,29 @@ class RecipeTables:
         generations end. Raises ``OutputTableError`` if a newer one of the same run was faster; the caller knows that no
         other driver writes."""
         indexes = sorted(subtasks)
-        newest = self._named(
-            "SELECT coalesce(max(generation), 0) FROM {steps} WHERE job = %s AND output = %s AND subtask = ANY(%s)"
-        )
-        if connection.execute(newest, [*self._key, indexes]).fetchone()[0] > generation:
-            raise self._overtaken(generation)
-        connection.execute(_END_WRITERS, [[writer_name(self._job, self._table.output, index) for index in indexes]])
-        text = self._named(
+        names = [writer_name(self._job, self._table.output, index) for index in indexes]
+        raised = self._named(
             "INSERT INTO {steps} AS known (job, output, subtask, format, generation, step, digest, trimmed, rows) "
             "SELECT %s, %s, subtask, %s, %s, 0, '', 0, 0 FROM unnest(%s::integer[]) AS subtask ORDER BY subtask "
             "ON CONFLICT (job, output, subtask) DO UPDATE SET generation = EXCLUDED.generation "
             "WHERE known.generation < EXCLUDED.generation"
         )
-        connection.execute(text, [*self._key, STEPS_FORMAT, generation, indexes])
-        stored: dict[int, StoredOutput] = {}
-        for index in indexes:
-            row = self.row(connection, index)
-            if row is None or row.generation != generation:
-                raise self._overtaken(generation)
-            stored[index] = StoredOutput(row.step, self._entries(connection, index))
-        return stored
-
-    def _overtaken(self, generation: int) -> Exception:
-        return self._table.error(f"a later generation than {generation} writes already")
-
-    def _entries(self, connection: Any, subtask: int) -> tuple[RecipeEntry, ...]:
-        text = self._named(
-            "SELECT checkpoint, spans FROM {recipe} WHERE job = %s AND output = %s AND subtask = %s ORDER BY step"
-        )
-        found = connection.execute(text, [*self._key, subtask])
-        return tuple(RecipeEntry(CheckpointId(checkpoint), bytes(spans)) for checkpoint, spans in found)
+        # Each statement sees what is committed when it begins. So the recipe is read last: once the rows are locked, no
+        # writer of an older generation can add to it.
+        locked = self._named(f"SELECT subtask, {_ROW} FROM {{steps}} {_SUBTASKS} ORDER BY subtask FOR UPDATE")
+        recipe = self._named(f"SELECT subtask, checkpoint, spans FROM {{recipe}} {_SUBTASKS} ORDER BY subtask, step")
+        with together(connection):
+            connection.execute(self._named(_END_WRITERS), [names, *self._key, indexes, generation])
+            connection.execute(raised, [*self._key, STEPS_FORMAT, generation, indexes])
+            steps = connection.execute(locked, [*self._key, indexes])
+            entries = connection.execute(recipe, [*self._key, indexes])
+        rows = {index: self._row(*row) for index, *row in steps}
+        if len(rows) != len(indexes) or any(row.generation != generation for row in rows.values()):
+            raise self._table.error(f"a later generation than {generation} writes already")
+        recipes: dict[int, list[RecipeEntry]] = {index: [] for index in indexes}
+        for index, checkpoint, spans in entries:
+            recipes[index].append(RecipeEntry(CheckpointId(checkpoint), bytes(spans)))
+        return {index: StoredOutput(rows[index].step, tuple(recipes[index])) for index in indexes}
 
     def forget(self, connection: Any) -> None:
         """The job has finished: nothing will be made again."""
@@ -153,35 +149,46 @@ class RecipeTables:
     def row(self, connection: Any, subtask: int) -> StepsRow | None:
         """The row of a subtask, locked until the end of the transaction. Raises ``OutputTableError`` for another
         format."""
-        text = self._named(
-            "SELECT format, generation, step, digest FROM {steps} "
-            "WHERE job = %s AND output = %s AND subtask = %s FOR UPDATE"
-        )
-        row = connection.execute(text, [*self._key, subtask]).fetchone()
-        if row is None:
-            return None
-        if row[0] != STEPS_FORMAT:
-            raise self._table.error(f"the format of its rows in {STEPS} is {row[0]}; this version reads {STEPS_FORMAT}")
-        return StepsRow(row[1], row[2], bytes(row[3]))
+        return self._first(self._locked(connection, subtask))
+
+    def named_row(self, connection: Any, subtask: int) -> StepsRow | None:
+        """As ``row``; before that the connection gets the name of the subtask's writers."""
+        with together(connection):
+            name = writer_name(self._job, self._table.output, subtask)
+            connection.execute("SELECT set_config('application_name', %s, false)", [name])
+            found = self._locked(connection, subtask)
+        return self._first(found)
+
+    def _locked(self, connection: Any, subtask: int) -> Any:
+        text = self._named(f"SELECT {_ROW} FROM {{steps}} WHERE job = %s AND output = %s AND subtask = %s FOR UPDATE")
+        return connection.execute(text, [*self._key, subtask])
+
+    def _first(self, found: Any) -> StepsRow | None:
+        row = found.fetchone()
+        return None if row is None else self._row(*row)
+
+    def _row(self, version: int, generation: int, step: int, digest: bytes) -> StepsRow:
+        if version != STEPS_FORMAT:
+            raise self._table.error(
+                f"the format of its rows in {STEPS} is {version}; this version reads {STEPS_FORMAT}"
+            )
+        return StepsRow(generation, step, bytes(digest))
 
     def update(self, connection: Any, subtask: int, generation: int, update: StepsUpdate) -> bool:
         """Record what a transaction has; false if another generation may write, or has written."""
         key = [*self._key, subtask]
         text = self._named(
-            "UPDATE {steps} SET step = %s, digest = %s, trimmed = greatest(trimmed, %s), rows = rows + %s, "
-            "changed = now() WHERE job = %s AND output = %s AND subtask = %s AND generation = %s AND step = %s"
+            "WITH moved AS (UPDATE {steps} SET step = %s, digest = %s, trimmed = greatest(trimmed, %s), "
+            "rows = rows + %s, changed = now() WHERE job = %s AND output = %s AND subtask = %s AND generation = %s "
+            "AND step = %s RETURNING job, output, subtask), "
+            "stored AS (INSERT INTO {recipe} (job, output, subtask, step, checkpoint, spans) "
+            "SELECT moved.*, entry.* FROM moved, unnest(%s::bigint[], %s::bigint[], %s::bytea[]) AS entry) "
+            "SELECT count(*) FROM moved"
         )
         values = [update.step, update.digest, update.trim, update.rows, *key, generation, update.before]
-        if connection.execute(text, values).rowcount != 1:
-            return False
-        text = self._named(
-            "INSERT INTO {recipe} (job, output, subtask, step, checkpoint, spans) "
-            "SELECT %s, %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[])"
-        )
         steps, entries = [step for step, _ in update.entries], [entry for _, entry in update.entries]
         lists = [steps, [entry.checkpoint for entry in entries], [entry.spans for entry in entries]]
-        connection.execute(text, [*key, *lists])
-        return True
+        return bool(connection.execute(text, [*values, *lists]).fetchone()[0])
 
     def trim(self, connection: Any, subtask: int, checkpoint: int) -> None:
         """Remove the entries before a complete checkpoint."""

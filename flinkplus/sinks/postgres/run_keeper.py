@@ -18,10 +18,12 @@ from flinkplus.sinks.postgres.connecting import PATIENCE_S, Address, patiently, 
 from flinkplus.sinks.postgres.table import BEGIN_LOCK_TIMEOUT, OutputTable, Progress
 
 T = TypeVar("T")
+SETTINGS = "SELECT set_config(%s, %s, false), set_config(%s, %s, false)"
 
 
 class RunKeeper(SinkCommitter):
     """The driver's side of a table, without its rows. Connects for each transaction: an idle connection may be dead.
+    (For a fence, see ``kept``.)
 
     ``sink``: its name.
     """
@@ -46,11 +48,14 @@ class RunKeeper(SinkCommitter):
     ) -> T:
         def once() -> T:
             with transaction(self._address, f"{self._table}") as connection:
-                settings = ["application_name", application(self._job_id), "lock_timeout", lock_timeout]
-                connection.execute("SELECT set_config(%s, %s, false), set_config(%s, %s, false)", settings)
+                connection.execute(SETTINGS, self._settings(lock_timeout))
                 return action(connection)
 
         return patiently(once, patience_s, f"{self._table}: {what}")
+
+    def _settings(self, lock_timeout: str) -> list[str]:
+        """The values of ``SETTINGS``."""
+        return ["application_name", application(self._job_id), "lock_timeout", lock_timeout]
 
     # --- for other tables beside the output
 
@@ -117,13 +122,14 @@ class RunKeeper(SinkCommitter):
 
     # --- while the job runs
 
-    def _locked(self, connection: Any) -> Progress:
-        """The progress of this run, locked. Raises ``JobRunsElsewhere`` if another driver has taken the job over."""
+    def _locked(self, connection: Any, looked: bool = False) -> Progress:
+        """The progress of this run, locked. Raises ``JobRunsElsewhere`` if another driver has taken the job over.
+        ``looked``: the table was checked before by this driver, and need not be checked again."""
         if self._run is None:
             raise InvariantViolation(f"sink {self._sink!r} commits before it was prepared")
-        if not self._table.found(connection):
+        if not looked and not self._table.found(connection):
             raise OutputTableError(f"{self._table} has gone")
-        known = self._table.progress(connection, self._job_id)
+        known = self._table.progress(connection, self._job_id, made=looked)
         if known is None or known.checkpoint < self._committed_through:
             raise OutputTableError(
                 f"{self._table}: the job's row of progress is missing or older than it was; the database "

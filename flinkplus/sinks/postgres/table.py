@@ -222,9 +222,10 @@ class OutputTable:
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
-    def progress(self, connection: Any, job: str) -> Progress | None:
-        """The row of a job, locked until the end of the transaction; ``None``: there is none."""
-        if not self._has_progress(connection):
+    def progress(self, connection: Any, job: str, made: bool = False) -> Progress | None:
+        """The row of a job, locked until the end of the transaction; ``None``: there is none. ``made``: the table of
+        progress was there before."""
+        if not made and not self._has_progress(connection):
             return None
         text = self._sql.SQL(
             "SELECT format, sink, run, checkpoint, rows FROM {} WHERE job = %s AND output = %s FOR UPDATE"

@@ -1,4 +1,4 @@
-"""The consumer of librdkafka, and what its errors mean. Nothing else imports ``confluent_kafka``.
+"""The consumer of librdkafka, and what its errors mean. No other part of a source imports ``confluent_kafka``.
 
 Rules: used by one thread. A call that a broker must answer raises ``BrokersAway`` when none does within its timeout.
 """
@@ -41,13 +41,13 @@ class _Quiet:
         log.debug(*arguments)
 
 
-def confluent_module() -> Any:
+def confluent_module(used_by: str = "from_kafka") -> Any:
     """``confluent_kafka``. Raises ``ConfigurationError`` if it is not installed."""
     try:
         import confluent_kafka
     except ImportError as error:
         raise ConfigurationError(
-            f"from_kafka needs confluent-kafka ({printable(error)}): pip install 'flinkplus[kafka]'"
+            f"{used_by} needs confluent-kafka ({printable(error)}): pip install 'flinkplus[kafka]'"
         ) from error
     return confluent_kafka
 

@@ -1,11 +1,11 @@
-"""The configuration of a client, without its secrets where it is stored.
+"""The configuration of a client, without its secrets where it is stored. For sources and for sinks.
 
 Rules: a secret is in no pickle, ``repr``, log or error. What exactly-once depends on cannot be configured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,9 @@ REQUIRED: Mapping[str, Setting] = {
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
 }
-"""Positions belong to checkpoints, and an offset that is gone is an error."""
-OWN = ("bootstrap.servers", "metadata.broker.list", "group.id", "group.protocol", "group.instance.id", *REQUIRED)
+"""Of a source: positions belong to checkpoints, and an offset that is gone is an error."""
+SERVERS = ("bootstrap.servers", "metadata.broker.list")
+OWN = (*SERVERS, "group.id", "group.protocol", "group.instance.id", *REQUIRED)
 DEFAULTS: Mapping[str, Setting] = {
     "isolation.level": "read_committed",
     "queued.max.messages.kbytes": 16 << 10,
@@ -31,7 +32,7 @@ DEFAULTS: Mapping[str, Setting] = {
     "socket.keepalive.enable": True,
     "reconnect.backoff.max.ms": 2_000,
 }
-"""What the user gives counts."""
+"""Of a source. What the user gives counts."""
 
 
 def environment_name(setting: str) -> str:
@@ -53,31 +54,36 @@ class KafkaConnection:
         return {**vars(self), "settings": dict(self.settings), "secrets": {}}
 
     @classmethod
-    def parse(cls, source: str, servers: str | Sequence[str], config: Mapping[str, Any]) -> KafkaConnection:
-        """Raises ``ConfigurationError``, which quotes no value: it may be a secret."""
+    def parse(
+        cls, owner: str, servers: str | Sequence[str], config: Mapping[str, Any], own: Collection[str] = OWN
+    ) -> KafkaConnection:
+        """``owner``: the source or sink, for errors. ``own``: settings that it makes itself.
+
+        Raises ``ConfigurationError``, which quotes no value: it may be a secret.
+        """
         text = servers if isinstance(servers, str) else ",".join(servers)
         if not text.strip():
-            raise ConfigurationError(f"source {source!r}: servers must be 'host:port', or several of them")
+            raise ConfigurationError(f"{owner}: servers must be 'host:port', or several of them")
         for name, value in config.items():
-            if name in OWN:
-                raise ConfigurationError(f"source {source!r}: config cannot set {name!r}, which the source sets itself")
+            if name in own:
+                raise ConfigurationError(f"{owner}: config cannot set {name!r}, which exactly-once needs as it is")
             if not isinstance(value, str | int | float):
                 raise ConfigurationError(
-                    f"source {source!r}: the value of {name!r} in config must be text, a number or a bool, since it is "
-                    "sent to the slots"
+                    f"{owner}: the value of {name!r} in config must be text, a number or a bool, since it is stored "
+                    "with the job"
                 )
         secret = tuple(sorted(name for name in config if any(word in name for word in SECRET_WORDS)))
         settings = {name: value for name, value in config.items() if name not in secret}
         return cls(text, settings, secret, {name: str(config[name]) for name in secret})
 
-    def known_secrets(self, source: str) -> dict[str, str]:
+    def known_secrets(self, owner: str) -> dict[str, str]:
         """All that are needed, also from the environment. Raises ``ConfigurationError`` if one is missing."""
-        return known_secrets(source, self.secret_names, self.secrets, environment_name)
+        return known_secrets(owner, self.secret_names, self.secrets, environment_name)
 
     def configuration(self, source: str, group: str | None, client_id: str) -> dict[str, Any]:
         """For a consumer. Raises ``ConfigurationError`` if a secret is missing."""
         own = {"bootstrap.servers": self.servers, "group.id": group or f"flinkplus-{source}", "client.id": client_id}
-        return {**DEFAULTS, **self.settings, **self.known_secrets(source), **own, **REQUIRED}
+        return {**DEFAULTS, **self.settings, **self.known_secrets(f"source {source!r}"), **own, **REQUIRED}
 
     def shown(self, text: str) -> str:
         """``text`` of a library in one line, without secrets."""

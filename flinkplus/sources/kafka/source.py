@@ -101,7 +101,7 @@ class KafkaSource(Source):
 
     @override
     def secrets(self) -> Mapping[str, str]:
-        return self.connection.known_secrets(self.name)
+        return self.connection.known_secrets(f"source {self.name!r}")
 
     @override
     def with_secrets(self, secrets: Mapping[str, str]) -> Self:
@@ -112,7 +112,7 @@ class KafkaSource(Source):
 
     def connect(self, client: str) -> KafkaClient:
         """A new client. Raises ``ConfigurationError``."""
-        connection = replace(self.connection, secrets=self.connection.known_secrets(self.name))
+        connection = replace(self.connection, secrets=self.secrets())
         return KafkaClient(self.name, connection, self.group, client)
 
     @override
@@ -155,7 +155,7 @@ def kafka_source(
     )
     return KafkaSource(
         name,
-        KafkaConnection.parse(name, servers, options.config or {}),
+        KafkaConnection.parse(f"source {name!r}", servers, options.config or {}),
         names,
         options.value,
         value_schema(name, options.value, None if options.schema is None else parse_schema(options.schema)),

@@ -59,7 +59,7 @@ class SparkDataSource:
 
     def known_secrets(self, source: str) -> dict[str, str]:
         """All that are needed, also from the environment. Raises ``ConfigurationError`` if one is missing."""
-        return known_secrets(source, self.secret_names, self.secrets, environment_name, "option ")
+        return known_secrets(f"source {source!r}", self.secret_names, self.secrets, environment_name, "option ")
 
     def hide(self, text: str) -> str:
         """``text`` of a user's error, without secrets."""

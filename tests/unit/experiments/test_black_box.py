@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.blackbox import pipelines
+from experiments.blackbox import feeding, pipelines
+from experiments.blackbox.checker import delta
+from experiments.blackbox.checker.delta import DeltaWatch
 from experiments.blackbox.checker.files import FilesWatch
 from experiments.blackbox.checker.history import (
     DOUBLED,
@@ -32,12 +35,15 @@ from experiments.blackbox.checker.history import (
     Row,
     linked,
 )
-from experiments.blackbox.experiment import EXPERIMENT, BlackBoxSettings
+from experiments.blackbox.experiment import EXPERIMENT, BlackBoxSettings, more, runs
+from experiments.blackbox.faults import BROKER, RESCALE, WEIGHTS, drawn
 from experiments.blackbox.faults import KINDS as FAULTS
-from experiments.blackbox.faults import RESCALE, WEIGHTS, drawn
+from experiments.blackbox.feeding import FileFeeder
 from experiments.blackbox.pipelines import PIPELINES, Job, Place
 from experiments.blackbox.tables import summarize, tables
 from experiments.harness.console import show
+from experiments.harness.running import Context as RunContext
+from experiments.harness.running import RunError
 from flinkplus.errors import ConfigurationError
 
 CHECKER = Path(pipelines.__file__).parent / "checker"
@@ -216,6 +222,7 @@ def test_the_stages_do_what_the_checker_expects() -> None:
         found = history(spec, [Row(*row) for row in rows])
         found.end()
         assert found.exact, found.examples
+    assert json.loads(pipelines.NumberedRecord(9)(7)) == {"i": 7, "a": given.key(7)}
     lines = pa.record_batch({"value": ["7", "8"]})
     assert pipelines.Numbers(9)(lines).column("a").to_pylist() == [given.key(7), given.key(8)]
 
@@ -267,13 +274,144 @@ def test_files_that_go_and_files_that_are_torn(tmp_path: Path) -> None:
     assert found.found[TORN] == 2
 
 
+# --- a Delta table
+
+
+def write_version(table: Path, version: int, *files: tuple[str, list[Row]], more: str = "", rows: int = 0) -> None:
+    """A commit. ``rows``: how many more the log says of each file; ``more``: further lines."""
+    lines = [json.dumps({"commitInfo": {}})]
+    for name, found in files:
+        path = table / name
+        if found:
+            pq.write_table(pa.table({field: [getattr(row, field) for row in found] for field in Row._fields}), path)
+        size = path.stat().st_size if path.exists() else 1
+        stats = json.dumps({"numRecords": len(found) + rows})
+        lines.append(json.dumps({"add": {"path": name.replace(" ", "%20"), "size": size, "stats": stats}}))
+    (table / delta.LOG).mkdir(exist_ok=True)
+    (table / delta.LOG / f"{version:020}.json").write_text("\n".join([*lines, more]))
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, History, DeltaWatch]:
+    """Its watch looks at the files each time. The rows are those of ``CUTS``."""
+    monkeypatch.setattr(delta, "CHECK_S", -1.0)
+    found = History(CUTS)
+    return tmp_path, found, DeltaWatch(found, tmp_path)
+
+
+CUTS = replace(TWO_STAGES, cuts=True)
+
+
+def test_the_versions_of_a_table_are_cuts(table: tuple[Path, History, DeltaWatch]) -> None:
+    directory, found, watch = table
+    rows = interleaving(CUTS, 6)
+    assert not watch.look_at_all() and watch.looks == 0
+    write_version(directory, 0)
+    write_version(directory, 1, ("a b.parquet", rows[:100]), ("c.parquet", rows[100:300]))
+    pq.write_table(pa.table({"i": [1]}), directory / "not-added.parquet")
+    (directory / delta.LOG / "_last_checkpoint").write_text("{}")
+    watch.look()
+    assert len(found.known) == 300
+    write_version(directory, 2)
+    write_version(directory, 3, ("d.parquet", rows[300:]))
+    assert watch.look_at_all()
+    found.end()
+    assert found.exact and watch.looks == 2, found.examples
+    torn = History(CUTS)
+    write_version(directory, 1, ("c.parquet", [row for row in rows[:300] if row.b != 2]))
+    DeltaWatch(torn, directory).look()
+    assert torn.found[TORN] > 0
+
+
+def removes(directory: Path) -> None:
+    write_version(directory, 2, more=json.dumps({"remove": {"path": "a.parquet"}}))
+
+
+def overwrites(directory: Path) -> None:
+    write_version(directory, 1)
+
+
+def lengthens(directory: Path) -> None:
+    with (directory / "a.parquet").open("ab") as file:
+        file.write(b"PAR1")
+
+
+TAMPERING: dict[str, tuple[str, int, Callable[[Path], object]]] = {
+    "a version removes a file": (RETRACTED, 200, removes),
+    "a file is gone": (RETRACTED, 200, lambda directory: (directory / "a.parquet").unlink()),
+    "a version has changed": (RETRACTED, 1, overwrites),
+    "a version is gone": (RETRACTED, 1, lambda directory: (directory / delta.LOG / f"{1:020}.json").unlink()),
+    "a version is left out": (TORN, 1, lambda directory: write_version(directory, 3)),
+    "a line is no action": (TORN, 1, lambda directory: write_version(directory, 2, more='{"add"')),
+    "a file is not there": (TORN, 1, lambda directory: write_version(directory, 2, ("b.parquet", []))),
+    "a file is added again": (TORN, 1, lambda directory: write_version(directory, 2, ("a.parquet", []), rows=200)),
+    "a file has other bytes": (TORN, 1, lengthens),
+}
+
+
+@pytest.mark.parametrize("tampering", TAMPERING)
+def test_what_happens_to_a_table_is_found(table: tuple[Path, History, DeltaWatch], tampering: str) -> None:
+    directory, found, watch = table
+    kind, times, tamper = TAMPERING[tampering]
+    write_version(directory, 0)
+    write_version(directory, 1, ("a.parquet", interleaving(CUTS, 6)[:200]))
+    watch.look()
+    assert found.exact and len(found.known) == 200, found.examples
+    tamper(directory)
+    watch.look()
+    watch.look_at_all()
+    assert found.found[kind] >= times and found.examples[kind], found.found
+
+
+def test_a_file_with_fewer_rows_than_the_log_says(table: tuple[Path, History, DeltaWatch]) -> None:
+    directory, found, watch = table
+    write_version(directory, 0, ("a.parquet", interleaving(CUTS, 6)[:200]), rows=1)
+    watch.look()
+    assert {kind: times for kind, times in found.found.items() if times} == {TORN: 1}
+
+
+# --- feeders
+
+
+def test_files_come_whole_in_their_order_and_wait_for_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(feeding, "LEAD_S", 0.005)
+    visible = [0]
+    feeder = FileFeeder(100, 10_000.0, 1, lambda: visible[0], 20, tmp_path, lambda file: f"{file}\n")
+    feeder.start()
+    try:
+        deadline = time.monotonic() + 30
+        while feeder.given < 40 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert feeder.given == 40, "50 rows may be ahead, and a file has 20"
+        with feeder.held():
+            feeder.hurry()
+            visible[0] = 100
+            assert not feeder._stop.wait(0.02) and len(list(tmp_path.glob("*.txt"))) == 2
+        while feeder.given < 100 and time.monotonic() < deadline:
+            time.sleep(0.001)
+    finally:
+        feeder.close()
+    feeder.check()
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["0\n", "1\n", "2\n", "3\n", "4\n"]
+
+
+def test_a_feeder_that_fails(tmp_path: Path) -> None:
+    feeder = FileFeeder(100, 1e6, 1, lambda: 0, 20, tmp_path / "missing", str)
+    feeder.start()
+    feeder._thread.join()
+    with pytest.raises(RunError, match="could not be given: FileNotFoundError"):
+        feeder.check()
+    feeder.close()
+
+
 # --- the checker as a program
 
 
 def test_the_checker_imports_nothing_of_the_project() -> None:
     allowed = {*sys.stdlib_module_names, "psycopg", "pyarrow"}
     sources = sorted(CHECKER.glob("*.py"))
-    assert len(sources) == 5
+    assert len(sources) == 6
     for path in sources:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -289,11 +427,11 @@ def test_the_checker_runs_by_itself(tmp_path: Path) -> None:
     output.mkdir()
     write_batch(output, "10", ("a.parquet", rows[:-1]))
     given = {"input": ONE_STAGE.__dict__, "directory": str(output), "status": str(tmp_path / "status.json")}
-    for more, lost in (("", 1), ("unfinished\n", 0)):
+    for line, lost in (("", 1), ("unfinished\n", 0)):
         done = subprocess.run(
             [sys.executable, "-m", "checker"],
             cwd=CHECKER.parent,
-            input=json.dumps(given) + "\n" + more,
+            input=json.dumps(given) + "\n" + line,
             text=True,
             timeout=60,
             check=False,
@@ -323,12 +461,56 @@ def test_faults_come_from_the_seed() -> None:
 def test_what_may_come_and_how_a_round_is_repeated() -> None:
     settings = BlackBoxSettings(seed=7, kind=("slot", "cut"))
     assert settings.kinds("files-parquet") == ("slot",) and settings.kinds("postgres-at-once") == ("slot", "cut")
-    assert [settings.round(number).pipeline for number in range(4)] == [*PIPELINES, "postgres-at-once"]
+    assert settings.pipelines == ("postgres-at-once", "postgres-checkpoint", "files-parquet", "files-delta")
+    assert [settings.round(number).pipeline for number in range(5)] == [*settings.pipelines, "postgres-at-once"]
+    assert replace(settings, kafka_jars="here").pipelines == tuple(PIPELINES)
     assert "--seed 7 --first 2 --rounds 1" in settings.repeated(settings.round(2))
     with pytest.raises(ConfigurationError, match="meets none"):
         BlackBoxSettings(kind=("cut",)).check()
-    with pytest.raises(ConfigurationError, match="--break is for"):
-        BlackBoxSettings(broken="apart").check()
+    for fault, pipeline in (("apart", "postgres-at-once"), ("late", "postgres-at-once"), ("halves", "files-delta")):
+        with pytest.raises(ConfigurationError, match=f"--break {fault} is for --pipeline {pipeline}"):
+            BlackBoxSettings(broken=fault).check()
+    with pytest.raises(ConfigurationError, match="kafka-postgres-at-once needs --kafka-jars DIR"):
+        BlackBoxSettings(pipeline=("kafka-postgres-at-once",)).check()
+
+
+def test_jars_that_are_none(tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka")
+    with pytest.raises(ConfigurationError, match="no jars of Kafka"):
+        BlackBoxSettings(pipeline=("kafka-postgres-at-once",), kafka_jars=str(tmp_path)).check()
+
+
+def test_which_faults_a_pipeline_meets() -> None:
+    """All that can come: rescales where rows are not visible at once, servers where there are any."""
+    for name, pipeline in PIPELINES.items():
+        expected = {"slot", "two-slots", "all-slots", "driver", "stop"}
+        expected |= set() if "files" in name else {"server", "cut", "deaf", "pause"}
+        expected |= {BROKER} if "kafka" in name else set()
+        expected |= set() if "at-once" in name else {RESCALE}
+        assert set(pipeline.kinds) == expected
+    fixed = [drawn(number, 1, "files-delta", FAULTS, 100, PIPELINES["files-delta"].rescaled) for number in range(20)]
+    assert all(one.rescales for one in fixed)
+
+
+def test_parts_are_put_together(tmp_path: Path) -> None:
+    paths = []
+    for part, found in enumerate((rounds()[:1], rounds()[1:])):
+        path = tmp_path / f"{part}.json"
+        path.write_text(json.dumps({"experiment": "black-box", "commit": f"c{part}", "nice": part, "runs": found}))
+        paths.append(str(path))
+    settings = BlackBoxSettings(parts=",".join(paths))
+    settings.check()
+    assert [(one["part"], one["round"]) for one in runs(RunContext(None, settings, tmp_path))] == [
+        (0, 0),
+        (1, 1),
+        (1, 2),
+    ]
+    assert [(part["commit"], part["nice"]) for part in more(settings)["parts"]] == [("c0", 0), ("c1", 1)]
+    (tmp_path / "0.json").write_text('{"experiment": "soak"}')
+    with pytest.raises(ConfigurationError, match=r"0\.json is not of"):
+        settings.check()
+    with pytest.raises(ConfigurationError, match="cannot read none"):
+        BlackBoxSettings(parts="none").check()
 
 
 def test_a_job_survives_its_document() -> None:

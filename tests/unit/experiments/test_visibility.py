@@ -168,12 +168,17 @@ def test_tables_and_the_picture_show_them(tmp_path: Path, capsys: pytest.Capture
     assert "18.0" in shown and "10%" in shown and "RunError: no" in shown and "resolution of the reader" in shown
     assert pictures.times(content(), tmp_path / "visibility.png")
     assert (tmp_path / "visibility.png").stat().st_size > 1_000
+    found = content()
+    for run in (*found["runs"], *found["summary"]):
+        run["flush_interval"] = None
+    show(*tables(found))
+    assert "default" in capsys.readouterr().out and pictures.times(found, tmp_path / "default.png")
     assert not pictures.times({"runs": []}, tmp_path / "none.png")
 
 
 def test_what_a_round_has_and_no_password_in_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(VisibilitySettings().kinds) == 5
-    assert VisibilitySettings(throughput=False, visibility=("at_once",)).kinds == (("steady", "at_once", 0.015),)
+    assert VisibilitySettings(throughput=False, visibility=("at_once",)).kinds == (("steady", "at_once", None),)
     assert EXPERIMENT.total(VisibilitySettings(runs=3)) == 15
     assert EXPERIMENT.total(VisibilitySettings(runs=1, flush_interval=(0.015, 0.005))) == 9
     dsn = "postgresql://me:secret@host/shop"

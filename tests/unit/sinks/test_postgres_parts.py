@@ -24,10 +24,10 @@ from flinkplus.sinks.file_names import PartName
 from flinkplus.sinks.former import former_sink
 from flinkplus.sinks.postgres import connecting
 from flinkplus.sinks.postgres.columns import CopyEncoder, names_in, sql_type
-from flinkplus.sinks.postgres.committer import _order
 from flinkplus.sinks.postgres.connecting import Address, patiently
 from flinkplus.sinks.postgres.sink import PostgresSink, postgres_sink
 from flinkplus.sinks.postgres.table import TableColumn
+from flinkplus.sinks.staging import written_order
 from tests.unit.sinks.harness import SCHEMA, TAG, context, rows
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
@@ -273,7 +273,7 @@ def test_rows_are_loaded_in_the_order_of_checkpoints_and_of_each_subtask() -> No
     ]
     files = [StagedFile(name=part.text("csv"), rows=1, checkpoint=part.checkpoint) for part in parts]
     first = StagedFile(name=PartName(1, 5, 1, 1, TAG).text("csv"), rows=1, checkpoint=1)
-    assert sorted([*reversed(files), first], key=_order) == [first, *files]
+    assert sorted([*reversed(files), first], key=written_order) == [first, *files]
 
 
 def test_names_of_columns_may_hold_anything() -> None:

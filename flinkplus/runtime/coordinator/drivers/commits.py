@@ -104,7 +104,9 @@ class Commits:
         for committer in self.committers.values():
             try:
                 committer.prepare(resume=True)
-            except (errors.OutputDirectoryError, errors.OutputTableError, errors.OutputFunctionError):
+            except errors.OutputUnavailable:
+                raise
+            except errors.OutputError:
                 committer.prepare(resume=False)
 
     def check_successor(self, origin: SavepointOrigin, continued: Collection[str]) -> None:
@@ -298,6 +300,11 @@ class Commits:
         self._check()
         for committer in self.committers.values():
             committer.finish()
+
+    def close(self) -> None:
+        """This process does not use the sinks again."""
+        for committer in self.committers.values():
+            committer.close()
 
     def discard(self) -> None:
         """Remove uncommitted output: the job has not finished. A manifest that appears later is void."""

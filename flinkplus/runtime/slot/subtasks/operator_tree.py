@@ -28,7 +28,14 @@ from flinkplus.operators.base.operator import (
     OperatorInstance,
     WatermarkMaker,
 )
-from flinkplus.operators.base.steps import StepBatches, batches_of, count_rows, count_steps, process_together
+from flinkplus.operators.base.steps import (
+    StepBatches,
+    batches_of,
+    count_rows,
+    count_steps,
+    process_together,
+    separate,
+)
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, IDLE_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
@@ -237,8 +244,11 @@ class FusedOperators:
         self._begin(index, rows)
         fused.rows_in += rows
         if fused.writer is not None:
-            for batch in batches_of(steps):
-                fused.writer.write(batch)
+            if isinstance(fused.writer, RecipeWriter):  # whose rows belong to the step after which they are cut
+                for own, batches in zip(appends, separate(steps), strict=True):
+                    own.append(_written(fused.writer, batches))
+            else:
+                _write(fused.writer, batches_of(steps))
             fused.rows_out += rows
             self._note[OPERATOR] = 0
             return
@@ -434,6 +444,17 @@ def _reader_of(source: Source, index: int, parallelism: int) -> SourceReader:
             "source is live if, and only if, its readers are LiveReaders"
         )
     return reader
+
+
+def _write(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> None:
+    for batch in batches:
+        writer.write(batch)
+
+
+def _written(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> Iterator[None]:
+    """An iterator that writes the batches of a step; it waits for nothing."""
+    _write(writer, batches)
+    yield from ()
 
 
 def _state_of(fused: FusedNode, checkpoint: int) -> Any:

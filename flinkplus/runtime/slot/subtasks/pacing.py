@@ -7,7 +7,7 @@ In a busy slot, small batches move in *waves*. A paced source reads at ticks of 
 Every other subtask takes a small bundle as soon as each of its input channels has a message of the wave
 (``InputGate.may_wait``), or at a tick of its own, one hop after that of the stage before. So the number of steps
 depends on the interval between waves and not on the number of messages. The interval follows the load of the slot, up
-to ``flush_interval`` for each stage of the job. In an idle slot nothing waits.
+to ``flush_interval`` (``interval_of``) for each stage of the job. In an idle slot nothing waits.
 
 Rules: this module reads no clock; the caller passes ``now`` in seconds, on the same clock as the anchor. The rate
 counts the rows that leave one chosen operator (a source, or the operator under ``throttle``): "words per second" means
@@ -30,6 +30,9 @@ LEVELS = 10
 """The interval grows by the square root of 2 with each level. At level 0 nothing waits."""
 LOOK_S = 0.05
 HURRY_S = 0.2
+INTERVAL_S, AT_ONCE_INTERVAL_S = 0.015, 0.007
+"""Without ``flush_interval``: where rows are visible at once, a shorter wait is worth the processor time of more
+steps."""
 MAX_HOP_S = 0.01
 """Maximum interval between the ticks of two stages."""
 
@@ -108,6 +111,14 @@ def stage_of(graph: JobGraph, vertex: Vertex) -> tuple[int, int]:
         before = [depths.get(graph.producer_vertex(edge).name, -1) for edge in one.inputs]
         depths[one.name] = 1 + max(before, default=-1)
     return depths[vertex.name], 1 + max(depths.values())
+
+
+def interval_of(flush_interval: float | None, graph: JobGraph) -> float:
+    """The maximum interval between two waves for each stage, in seconds: the option's value, or its default in this
+    job."""
+    if flush_interval is not None:
+        return flush_interval
+    return AT_ONCE_INTERVAL_S if graph.recipes() else INTERVAL_S
 
 
 class Pacer:

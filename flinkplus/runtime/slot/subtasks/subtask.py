@@ -34,7 +34,7 @@ from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.operator_work import CatchUp, OperatorWork, StepRandom
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
 from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
-from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, stage_of
+from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, interval_of, stage_of
 from flinkplus.runtime.slot.subtasks.plan import SubtaskPlan, SubtaskPorts
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.transport.wire.message_format import digest_of
@@ -42,7 +42,7 @@ from flinkplus.sources.base import LAG_ROWS
 from flinkplus.state.backend import SubtaskState
 
 MIN_READ_SCALE = 0.125
-"""Of ``flush_interval``: a paced source does not read each row by itself."""
+"""Of the interval between waves: a paced source does not read each row by itself."""
 REPLAY_SLICE_S = 0.002
 DIGEST = digests(digest_of)
 """The digest of a message of any kind and its payload; producers and receivers compute the same."""
@@ -124,7 +124,7 @@ class Subtask:
         if writer is None or history.steps is None:
             return
         self.outputs.recipe = RecipeLog(history.steps, history.ancestors, plan.recorded, writer)
-        writer.begin(plan.recorded, self._woken)
+        writer.begin(plan.recorded, self._woken, plan.is_local)
 
     def _woken(self, error: Exception | None) -> None:
         self._ports.woken(self.id, self.generation, error)
@@ -199,9 +199,10 @@ class Subtask:
         rate = members[counted].node.rate
         self._rate = None if rate is None else rate / plan.parallelism
         stage, load = stage_of(plan.graph, plan.vertex), self._ports.load
-        reads = Ticks(lambda: max(load.read_scale, MIN_READ_SCALE), options.flush_interval, stage)
+        interval_s = interval_of(options.flush_interval, plan.graph)
+        reads = Ticks(lambda: max(load.read_scale, MIN_READ_SCALE), interval_s, stage)
         pacer = Pacer(self._rate, options.batch_rows, reads.at)
-        ticks = Ticks(lambda: load.scale, options.flush_interval, stage)
+        ticks = Ticks(lambda: load.scale, interval_s, stage)
         catch_up = CatchUp(plan.promotion, plan.mark, plan.vertex.is_source, replay, self._report_progress)
         return OperatorWork(
             self.id, self.operators, self.state, history, catch_up, pacer, ticks, counted, trace, self._note

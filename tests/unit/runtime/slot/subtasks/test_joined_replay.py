@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,16 @@ import pytest
 from experiments.harness.replaying import Recorded, repeat, sent_by
 from flinkplus.api.streams.stream import Stream
 from flinkplus.errors import NondeterministicOperator
+from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.operators.base.steps import join
+from flinkplus.protocol.determinants.recipe import RecipeEntry
+from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.protocol.vocabulary.ids import SubtaskId
 from flinkplus.runtime.slot.subtasks.pacing import Pacer
 from flinkplus.runtime.slot.subtasks.subtask import DIGEST, Subtask
 from flinkplus.runtime.transport.wire.message_format import decode_frame
+from flinkplus.sinks.base import RecipeWriter, SinkWriter
+from flinkplus.sinks.discard import DiscardSink
 from tests.unit.api.drawing import environment
 
 PARALLELISM = 3
@@ -144,6 +149,72 @@ def test_what_is_sent_does_not_show_that_steps_were_joined(operator: str, tmp_pa
                 assert successor.operators.counters() == original.operators.counters()
                 joins = operator != "a function of rows" or vertex.is_source
                 assert (sum(joined) > steps // 3) == joins and steps > 20
+
+
+class NotedCuts(RecipeWriter):
+    """Notes where it is cut, and the rows before each cut."""
+
+    accepts = True
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+        self.cuts: list[tuple[int, list[dict[str, Any]]]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.to_pylist()
+
+    def repeated(self, step: int) -> None:
+        self.cuts.append((step, self._rows))
+        self._rows = []
+
+    def cut(self, step: int, entry: RecipeEntry) -> None:
+        self.repeated(step)
+
+    def begin(self, recorded: int, woken: Callable[[Exception | None], None], has_successors: bool = False) -> None:
+        return None
+
+    def restore(self, state: object) -> None:
+        return None
+
+    def checkpoint_complete(self, checkpoint: int) -> None:
+        return None
+
+    def adopt(self, staged: Sequence[StagedFile]) -> None:
+        return None
+
+    def stage(self, checkpoint: int) -> list[StagedFile]:
+        return []
+
+    def settled(self, checkpoint: int) -> None:
+        return None
+
+
+class VisibleAtOnce(DiscardSink):
+    def writer(self, context: OperatorContext, generation: int) -> SinkWriter:
+        return NotedCuts()
+
+
+@pytest.mark.parametrize("of_source", [False, True], ids=["a sum", "a source"])
+def test_rows_of_joined_steps_belong_to_the_step_that_made_them(of_source: bool, tmp_path: Path) -> None:
+    """A sink whose rows are visible at once has the same rows before each cut."""
+
+    def draw(rows: Stream) -> Stream:
+        drawn = rows if of_source else rows.key_by("number").sum("number", name="middle")
+        drawn._sink(VisibleAtOnce("kept"))
+        return drawn
+
+    with closing(job_of(draw, tmp_path)) as job:
+        run(job, random.Random(of_source))
+        vertex = job.graph.vertices[0 if of_source else 1]
+        for index in range(PARALLELISM):
+            original = job.subtasks[SubtaskId(vertex.name, index)]
+            successor = job.successor(original.id, {name: len(sent) for name, sent in sent_by(original).items()})
+            joined = joined_of(successor)
+            repeat(successor)
+            writers = [one.operators.recipe_writer for one in (original, successor)]
+            before, after = [writer.cuts for writer in writers if isinstance(writer, NotedCuts)]
+            assert after == before[: len(after)] and sum(len(rows) for _, rows in after) > 100
+            assert len(after) > 10 and sum(joined) > len(joined)
 
 
 @pytest.mark.parametrize("key", ["word", "number"])

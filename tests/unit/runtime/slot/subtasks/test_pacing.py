@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from flinkplus.runtime.slot.subtasks.pacing import (
+    AT_ONCE_INTERVAL_S,
     FIRST_READ_ROWS,
     HURRY_S,
     IDLE_SHARE,
+    INTERVAL_S,
     LEVELS,
     LOOK_S,
     MAX_HOP_S,
     Pacer,
     SlotLoad,
     Ticks,
+    interval_of,
     stage_of,
 )
 
@@ -189,6 +192,13 @@ def test_stages_are_counted_along_the_longest_path() -> None:
     graph = graph_of(["begin", "a", "b", "end"], edges)
     found = {vertex.name: stage_of(graph, vertex) for vertex in graph.vertices}
     assert found == {"begin": (0, 4), "a": (1, 4), "b": (2, 4), "end": (3, 4)}
+
+
+def test_rows_that_are_visible_at_once_wait_less_unless_the_option_says_how_long() -> None:
+    graphs: list[Any] = [SimpleNamespace(recipes=lambda: ()), SimpleNamespace(recipes=lambda: ("count+out",))]
+    assert [interval_of(None, graph) for graph in graphs] == [INTERVAL_S, AT_ONCE_INTERVAL_S]
+    assert AT_ONCE_INTERVAL_S < INTERVAL_S
+    assert [interval_of(0.02, graph) for graph in graphs] == [0.02, 0.02]
 
 
 def test_a_back_edge_makes_no_stage() -> None:
