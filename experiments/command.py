@@ -17,6 +17,10 @@ EXPERIMENTS = {
     "cost": ("cost", "throughput, CPU and memory with 0, 1 and 2 standbys, no failures"),
     "overhead": ("overhead", "running time of a fixed input by interval and mode of checkpoints"),
     "baselines": ("baselines.experiment", "beside Apache Flink and Spark: throughput, latency, recovery"),
+    "nexmark": (
+        "nexmark.experiment",
+        "all queries of Nexmark: exact with and without a kill, throughput, beside Flink",
+    ),
     "scaling": ("scaling.experiment", "running time of a fixed input by parallelism"),
     "usage": ("usage", "processors and memory before, during and after a failure"),
     "snapshots": ("snapshots", "incremental against full snapshots by size of state and what changes"),

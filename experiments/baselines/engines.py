@@ -78,7 +78,7 @@ class FlinkEngine:
 
     def prepare(self, say: Say) -> None:
         jars = flink_jars(self._home, say)
-        self._flink = Flink(tuple(jars), compiled("flink", jars, self._home, say))
+        self._flink = Flink(tuple(jars), compiled(("flink",), jars, self._home, say))
 
     def run(self, case: Case, directory: Path, text: Path, stop: threading.Event) -> list[dict[str, Any]]:
         assert self._flink is not None
@@ -97,7 +97,7 @@ class SparkEngine:
         self._spark: Spark | None = None
 
     def prepare(self, say: Say) -> None:
-        self._spark = Spark(compiled("spark", jars(), self._home, say))
+        self._spark = Spark(compiled(("spark",), jars(), self._home, say))
 
     def run(self, case: Case, directory: Path, text: Path, stop: threading.Event) -> list[dict[str, Any]]:
         assert self._spark is not None

@@ -105,12 +105,15 @@ def _instead() -> str:
     )
 
 
-def compiled(program: str, jars: Sequence[Path], home: Path, say: Say) -> Path:
-    """The directory with the classes of a program (a folder below ``java``) and of what all programs share.
+def compiled(folders: Sequence[str], jars: Sequence[Path], home: Path, say: Say) -> Path:
+    """The directory with the classes of a program, and of what all programs share.
+
+    ``folders``: below ``java``; the first one names the program.
 
     Compiled again when the source has changed. Raises ``BaselineMissing``.
     """
-    sources = sorted(path for folder in (COMMON, program) for path in (SOURCES / folder).glob("*.java"))
+    program = folders[0]
+    sources = sorted(path for folder in (COMMON, *folders) for path in (SOURCES / folder).glob("*.java"))
     text = b"\0".join([*(source.read_bytes() for source in sources), *(jar.name.encode() for jar in jars)])
     classes = home / f"{program}-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     if not classes.is_dir():

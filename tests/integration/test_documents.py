@@ -38,6 +38,7 @@ COMMANDS = [command for block in SHELL for command in commands_of(block)]
 CHECKED_ELSEWHERE = {
     "mermaid": "tests/diagrams",
     "text": "an excerpt of a log: tests/unit/runtime/base/test_logs.py",
+    "sql": "queries for DuckDB: tests/unit/experiments/test_nexmark.py",
     "layout": "what a directory or a frame holds: tests/unit/test_formats.py",
 }
 LANGUAGES = {"python", "sh", "json", "ini", *CHECKED_ELSEWHERE}
@@ -48,6 +49,7 @@ NOT_RUN = {
     '.format("flinkplus-state")': "needs a checkpoint directory: tests/integration/test_state_data.py",
     "Tail((": "needs the block before it: tests/integration/test_live_sources.py runs both, and kills slots",
     "Appended, options": "needs a file that grows: tests/integration/test_data_sources.py runs it, and kills slots",
+    ") -> Stream:": "needs events: tests/integration/test_nexmark.py runs each query",
     "GrowingFiles, options": "needs files that grow: tests/integration/test_stream_readers.py runs it, and kills slots",
     "kafka.example": "needs a broker: tests/integration/test_kafka_jobs.py and test_kafka_sink.py run it with one",
     "db.example": "needs a database: tests/integration/test_postgres_jobs.py runs it with one",

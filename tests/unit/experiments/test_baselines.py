@@ -381,7 +381,7 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(BaselineMissing, match=r"no javac in JAVA_HOME.*openjdk-17-jdk-headless.*--engines flinkplus"):
-        java_tools.compiled("flink", [], tmp_path / "home", lambda text: None)
+        java_tools.compiled(("flink",), [], tmp_path / "home", lambda text: None)
     assert not list((tmp_path / "home").iterdir()), "nothing half made is left"
 
 
@@ -404,7 +404,7 @@ def test_a_home_without_flink(tmp_path: Path) -> None:
         java_tools.flink_jars(tmp_path, lambda text: None)
     (tmp_path / "file").touch()
     with pytest.raises(BaselineMissing, match="cannot be written"):
-        java_tools.compiled("flink", [], tmp_path / "file", lambda text: None)
+        java_tools.compiled(("flink",), [], tmp_path / "file", lambda text: None)
 
 
 # --- processes
