@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from experiments.harness.kafka_server import CALLS_S, VERSION, KafkaMissing, KafkaServer, Producing, Silent, until
 
 __all__ = [
+    "CALLS_S",
     "SERVERS",
     "VERSION",
     "Cluster",
