@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from flinkplus import StreamEnvironment
 from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
 from tests.integration.programs import SESSION, program, script
-from tests.integration.test_postgres_at_once import KEYS, ROWS, SCHEMA, Reader, assert_exact, numbering, recipe
+from tests.integration.test_postgres_at_once import INPUT, KEYS, ROWS, SCHEMA, Reader, assert_exact, numbering, recipe
 from tests.postgres_server import PASSWORD, PostgresServer
 
 pytestmark = [
@@ -142,6 +142,42 @@ def test_a_stopped_job_goes_on_as_another_program(
         with other(1e6).execute("other", resume="auto") as job:
             job.await_finish(PATIENCE_S)
     assert_exact(postgres, reader)
+
+
+@pytest.mark.long
+def test_a_job_starts_from_a_savepoint_and_is_resumed(
+    spark: SparkSession, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """Into another table, at another parallelism. Both tables together are the output of one job."""
+
+    def other(rate: float, **execute: Any) -> Any:
+        env = StreamEnvironment(
+            spark, parallelism=3, recovery="rollback", checkpoint_interval=60.0, checkpoint_dir=tmp_path / "other"
+        )
+        rows = env.generate(lambda i: (f"w{i % KEYS}", i, 1), schema=SCHEMA, count=ROWS, rate=rate, name="rows")
+        numbered = rows.key_by("word").sum("one", output="n", name="number")
+        numbered.to_postgres(postgres.dsn, "others", name="numbered", visibility="at_once")
+        return env.execute("other", **execute)
+
+    def others() -> list[Any]:
+        return postgres.execute("SELECT word, i, n FROM others")
+
+    options: dict[str, Any] = {"recovery": "rollback", "checkpoint_dir": tmp_path / "kept"}
+    with Reader(postgres) as reader, numbering(spark, postgres, SLOW, **options).execute("begun") as job:
+        wait_for_checkpoint(job, 1)
+        reader.await_rows(20)
+        job.stop_with_savepoint(tmp_path / "savepoint").await_done(PATIENCE_S)
+        job.await_finish(PATIENCE_S)
+    with other(SLOW, start_from=tmp_path / "savepoint") as job:
+        wait_until(lambda: len(others()) >= 20, "rows behind the savepoint")
+        job.cancel()
+    seen = others()
+    with other(1e6, resume=True) as job:
+        job.await_finish(PATIENCE_S)
+    assert set(seen) <= set(others())
+    rows = others() + postgres.execute("SELECT word, i, n FROM numbered")
+    assert len(rows) == ROWS and {(word, i) for word, i, _ in rows} == INPUT
+    assert {(word, n) for word, _, n in rows} == {(f"w{i % KEYS}", i // KEYS + 1) for i in range(ROWS)}
 
 
 STRUCK = (

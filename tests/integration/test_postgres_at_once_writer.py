@@ -254,6 +254,20 @@ def test_another_driver_or_parallelism_is_recognised(bench: Callable[..., Bench]
         other.check_successor("job-1", 9)
 
 
+def test_a_job_that_began_with_a_savepoint_goes_on_where_it_was(bench: Callable[..., Bench]) -> None:
+    """Its driver died before the first checkpoint of its own, and rows are visible."""
+    one = bench()
+    writer, _ = one.begin(5)
+    put(writer, 1, ("a", 1))
+    one.await_recorded(1)
+    resumed = one.sink.committer()
+    one.keepers.append(resumed)
+    resumed.succeed("another job", 4)
+    assert resumed.fence(6, [0, 1], 2, 5.0)[0] == StoredOutput(1, (entry(1),))
+    with pytest.raises(JobRunsElsewhere):
+        one.keeper.fence(7, [0, 1], 2, 5.0)
+
+
 def test_a_full_queue_stops_the_stream_until_the_server_is_back(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

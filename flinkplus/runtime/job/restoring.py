@@ -59,6 +59,7 @@ def begin_run(
     Raises ``ConfigurationError`` for a checkpoint of another parallelism that cannot be divided, or of a program that
     does not fit.
     """
+    origin = origin_of(storage) if resume else None
     before = rows_made_by(plan, storage) if resume else None
     run = storage.runs.number
     if resume or not run:  # otherwise the run began before the directory was prepared
@@ -71,7 +72,6 @@ def begin_run(
         put_program(storage, plan)
         storage.blobs.put_signed(PLAN_BLOB, plan_bytes(plan))
     try:
-        origin = origin_of(storage) if resume else None
         if not resume:
             commits.prepare(resume=False)
         elif origin is not None:

@@ -161,9 +161,14 @@ class AtOnceKeeper(RunKeeper, RecipeKeeper):
     def succeed(self, job_id: str | None, checkpoint: int) -> None:
         def action(connection: Any) -> Any:
             self._refuse_former(connection, job_id)
-            return self._begin(connection)
+            return self._take_over(connection) if self._has_begun(connection) else self._begin(connection)
 
         self._ready(self._transacted(action, self.patience_s, "ready"))
+
+    def _has_begun(self, connection: Any) -> bool:
+        """Whether an earlier run of this job has begun this sink's output: rows of it may be visible."""
+        known = self._table.progress(connection, self._job_id) if self._table.found(connection) else None
+        return known is not None and known.sink == self._sink
 
     def _refuse_former(self, connection: Any, job_id: str | None) -> None:
         if job_id is None or not self._table.found(connection):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from flinkplus.config import Options
 from flinkplus.errors import CheckpointDirectoryError, ConfigurationError
 from flinkplus.protocol.program.comparison import Comparison, Requests
 from flinkplus.protocol.program.description import Program
@@ -21,7 +20,7 @@ from flinkplus.runtime.job.upgrading.programs import (
     put_program,
     read_program,
 )
-from flinkplus.runtime.job.upgrading.visible_rows import close_output
+from flinkplus.runtime.job.upgrading.visible_rows import RunBefore, close_output
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.former import former_sink
@@ -39,7 +38,7 @@ class Adoption:
 
     ``requests``: of a program that may differ from that of the checkpoint; ``None``: it must not.
     ``origin``: the savepoint that the job was started from; ``None``: it began at the start.
-    ``rows_by``: the options by which visible rows were made, if rows are visible at once.
+    ``rows_by``: the run before, if its rows are visible at once.
     ``generation``: higher than any of an earlier run.
     ``change``: what has changed, once ``adopt`` was called.
     """
@@ -50,7 +49,7 @@ class Adoption:
     requests: Requests | None
     taken_over: Callable[[str], None]
     origin: SavepointOrigin | None = None
-    rows_by: Options | None = None
+    rows_by: RunBefore | None = None
     generation: Generation = NO_GENERATION
     change: Comparison | None = None
 
