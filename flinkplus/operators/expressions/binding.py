@@ -35,7 +35,7 @@ def bind(part: Part, schema: pa.Schema) -> Bound:
         case Cast():
             value = bind(part.value, schema)
             with _named(part):
-                found = cast(value, part.dtype)
+                found = cast(value, part.dtype, strict=part.strict)
                 return found if part.strict else attempted(found)
         case Case():
             branches = [(bind(condition, schema), bind(value, schema)) for condition, value in part.branches]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.expressions.binding import bind
-from flinkplus.operators.expressions.bound import RowValues
+from flinkplus.operators.expressions.bound import FAILURES, RowValues
 from flinkplus.operators.expressions.column import expression
 
 
@@ -21,6 +21,8 @@ def values(text: str, column: pa.Array) -> list[Any]:
     assert found.type == bound.dtype
     alone = [bound.array(RowValues(batch.slice(at, 1), lambda: 0)) for at in range(batch.num_rows)]
     assert [str(one.to_pylist()[0]) for one in alone] == list(map(str, found.to_pylist()))
+    if pa.types.is_timestamp(found.type):  # instants: times that are repeated are not compared between zones
+        found = found.cast(pa.timestamp("us", "UTC"))
     return list(found.to_pylist())
 
 
@@ -39,3 +41,69 @@ def test_many_arguments_are_computed_once_each() -> None:
     for at in range(40):
         deep = f"nullif({deep}, {at})"
     assert values(deep, numbers) == [500, None, -1]
+
+
+UTC = datetime.timezone.utc
+
+
+def _utc(*parts: int) -> datetime.datetime:
+    return datetime.datetime(*parts, tzinfo=UTC)  # type: ignore[arg-type,misc]
+
+
+def test_an_hour_that_is_repeated_is_cut_like_any_other() -> None:
+    twice = [_utc(2024, 10, 27, 0, 30), _utc(2024, 10, 27, 1, 30), _utc(2024, 3, 31, 1, 30), None]
+    column = pa.array(twice, pa.timestamp("us", "Europe/Berlin"))
+    assert values("date_trunc('hour', v)", column) == [
+        _utc(2024, 10, 27), _utc(2024, 10, 27, 1), _utc(2024, 3, 31, 1), None,
+    ]  # fmt: skip
+    assert values("date_trunc('day', v)", column) == [
+        _utc(2024, 10, 26, 22), _utc(2024, 10, 26, 22), _utc(2024, 3, 30, 23), None,
+    ]  # fmt: skip
+
+
+def test_a_time_that_is_left_out_is_as_long_after_the_gap_as_it_says() -> None:
+    clock = [datetime.datetime(2024, 3, 31, 2, 30), datetime.datetime(2024, 10, 27, 2, 30), None]
+    assert values("to_utc_timestamp(cast(v as timestamp), 'Europe/Berlin')", pa.array(clock, pa.timestamp("us"))) == [
+        _utc(2024, 3, 31, 1, 30), _utc(2024, 10, 27, 0, 30), None,
+    ]  # fmt: skip
+
+
+def test_dates_and_texts_beside_a_column_with_a_zone_are_of_that_zone() -> None:
+    column = pa.array([_utc(2024, 7, 1, 22, 30)], pa.timestamp("us", "Europe/Berlin"))
+    assert values("v >= cast(v as date)", column) == [True]
+    assert values("v = '2024-07-02 00:30:00'", column) == [True]
+    assert values("v between date '2024-07-02' and '2024-07-02 01:00:00'", column) == [True]
+    assert values("coalesce(v, date '2024-07-02')", column) == [_utc(2024, 7, 1, 22, 30)]
+
+
+TEXTS = pa.array(
+    ["0x10", "+5", " -7 ", "\u0663", "1_0", "2023-02-29", "2024-02-29", "2024-2-9", "29.02.2023 10", "29.02.2024 10",
+     "29.2.2024 1", None, ""]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("try_cast(v as int)", {1: 5, 2: -7}),
+        ("try_cast(v as double)", {1: 5.0, 2: -7.0}),
+        ("try_cast(v as date)", {6: datetime.date(2024, 2, 29), 7: datetime.date(2024, 2, 9)}),
+        ("try_to_date(v, 'dd.MM.yyyy HH')", {9: datetime.date(2024, 2, 29)}),
+        ("try_to_timestamp(v, 'yyyy-MM-dd')", {6: _utc(2024, 2, 29)}),
+    ],
+)
+def test_text_has_exactly_one_value_or_is_an_error(text: str, wanted: dict[int, Any]) -> None:
+    assert values(text, TEXTS) == [wanted.get(at) for at in range(len(TEXTS))]
+    strict = bind(expression(text.removeprefix("try_")), pa.schema([("v", pa.string())]))
+    for at, value in enumerate(TEXTS.to_pylist()):
+        row = RowValues(pa.record_batch([TEXTS.slice(at, 1)], names=["v"]), lambda: 0)
+        if at in wanted or value is None:
+            assert strict.array(row).to_pylist() == [wanted.get(at)]
+        else:
+            with pytest.raises(FAILURES):
+                strict.array(row)
+
+
+@pytest.mark.parametrize("text", ["try_cast('x' as int)", "try_to_date('2024-13-01')", "try_to_timestamp('x', 'yyyy')"])
+def test_constants_that_cannot_be_cast_are_null_when_tried(text: str) -> None:
+    assert values(text, pa.array([1])) == [None]
