@@ -112,10 +112,20 @@ class _Reader:
         return read(node)
 
     def _binary(self, sign: str, node: Any) -> Part:
+        if sign in ("and", "or"):
+            return self._junction(sign, node)
         left, right = self.part(node.this), self.part(node.expression)
         if sign in "+-" and _is_interval(left) and _is_interval(right):
             return literal_of(left.value + right.value if sign == "+" else left.value - right.value)
         return Call(sign, (left, right))
+
+    def _junction(self, sign: str, node: Any) -> Part:
+        """``a AND b AND c``, however long, which sqlglot gives as ``(a AND b) AND c``."""
+        kind, parts = type(node), []
+        while type(node) is kind:
+            parts.append(node.expression)
+            node = node.this
+        return Call(sign, tuple(map(self.part, (node, *reversed(parts)))))
 
     def _read_paren(self, node: Any) -> Part:
         return self.part(node.this)
