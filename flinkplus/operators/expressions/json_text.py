@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from flinkplus.operators.expressions.casts import text_of_float
@@ -89,9 +90,14 @@ def _number(value: float) -> str:
     return text_of_float(value) if math.isfinite(value) else f'"{text_of_float(value)}"'
 
 
+def _short_number(value: float) -> str:
+    return text_of_float(value, str(np.float32(value))) if math.isfinite(value) else _number(value)
+
+
 _WRITERS: list[tuple[Callable[[pa.DataType], bool], Write]] = [
     (pa.types.is_boolean, lambda value: "true" if value else "false"),
     (pa.types.is_integer, str),
+    (pa.types.is_float32, _short_number),
     (pa.types.is_floating, _number),
     (pa.types.is_decimal, lambda value: format(value, "f")),
     (pa.types.is_string, _text),

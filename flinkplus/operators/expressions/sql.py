@@ -167,7 +167,7 @@ class _Reader:
         return literal_of(node.this)
 
     def _read_hexstring(self, node: Any) -> Part:
-        return literal_of(bytes.fromhex(node.this))
+        return literal_of(bytes.fromhex(node.this.zfill(len(node.this) + 1 & ~1)))
 
     def _read_null(self, node: Any) -> Part:
         return literal_of(None)
@@ -207,8 +207,8 @@ class _Reader:
         amount = self.part(node.this)
         assert isinstance(amount, Literal)
         try:
-            microseconds = decimal.Decimal(str(amount.value).strip()) * _UNITS[unit]
-            return literal_of(datetime.timedelta(microseconds=int(microseconds)))
+            microseconds = int(decimal.Decimal(str(amount.value).strip()) * _UNITS[unit])
+            return literal_of(datetime.timedelta(microseconds=microseconds))
         except (decimal.InvalidOperation, OverflowError) as error:
             raise ConfigurationError(f"{self._text!r}: {amount.value!r} is no number of {unit.lower()}s") from error
 

@@ -193,6 +193,12 @@ def _decimal(value: decimal.Decimal) -> Literal:
     return Literal(value, pa.decimal128(precision, scale))
 
 
+def _interval(value: datetime.timedelta) -> tuple[datetime.timedelta, pa.DataType]:
+    if abs(value // datetime.timedelta(microseconds=1)) >= 1 << _LONG_BITS:
+        raise ConfigurationError(f"the interval {value} is too long")
+    return value, pa.duration("us")
+
+
 def _moment(value: datetime.datetime) -> tuple[datetime.datetime, pa.DataType]:
     return instant(value).astimezone(datetime.timezone.utc), pa.timestamp("us", "UTC")
 
@@ -203,5 +209,5 @@ _TYPES: list[tuple[Any, Callable[[Any], tuple[Any, pa.DataType]]]] = [
     ((bytes, bytearray), lambda value: (bytes(value), pa.binary())),
     (datetime.datetime, _moment),
     (datetime.date, lambda value: (value, pa.date32())),
-    (datetime.timedelta, lambda value: (value, pa.duration("us"))),
+    (datetime.timedelta, _interval),
 ]

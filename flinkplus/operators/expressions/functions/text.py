@@ -201,6 +201,10 @@ def regexp_replace(value: Bound, pattern: Bound, replacement: Bound) -> Bound:
     numbered = new.replace("\\", "\\\\")
     for digit in range(10):
         numbered = numbered.replace(f"${digit}", f"\\{digit}")
+    try:
+        pc.replace_substring_regex(pa.array([""]), wanted, numbered)
+    except pa.ArrowException as error:
+        raise ConfigurationError(f"the replacement {new!r} does not fit the pattern {wanted!r}: {error}") from error
     return applied(TEXT, lambda values: pc.replace_substring_regex(values, wanted, numbered), text(value))
 
 

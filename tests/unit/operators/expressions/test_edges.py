@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from flinkplus.errors import ConfigurationError
 from flinkplus.operators.expressions.binding import bind
 from flinkplus.operators.expressions.bound import FAILURES, RowValues
 from flinkplus.operators.expressions.column import expression
@@ -107,3 +108,29 @@ def test_text_has_exactly_one_value_or_is_an_error(text: str, wanted: dict[int, 
 @pytest.mark.parametrize("text", ["try_cast('x' as int)", "try_to_date('2024-13-01')", "try_to_timestamp('x', 'yyyy')"])
 def test_constants_that_cannot_be_cast_are_null_when_tried(text: str) -> None:
     assert values(text, pa.array([1])) == [None]
+
+
+def test_structs_that_differ_in_what_may_be_null_have_a_common_type() -> None:
+    rows = [{"a": 1, "b": {"c": ["x"]}}, None, {"a": None, "b": {"c": None}}]
+    column = pa.array(rows, pa.struct([("a", pa.int32()), ("b", pa.struct([("c", pa.list_(pa.string()))]))]))
+    other = "struct(0 as a, struct(array('y') as c) as b)"
+    assert values(f"coalesce(v, {other})", column) == [rows[0], {"a": 0, "b": {"c": ["y"]}}, rows[2]]
+    assert values(f"element_at(array({other}, v), 2)", column) == rows
+    assert values(f"case when v.a = 1 then map('k', {other}) else map('k', v) end['k'].a", column) == [0, None, None]
+    with pytest.raises(ConfigurationError, match="has no type for"):
+        values("coalesce(v, struct(0 as z, v.b as b))", column)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["v + interval 999999999 day", "interval 99999999 day + interval 99999999 day > interval 1 day",
+     "regexp_replace(cast(v as string), 'b', '$1')"],
+)  # fmt: skip
+def test_what_no_row_could_have_is_refused_before_anything_runs(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        values(text, pa.array([_utc(2024, 1, 1)], pa.timestamp("us", "UTC")))
+
+
+def test_json_has_the_digits_of_the_type() -> None:
+    column = pa.array([0.1, -0.0, 1e10, None, float("nan")], pa.float32())
+    assert values("to_json(array(v))", column) == ["[0.1]", "[-0.0]", "[1.0E10]", "[null]", '["NaN"]']
