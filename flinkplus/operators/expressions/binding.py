@@ -83,8 +83,14 @@ def _call(part: Call, schema: pa.Schema) -> Bound:
     arguments = tuple(_bound(argument, schema) for argument in part.arguments)
     with _named(part):
         if part.function.lower() == "struct":
-            return nested.struct_of([name_of(argument) for argument in part.arguments], arguments)
+            return nested.struct_of([_field_name(*each) for each in enumerate(part.arguments, 1)], arguments)
         return called(part.function, arguments)
+
+
+def _field_name(number: int, part: Part) -> str:
+    """The name of a field of ``struct(...)``: that of the column or field that it is; otherwise its number."""
+    named = isinstance(part, (Name, Alias)) or (isinstance(part, Call) and part.function == ".")
+    return name_of(part) if named else f"col{number}"
 
 
 def _column(part: Name, schema: pa.Schema) -> Bound:

@@ -10,6 +10,7 @@ import base64
 import datetime
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,16 @@ def _map_writer(dtype: pa.DataType, with_nulls: bool) -> Write | None:
 
 
 def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return _CONTROL.sub(_capital, text) if r"\u00" in text else text
+
+
+_CONTROL = re.compile(r"\\(\\|u00[0-9a-f]{2})")
+"""A backslash, or a control character, as JSON has them."""
+
+
+def _capital(found: re.Match[str]) -> str:
+    return found[0] if found[1] == "\\" else f"\\u{found[1][1:].upper()}"
 
 
 def _moment(value: datetime.datetime) -> str:

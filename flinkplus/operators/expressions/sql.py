@@ -77,6 +77,13 @@ _BINARY = {
     "LTE": "<=", "GT": ">", "GTE": ">=", "NullSafeEQ": "<=>", "And": "and", "Or": "or", "BitwiseAnd": "&",
     "BitwiseOr": "|", "BitwiseXor": "^", "DPipe": "||", "Like": "like", "ILike": "ilike", "RegexpLike": "rlike",
 }  # fmt: skip
+_BITS = ("BitwiseAnd", "BitwiseXor", "BitwiseOr")
+"""Operators on bits, the strongest first: to sqlglot they are equally strong."""
+_UNDERSTOOD = {
+    "this", "expression", "expressions", "to", "format", "unit", "low", "high", "ifs", "true", "default", "alias",
+    "catalog", "db", "table", "negate", "query",
+}  # fmt: skip
+_WITHOUT_MEANING = {"is_string", "quoted", "safe", "typed", "_type"}
 _UNARY = {"Not": "not", "BitwiseNot": "~"}
 _UNITS = {
     "MICROSECOND": 1, "MILLISECOND": 1_000, "SECOND": 1_000_000, "MINUTE": 60_000_000, "HOUR": 3_600_000_000,
@@ -101,7 +108,19 @@ class _Reader:
         self._text = text
 
     def part(self, node: Any) -> Part:
+        """The tree of a node. Raises ``ConfigurationError`` for one that says more than is read here."""
+        for name, value in node.args.items():
+            if value and name not in _UNDERSTOOD and name not in _WITHOUT_MEANING and type(node).__name__ != "Star":
+                raise ConfigurationError(
+                    f"{name!r} of {node.sql(dialect='spark')!r} in {self._text!r} is not supported"
+                )
+        found = self._read(node)
+        return Call("not", (found,)) if node.args.get("negate") else found  # of LIKE and ILIKE
+
+    def _read(self, node: Any) -> Part:
         kind = type(node).__name__
+        if kind in _BITS:
+            return self._bits(node)
         if kind in _BINARY:
             return self._binary(_BINARY[kind], node)
         if kind in _UNARY:
@@ -126,6 +145,22 @@ class _Reader:
             parts.append(node.expression)
             node = node.this
         return Call(sign, tuple(map(self.part, (node, *reversed(parts)))))
+
+    def _bits(self, node: Any) -> Part:
+        """``a | b & c``, which sqlglot gives as ``(a | b) & c``: ``&`` is stronger than ``^``, and that than ``|``."""
+        signs, nodes = [], []
+        while type(node).__name__ in _BITS:
+            signs.append(type(node).__name__)
+            nodes.append(node.expression)
+            node = node.this
+        signs.reverse()
+        parts = list(map(self.part, (node, *reversed(nodes))))
+        for sign in _BITS:
+            while sign in signs:
+                at = signs.index(sign)
+                del signs[at]
+                parts[at : at + 2] = [Call(_BINARY[sign], (parts[at], parts[at + 1]))]
+        return parts[0]
 
     def _read_paren(self, node: Any) -> Part:
         return self.part(node.this)

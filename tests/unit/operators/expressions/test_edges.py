@@ -134,3 +134,31 @@ def test_what_no_row_could_have_is_refused_before_anything_runs(text: str) -> No
 def test_json_has_the_digits_of_the_type() -> None:
     column = pa.array([0.1, -0.0, 1e10, None, float("nan")], pa.float32())
     assert values("to_json(array(v))", column) == ["[0.1]", "[-0.0]", "[1.0E10]", "[null]", '["NaN"]']
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("v not like 'a%'", [False, True, None]),
+        ("v not ilike 'A%'", [False, True, None]),
+        ("v not rlike '^a'", [False, True, None]),
+        ("not v like 'a%'", [False, True, None]),
+        ("v like 'a%' or v not like 'a%'", [True, True, None]),
+        ("1 | 2 & 4", [1, 1, 1]),
+        ("1 ^ 3 & 2 | 4", [7, 7, 7]),
+        ("(1 | 2) & 4", [0, 0, 0]),
+        ("regexp_replace(v, 'b', '\\\\$0')", ["a$0", "$0a", None]),
+        ("to_json(struct(concat(v, '\\u001f') as t))", ['{"t":"ab\\u001F"}', '{"t":"ba\\u001F"}', "{}"]),
+        ("to_json(struct(1, v, 'x' as v2))", ['{"col1":1,"v":"ab","v2":"x"}', '{"col1":1,"v":"ba","v2":"x"}',
+                                             '{"col1":1,"v2":"x"}']),
+        ("to_json(array(round(-0.4D), round(-0.04D, 1)))", ["[0.0,0.0]"] * 3),
+    ],
+)  # fmt: skip
+def test_what_sql_means(text: str, wanted: list[Any]) -> None:
+    assert values(text, pa.array(["ab", "ba", None])) == wanted
+
+
+@pytest.mark.parametrize("text", ["v between symmetric 2 and 1", "v like 'a' escape '/'", "v = all (1)", "v[1:2]"])
+def test_a_word_that_is_not_known_is_never_left_out(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"not supported|no function"):
+        values(text, pa.array([1]))
