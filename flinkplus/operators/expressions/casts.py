@@ -39,6 +39,8 @@ _MOMENT = (
     r"([ T]([01]\d|2[0-3])(:?[0-5]\d(:?[0-5]\d(\.\d{1,6})?)?)?)?(Z|[+-]\d{2}(:?\d{2})?)?$"
 )
 """What may be a date or timestamp; there are none outside of it. The day may still not exist."""
+_EXACT_WHOLE, _EXACT_POWER = 1 << 53, 22
+"""Whole numbers, and powers of ten, up to which each is a double."""
 SECOND_US = 1_000_000
 Convert = Callable[[Bound, pa.DataType], Bound]
 
@@ -49,7 +51,7 @@ def widened(value: Bound, dtype: pa.DataType) -> Bound:
         return value
     if value.is_constant and is_number(value.dtype) and is_number(dtype):
         return constant(_number(value.constant, dtype), dtype)
-    if is_moment(value.dtype):
+    if is_moment(value.dtype) or (is_decimal(value.dtype) and is_floating(dtype)):
         return cast(value, dtype)
     if value.is_constant:
         return constant(pa.scalar(value.constant, value.dtype).cast(dtype).as_py(), dtype)
@@ -142,6 +144,24 @@ def _decimal_to_decimal(value: Bound, dtype: pa.DataType) -> Bound:
     if dtype.scale >= source.scale and dtype.precision - dtype.scale >= source.precision - source.scale:
         return applied(dtype, lambda values: values.cast(dtype), value)
     return by_value(dtype, lambda number: rescaled(number, dtype), value, fails=True)
+
+
+def _decimal_to_float(value: Bound, dtype: pa.DataType) -> Bound:
+    return on_arrays(dtype, lambda values: nearest_doubles(values).cast(dtype, safe=False), value)
+
+
+def nearest_doubles(decimals: pa.Array) -> pa.Array:
+    """The double that is nearest to each decimal. Arrow's own cast is often the one beside it."""
+    if not len(decimals) or not pa.types.is_decimal128(decimals.type):
+        return pa.array([None if one is None else float(one) for one in decimals.to_pylist()], pa.float64())
+    nulls, scale = np.asarray(decimals.is_null()), decimals.type.scale
+    words = np.frombuffer(decimals.buffers()[1], "<i8").reshape(-1, 2)
+    low, high = words[decimals.offset : decimals.offset + len(decimals)].T
+    found = low / 10.0 ** min(scale, _EXACT_POWER)  # of two numbers that are exact: rounded once
+    exact = (high == low >> 63) & (low >= -_EXACT_WHOLE) & (low <= _EXACT_WHOLE) & (0 <= scale <= _EXACT_POWER)
+    for at in np.flatnonzero(~exact & ~nulls):
+        found[at] = float(decimals[at].as_py())
+    return pa.array(found, mask=nulls)
 
 
 def _text_to_decimal(text: str, dtype: pa.DataType) -> decimal.Decimal:
@@ -366,7 +386,7 @@ _CASTS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool],
     (is_floating, is_integer, _kernel(_to_whole, fails=True)),
     (is_decimal, is_decimal, _decimal_to_decimal),
     (is_decimal, is_integer, _kernel(_decimal_to_whole, fails=True)),
-    (is_decimal, is_floating, _kernel(_plain_cast, fails=False)),
+    (is_decimal, is_floating, _decimal_to_float),
     (is_decimal, is_string, _values(_decimal_to_text)),
     (is_number, is_decimal, _number_to_decimal),
     (
@@ -400,6 +420,7 @@ __all__ = [
     "by_pattern",
     "cast",
     "instant_of",
+    "nearest_doubles",
     "rescaled",
     "text_of_float",
     "text_to_moment",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import random
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -162,3 +164,14 @@ def test_what_sql_means(text: str, wanted: list[Any]) -> None:
 def test_a_word_that_is_not_known_is_never_left_out(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"not supported|no function"):
         values(text, pa.array([1]))
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(10, 2), (15, 5), (18, 6), (24, 3), (38, 18), (38, 30), (5, 0)])
+def test_a_decimal_becomes_the_nearest_double(precision: int, scale: int) -> None:
+    rng = random.Random(precision)
+    digits = [rng.randint(1 - 10**precision, 10**precision - 1) for _ in range(100)]
+    wanted: list[Decimal | None] = [Decimal(f"{one}e-{scale}") for one in digits]
+    column = pa.array([None, *wanted, None], pa.decimal128(precision, scale)).slice(1)
+    floats = [*(float(str(one)) for one in wanted), None]
+    assert values("cast(v as double)", column) == floats
+    assert values("v + 0D = cast(cast(v as string) as double)", column) == [*([True] * 100), None]
