@@ -155,8 +155,8 @@ def nearest_doubles(decimals: pa.Array) -> pa.Array:
     if not len(decimals) or not pa.types.is_decimal128(decimals.type):
         return pa.array([None if one is None else float(one) for one in decimals.to_pylist()], pa.float64())
     nulls, scale = np.asarray(decimals.is_null()), decimals.type.scale
-    words = np.frombuffer(decimals.buffers()[1], "<i8").reshape(-1, 2)
-    low, high = words[decimals.offset : decimals.offset + len(decimals)].T
+    end = decimals.offset + len(decimals)
+    low, high = np.frombuffer(decimals.buffers()[1], "<i8", 2 * end).reshape(-1, 2)[decimals.offset :].T
     found = low / 10.0 ** min(scale, _EXACT_POWER)  # of two numbers that are exact: rounded once
     exact = (high == low >> 63) & (low >= -_EXACT_WHOLE) & (low <= _EXACT_WHOLE) & (0 <= scale <= _EXACT_POWER)
     for at in np.flatnonzero(~exact & ~nulls):
