@@ -29,14 +29,22 @@ def parsed(text: str) -> Part:
     if len(text) > LONGEST_TEXT:
         raise ConfigurationError(f"an expression of {len(text)} characters is too long")
     try:
-        found = _dialect().parse(text)
-        if len(found) != 1 or found[0] is None:
-            raise ConfigurationError(f"{text!r} is not one expression")
-        return _Reader(text).part(found[0])
+        return _Reader(text).part(_only_column(_dialect().parse(f"SELECT 0,\n{text}"), text))
     except SqlglotError as error:
         raise ConfigurationError(f"{text!r} is not understood: {_problem(error)}") from error
     except RecursionError as error:
         raise ConfigurationError(f"the expression {text[:80]!r}... has too many levels") from error
+
+
+def _only_column(found: Any, text: str) -> Any:
+    """The second column of a query, which has nothing else: by itself ``comment`` would begin a statement, and as the
+    first one ``all`` would be a word of the query."""
+    query = found[0] if len(found) == 1 else None
+    if type(query).__name__ != "Select" or len(query.expressions) != 2:
+        raise ConfigurationError(f"{text!r} is not one expression")
+    if any(value for name, value in query.args.items() if name != "expressions"):
+        raise ConfigurationError(f"{text!r} is not one expression: queries are not supported")
+    return query.expressions[1]
 
 
 def _problem(error: Any) -> str:
@@ -46,7 +54,7 @@ def _problem(error: Any) -> str:
     first = found[0]
     if first["description"].startswith("Required keyword"):
         first = {**first, "description": "a part of the expression is missing"}
-    return f"{first['description']} (line {first['line']}, column {first['col']})"
+    return f"{first['description']} (line {first['line'] - 1}, column {first['col']})"
 
 
 @lru_cache(maxsize=1)

@@ -175,3 +175,20 @@ def test_a_decimal_becomes_the_nearest_double(precision: int, scale: int) -> Non
     floats = [*(float(str(one)) for one in wanted), None]
     assert values("cast(v as double)", column) == floats
     assert values("v + 0D = cast(cast(v as string) as double)", column) == [*([True] * 100), None]
+
+
+@pytest.mark.parametrize(
+    "name", ["comment", "desc", "set", "values_", "pivot", "case_", "order", "left", "date", "top"]
+)
+def test_words_of_sql_may_be_names_of_columns(name: str) -> None:
+    batch = pa.record_batch([pa.array([1])], names=[name])
+    for text in (name, f"{name} + 0", f"abs({name})"):
+        assert bind(expression(text), batch.schema).array(RowValues(batch, lambda: 0)).to_pylist() == [1]
+
+
+@pytest.mark.parametrize(
+    "text", ["v from t", "v, v", "v; v", "v where v > 1", "distinct v", "v union select 1", "-- v"]
+)
+def test_a_query_is_no_expression(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"not one expression|not understood|not supported"):
+        values(text, pa.array([1]))

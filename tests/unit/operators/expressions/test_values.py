@@ -219,7 +219,7 @@ def test_what_has_no_value_is_an_error(text: str) -> None:
         ("sum(n) over ()", "is not supported"),
         ("exists(l, e -> e > 1)", "is not supported"),
         ("n in (select 1)", "IN takes a list of values"),
-        ("select n", "is not supported"),
+        ("select n", "is not understood"),
         ("n +", "is not understood"),
         ("n n n", "is not understood"),
         ("", "is not one expression"),
