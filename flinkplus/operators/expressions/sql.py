@@ -39,7 +39,7 @@ def parsed(text: str) -> Part:
 def _only_column(found: Any, text: str) -> Any:
     """The second column of a query, which has nothing else: by itself ``comment`` would begin a statement, and as the
     first one ``all`` would be a word of the query."""
-    query = found[0] if len(found) == 1 else None
+    query: Any = found[0] if len(found) == 1 else None
     if type(query).__name__ != "Select" or len(query.expressions) != 2:
         raise ConfigurationError(f"{text!r} is not one expression")
     if any(value for name, value in query.args.items() if name != "expressions"):
