@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base import decimals
 from flinkplus.operators.expressions.bound import (
     FAILURES,
     Bound,
@@ -39,7 +40,7 @@ _MOMENT = (
     r"([ T]([01]\d|2[0-3])(:?[0-5]\d(:?[0-5]\d(\.\d{1,6})?)?)?)?(Z|[+-]\d{2}(:?\d{2})?)?$"
 )
 """What may be a date or timestamp; there are none outside of it. The day may still not exist."""
-_EXACT_WHOLE, _EXACT_POWER = 1 << 53, 22
+_EXACT_WHOLE, _EXACT_POWER = 1 << 53, 10**22
 """Whole numbers, and powers of ten, up to which each is a double."""
 SECOND_US = 1_000_000
 Convert = Callable[[Bound, pa.DataType], Bound]
@@ -150,18 +151,15 @@ def _decimal_to_float(value: Bound, dtype: pa.DataType) -> Bound:
     return on_arrays(dtype, lambda values: nearest_doubles(values).cast(dtype, safe=False), value)
 
 
-def nearest_doubles(decimals: pa.Array) -> pa.Array:
+def nearest_doubles(column: pa.Array) -> pa.Array:
     """The double that is nearest to each decimal. Arrow's own cast is often the one beside it."""
-    if not len(decimals) or not pa.types.is_decimal128(decimals.type):
-        return pa.array([None if one is None else float(one) for one in decimals.to_pylist()], pa.float64())
-    nulls, scale = np.asarray(decimals.is_null()), decimals.type.scale
-    end = decimals.offset + len(decimals)
-    low, high = np.frombuffer(decimals.buffers()[1], "<i8", 2 * end).reshape(-1, 2)[decimals.offset :].T
-    found = low / 10.0 ** min(scale, _EXACT_POWER)  # of two numbers that are exact: rounded once
-    exact = (high == low >> 63) & (low >= -_EXACT_WHOLE) & (low <= _EXACT_WHOLE) & (0 <= scale <= _EXACT_POWER)
-    for at in np.flatnonzero(~exact & ~nulls):
-        found[at] = float(decimals[at].as_py())
-    return pa.array(found, mask=nulls)
+    whole, power = decimals.unscaled(column), 10**column.type.scale
+    exact = whole.dtype == np.int64 and power <= _EXACT_POWER
+    if exact and ((whole >= -_EXACT_WHOLE) & (whole <= _EXACT_WHOLE)).all():
+        found = whole / float(power)  # of two numbers that are exact: rounded once
+    else:
+        found = np.array([number / power for number in whole.tolist()], np.float64)  # Python rounds once
+    return pa.array(found, mask=np.asarray(column.is_null()))
 
 
 def _text_to_decimal(text: str, dtype: pa.DataType) -> decimal.Decimal:
