@@ -236,6 +236,17 @@ def test_batches_wait_for_their_readers(driver: Driver) -> None:
     assert {limit for _, limit in map(_hashable, driver.world.called("latestOffset"))} == {"ReadMaxRows(max_rows=2)"}
 
 
+def test_there_is_a_pause_behind_a_batch_without_partitions(driver: Driver) -> None:
+    """An offset may be a time, which is another one whenever it is asked for."""
+    driver.world.answers |= {"initialOffset": {"at": 0}, "partitions": []}
+    driver.world.size = 1
+    driver.start(poll_s=60.0)
+    until(lambda: len(driver.planned()) == 1 and driver.end() == '{"at": 1}', "a batch without partitions")
+    driver.world.size, looks = 2, driver.looks
+    until(lambda: driver.looks > looks + 3, "looks")
+    assert len(driver.world.called("latestOffset")) == 1
+
+
 def _hashable(call: tuple[Any, ...]) -> tuple[int, str]:
     return call[0], repr(call[1])
 
