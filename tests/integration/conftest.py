@@ -31,6 +31,8 @@ PATIENCE_S = 150.0
 
 HANG_TIMEOUT_S = "3"
 """Of jobs that do not set it: on a busy machine a healthy process may not run for longer than the default, 0.4 s."""
+START_TIMEOUT_S = str(PATIENCE_S)
+"""Likewise for slots to register, and to be deployed: on a busy machine that may take longer than 60 s."""
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +45,8 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
         .config("spark.log.level", "OFF")
         .config("spark.flinkplus.hangTimeout", HANG_TIMEOUT_S)
+        .config("spark.flinkplus.slotTimeout", START_TIMEOUT_S)
+        .config("spark.flinkplus.deployTimeout", START_TIMEOUT_S)
         .getOrCreate()
     )
     yield session
@@ -100,6 +104,11 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATI
 def wait_for_checkpoint(job: JobHandle, count: int = 1) -> None:
     """Wait until ``count`` checkpoints are complete."""
     wait_until(lambda: job.metrics()["checkpoints_completed"] >= count or job.done, f"{count} complete checkpoints")
+
+
+def wait_for_standbys(job: JobHandle) -> None:
+    """Wait until every standby could take over. Behind a complete checkpoint some may still be catching up."""
+    wait_until(lambda: job.done or job.missing_standbys() == 0, "standbys")
 
 
 def running_job(job: JobHandle) -> RunningJob:
