@@ -29,10 +29,12 @@ THREADS = 6
 PATIENCE_S = 150.0
 """How long a test waits for what is to come: only one that fails waits so long, however busy the machine is."""
 
-HANG_TIMEOUT_S = "3"
-"""Of jobs that do not set it: on a busy machine a healthy process may not run for longer than the default, 0.4 s."""
-START_TIMEOUT_S = str(PATIENCE_S)
-"""Likewise for slots to register, and to be deployed: on a busy machine that may take longer than 60 s."""
+ON_A_BUSY_MACHINE = {
+    "spark.flinkplus.hangTimeout": "3",  # a healthy process may not run for longer than the default, 0.4 s
+    "spark.flinkplus.slotTimeout": str(PATIENCE_S),  # its start may take longer than the default, 60 s
+    "spark.flinkplus.deployTimeout": str(PATIENCE_S),
+}
+"""Settings of jobs that do not set them."""
 
 
 @pytest.fixture(scope="session")
@@ -44,9 +46,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
         .config("spark.log.level", "OFF")
-        .config("spark.flinkplus.hangTimeout", HANG_TIMEOUT_S)
-        .config("spark.flinkplus.slotTimeout", START_TIMEOUT_S)
-        .config("spark.flinkplus.deployTimeout", START_TIMEOUT_S)
+        .config(map=ON_A_BUSY_MACHINE)
         .getOrCreate()
     )
     yield session

@@ -284,11 +284,12 @@ import sys, time
 from pathlib import Path
 from pyspark.sql import SparkSession
 from flinkplus import spark_settings
+from tests.integration.conftest import ON_A_BUSY_MACHINE
 from tests.integration.test_stream_readers import Job, PATIENCE_S, rows_read
 
 ROWS = {rows}
-settings = {{**spark_settings(), "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1"}}
-settings["spark.driver.host"] = "127.0.0.1"
+settings = {{**spark_settings(), **ON_A_BUSY_MACHINE, "spark.ui.enabled": "false"}}
+settings |= {{"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}}
 spark = SparkSession.builder.config(map=settings).master("local[3]").getOrCreate()
 job_of = Job(spark, Path({directory!r}), Path({logs!r}))
 with job_of.run("auto", parallelism=int(sys.argv[1]), recovery="rollback") as job:
