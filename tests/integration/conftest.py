@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +29,7 @@ THREADS = 6
 PATIENCE_S = 150.0
 """How long a test waits for what is to come: only one that fails waits so long, however busy the machine is."""
 
-ON_A_BUSY_MACHINE = {
+ON_A_BUSY_MACHINE: dict[str, Any] = {
     "spark.flinkplus.hangTimeout": "3",  # a healthy process may not run for longer than the default, 0.4 s
     "spark.flinkplus.slotTimeout": str(PATIENCE_S),  # its start may take longer than the default, 60 s
     "spark.flinkplus.deployTimeout": str(PATIENCE_S),
