@@ -383,6 +383,24 @@ case when a > 5 then 'big' when a > 0 then 'small' end
 b not between 1 and 2
 to_json(struct(a, t, d, dt, date_trunc('millisecond', ts) as ts, l, m, s, x))
 to_json(array(a, null))
+t not like 'A%'
+t not ilike 'A%'
+b | 2 & 4
+b ^ 3 & 2 | 4
+struct(1, 'a', s.u, a + 1)
+to_json(struct(1, round(-0.04D, 1)))
+to_json(array('a\u0001b\u001f'))
+to_json(struct(cast(0.1 as float)))
+regexp_replace('a.b', '\\.', '\\$')
+to_utc_timestamp(timestamp '2024-03-31 02:30:00', 'Europe/Berlin')
+to_utc_timestamp(timestamp '2024-10-27 02:30:00', 'Europe/Berlin')
+to_date('20240229', 'yyyyMMdd')
+try_to_timestamp('2023-02-29', 'yyyy-MM-dd')
+try_cast('0x10' as int)
+try_cast('+12' as int)
+try_cast('abc' as date)
+coalesce(s, named_struct('u', 0, 'v', 'x'))
+greatest(x, a, b, d)
 concat_ws('-', s.v, cast(null as string))
 """
 ERRORS = r"""
@@ -392,6 +410,9 @@ cast(d as decimal(5,1))
 b'x'
 date '2024-02-30'
 a + 'x'
+to_date('2024-02-31', 'yyyy-MM-dd')
+to_date('2024-1-02', 'yyyy-MM-dd')
+cast('0x10' as int)
 t + 1
 t > 1
 1 / 0

@@ -113,6 +113,8 @@ class KeyedStream:
         and its changes to state and timers are undone. A timer on which ``on_timer`` fails always fails the job.
         """
         name = self._env.name_for("process", name)
+        if not isinstance(side_outputs, Mapping | None):
+            raise ConfigurationError(f"operator {name!r}: side_outputs is a dict of names and schemas")
         if on_timer is not None:
             self._check_event_time(name)
         return self._then(

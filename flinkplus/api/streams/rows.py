@@ -77,6 +77,7 @@ class StreamRows(StreamOutputs):
 
     def rename(self, columns: Mapping[str, str], *, name: str | None = None) -> Stream:
         """The columns under new names: ``{"old": "new"}``. Raises ``ConfigurationError`` for one that is not there."""
+        _check_names("rename", columns, columns.values() if isinstance(columns, Mapping) else ())
         _check_columns(self.schema, columns)
         parts = tuple(Alias(Name((column,)), columns.get(column, column)) for column in self.schema.names)
         return self._select("rename", name, parts, "fail")
@@ -131,13 +132,24 @@ class StreamRows(StreamOutputs):
 
 def _check_columns(schema: pa.Schema, columns: Iterable[str]) -> None:
     for column in columns:
+        if not isinstance(column, str):
+            raise ConfigurationError(f"a column is known by its name, not by {column!r}")
         if column not in schema.names:
             near = did_you_mean(str(column), schema.names)
             raise ConfigurationError(f"no column {column!r} among {schema.names}{near}")
 
 
+def _check_names(method: str, columns: object, names: Iterable[object]) -> None:
+    if not isinstance(columns, Mapping):
+        raise ConfigurationError(f"{method} takes a dict, not {type(columns).__name__}")
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{method}: {name!r} cannot be the name of a column")
+
+
 def _extended(schema: pa.Schema, columns: Mapping[str, Expression]) -> tuple[Part, ...]:
     """The columns of ``schema``, and others, which take the place of those with the same name."""
+    _check_names("with_columns", columns, columns if isinstance(columns, Mapping) else ())
     found = {column: Alias(expression(value), column) for column, value in columns.items()}
     kept = [found.get(column, Name((column,))) for column in schema.names]
     return (*kept, *(part for column, part in found.items() if column not in schema.names))

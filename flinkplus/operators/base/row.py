@@ -145,17 +145,19 @@ def user_error(operator: str, subtask: str, row: object, cause: BaseException | 
 
 def described_cause(cause: BaseException) -> str:
     """An exception of the user's code: its kind, its text, and the line that raised it."""
-    place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in _users_line(cause))
+    place = "".join(f" ({file}:{line} in {name})" for file, line, name in _users_line(cause))
     text = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause  # its text is a repr
     return f"{type(cause).__name__}: {printable(text, MAX_CAUSE_CHARACTERS)}{place}"
 
 
-def _users_line(error: BaseException) -> list[traceback.FrameSummary]:
-    """The last line of the user's own code in the traceback of ``error``, otherwise of a library's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
-    own = [frame for frame in theirs if not frame.filename.startswith(LIBRARIES)]
-    return (own or theirs or list(frames))[-1:]
+def _users_line(error: BaseException) -> list[tuple[str, int, str]]:
+    """The last line of the user's own code in the traceback of ``error``, otherwise of a library's: its file, number
+    and function. Files are not opened: many rows may fail."""
+    walked = traceback.walk_tb(error.__traceback__)
+    frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
+    theirs = [frame for frame in frames if not frame[0].startswith(PACKAGE)]
+    own = [frame for frame in theirs if not frame[0].startswith(LIBRARIES)]
+    return (own or theirs or frames)[-1:]
 
 
 class Verbatim(str):

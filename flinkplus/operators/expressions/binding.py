@@ -17,7 +17,19 @@ from flinkplus.operators.expressions.bound import Bound, attempted, column_at, c
 from flinkplus.operators.expressions.casts import cast
 from flinkplus.operators.expressions.functions import arithmetic, logic, moments, nested, text
 from flinkplus.operators.expressions.functions.registry import called
-from flinkplus.operators.expressions.tree import Alias, Call, Case, Cast, Literal, Name, Part, Star, literal_of, name_of
+from flinkplus.operators.expressions.tree import (
+    Alias,
+    Call,
+    Case,
+    Cast,
+    Literal,
+    Name,
+    Part,
+    Star,
+    check_size,
+    literal_of,
+    name_of,
+)
 
 ROOMS = (arithmetic, logic, moments, nested, text)
 """The modules that fill the table of functions."""
@@ -25,21 +37,26 @@ ROOMS = (arithmetic, logic, moments, nested, text)
 
 def bind(part: Part, schema: pa.Schema) -> Bound:
     """The expression for rows of ``schema``. Raises ``ConfigurationError``."""
+    check_size(part)
+    return _bound(part, schema)
+
+
+def _bound(part: Part, schema: pa.Schema) -> Bound:
     match part:
         case Name():
             return _column(part, schema)
         case Literal():
             return constant(part.value, part.dtype)
         case Alias():
-            return bind(part.value, schema)
+            return _bound(part.value, schema)
         case Cast():
-            value = bind(part.value, schema)
+            value = _bound(part.value, schema)
             with _named(part):
-                found = cast(value, part.dtype)
+                found = cast(value, part.dtype, strict=part.strict)
                 return found if part.strict else attempted(found)
         case Case():
-            branches = [(bind(condition, schema), bind(value, schema)) for condition, value in part.branches]
-            otherwise = None if part.otherwise is None else bind(part.otherwise, schema)
+            branches = [(_bound(condition, schema), _bound(value, schema)) for condition, value in part.branches]
+            otherwise = None if part.otherwise is None else _bound(part.otherwise, schema)
             with _named(part):
                 return logic.case(branches, otherwise)
         case Call():
@@ -63,11 +80,17 @@ class _named:
 
 
 def _call(part: Call, schema: pa.Schema) -> Bound:
-    arguments = tuple(bind(argument, schema) for argument in part.arguments)
+    arguments = tuple(_bound(argument, schema) for argument in part.arguments)
     with _named(part):
         if part.function.lower() == "struct":
-            return nested.struct_of([name_of(argument) for argument in part.arguments], arguments)
+            return nested.struct_of([_field_name(*each) for each in enumerate(part.arguments, 1)], arguments)
         return called(part.function, arguments)
+
+
+def _field_name(number: int, part: Part) -> str:
+    """The name of a field of ``struct(...)``: that of the column or field that it is; otherwise its number."""
+    named = isinstance(part, (Name, Alias)) or (isinstance(part, Call) and part.function == ".")
+    return name_of(part) if named else f"col{number}"
 
 
 def _column(part: Name, schema: pa.Schema) -> Bound:
@@ -86,7 +109,9 @@ def _column(part: Name, schema: pa.Schema) -> Bound:
 
 def columns(parts: tuple[Part, ...], schema: pa.Schema) -> list[tuple[str, Bound]]:
     """The columns that a list of parts means, with their names. Raises ``ConfigurationError``."""
-    found = [(name_of(each), bind(each, schema)) for part in parts for each in _spread(part, schema)]
+    for part in parts:
+        check_size(part)
+    found = [(name_of(each), _bound(each, schema)) for part in parts for each in _spread(part, schema)]
     if not found:
         raise ConfigurationError("at least one column must be left")
     if (twice := repeated([name for name, _ in found])) is not None:

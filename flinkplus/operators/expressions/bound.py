@@ -11,8 +11,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class RowValues:
         self.count = batch.num_rows
         self.now_ms = now_ms
         self._columns: dict[int, pa.Array] = {}
+        self._shared: dict[object, Values] = {}
 
     def column(self, position: int, dtype: pa.DataType) -> pa.Array:
         """A column, plain, in the type that is computed with."""
@@ -46,6 +47,12 @@ class RowValues:
         if found is None:
             found = self._columns[position] = plain_array(self.batch.column(position), dtype)
         return found
+
+    def shared(self, token: object, run: Callable[[RowValues], Values]) -> Values:
+        """``run(self)``, computed once for each ``token``."""
+        if token not in self._shared:
+            self._shared[token] = run(self)
+        return self._shared[token]
 
     def only(self, mask: pa.Array) -> RowValues:
         """The rows for which ``mask`` is true."""
@@ -71,6 +78,7 @@ class Bound:
     ``nullable``: whether it may be null.
     ``fails``: whether it may raise for some row.
     ``tells_time``: whether it depends on the time of the step.
+    ``attempt``: as ``run``, with null for rows whose error is seen before they are computed; ``None``: as ``run``.
     """
 
     dtype: pa.DataType
@@ -80,6 +88,7 @@ class Bound:
     nullable: bool = True
     fails: bool = False
     tells_time: bool = False
+    attempt: Callable[[RowValues], Values] | None = None
 
     @property
     def is_constant(self) -> bool:
@@ -111,13 +120,28 @@ def applied(dtype: pa.DataType, kernel: Kernel, *arguments: Bound, fails: bool =
     return derived(dtype, run, arguments, fails)
 
 
-def on_arrays(dtype: pa.DataType, kernel: Kernel, *arguments: Bound, fails: bool = False) -> Bound:
-    """As ``applied``, for a kernel that takes arrays only."""
+def on_arrays(
+    dtype: pa.DataType, kernel: Kernel, *arguments: Bound, fails: bool = False, attempt: Kernel | None = None
+) -> Bound:
+    """As ``applied``, for a kernel that takes arrays only. ``attempt``: the kernel for ``Bound.attempt``."""
 
     def run(rows: RowValues) -> Values:
         return kernel(*[argument.array(rows) for argument in arguments])
 
-    return derived(dtype, run, arguments, fails)
+    def run_attempt(rows: RowValues) -> Values:
+        assert attempt is not None
+        return attempt(*[argument.array(rows) for argument in arguments])
+
+    found = derived(dtype, run, arguments, fails)
+    return found if attempt is None else replace(found, attempt=run_attempt)
+
+
+def once(value: Bound) -> Bound:
+    """``value``, for a function that needs it several times: it is computed once for the rows of a batch."""
+    if value.is_constant or value.column is not None:
+        return value
+    token = object()
+    return replace(value, run=lambda rows: rows.shared(token, value.run))
 
 
 def derived(
@@ -140,19 +164,44 @@ def by_value(
     ``of_null``: it also gets nulls (as ``None``); otherwise a null makes the result null.
     """
 
-    def kernel(*arrays: pa.Array) -> pa.Array:
+    keys = [_told_apart if pa.types.is_floating(argument.dtype) else _as_it_is for argument in arguments]
+
+    def computed(arrays: Sequence[pa.Array], function: Callable[..., Any]) -> pa.Array:
         known: dict[tuple[Any, ...], Any] = {}
         results: list[Any] = []
-        for values in zip(*[array.to_pylist() for array in arrays], strict=True):
+        columns = [array.to_pylist() for array in arrays]
+        found = [key(column) for key, column in zip(keys, columns, strict=True)]
+        for key, values in zip(zip(*found, strict=True), zip(*columns, strict=True), strict=True):
             if not of_null and None in values:
                 results.append(None)
                 continue
-            if values not in known:
-                known[values] = function(*values)
-            results.append(known[values])
+            if key not in known:
+                known[key] = function(*values)
+            results.append(known[key])
         return pa.array(results, dtype)
 
-    return on_arrays(dtype, kernel, *arguments, fails=fails)
+    def attempted_function(*values: Any) -> Any:
+        try:
+            return function(*values)
+        except FAILURES:
+            return None
+
+    return on_arrays(
+        dtype,
+        lambda *arrays: computed(arrays, function),
+        *arguments,
+        fails=fails,
+        attempt=(lambda *arrays: computed(arrays, attempted_function)) if fails else None,
+    )
+
+
+def _as_it_is(values: list[Any]) -> list[Any]:
+    return values
+
+
+def _told_apart(numbers: list[float | None]) -> list[str]:
+    """Zero and minus zero are equal, and may have different results: as texts they are not."""
+    return list(map(repr, numbers))
 
 
 def chosen(rows: RowValues, mask: pa.Array, value: Bound) -> pa.Array:
@@ -170,9 +219,11 @@ def chosen(rows: RowValues, mask: pa.Array, value: Bound) -> pa.Array:
 def attempted(value: Bound) -> Bound:
     """``value``, and null where it is an error."""
 
+    attempt = value.attempt or value.run
+
     def run(rows: RowValues) -> Values:
         try:
-            return value.run(rows)
+            return attempt(rows)
         except FAILURES:
             if rows.count <= 1:
                 return pa.nulls(rows.count, value.dtype)

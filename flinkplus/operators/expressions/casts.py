@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base import decimals
 from flinkplus.operators.expressions.bound import (
     FAILURES,
     Bound,
+    Kernel,
     RowValues,
     Values,
     applied,
@@ -32,6 +34,14 @@ WIDE = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
 _TRUE, _FALSE = {"t", "true", "y", "yes", "1"}, {"f", "false", "n", "no", "0"}
 _ONE_DIGIT = {r"^(\d{4})-(\d)(-|$)": r"\1-0\2\3", r"^(\d{4}-\d{2})-(\d)([ T]|$)": r"\1-0\2\3"}
 _ZONE = r"(Z|[+-]\d{2}:?\d{2})$"
+_WHOLE = r"^[+-]?[0-9]+$"
+_MOMENT = (
+    r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+    r"([ T]([01]\d|2[0-3])(:?[0-5]\d(:?[0-5]\d(\.\d{1,6})?)?)?)?(Z|[+-]\d{2}(:?\d{2})?)?$"
+)
+"""What may be a date or timestamp; there are none outside of it. The day may still not exist."""
+_EXACT_WHOLE, _EXACT_POWER = 1 << 53, 10**22
+"""Whole numbers, and powers of ten, up to which each is a double."""
 SECOND_US = 1_000_000
 Convert = Callable[[Bound, pa.DataType], Bound]
 
@@ -42,6 +52,8 @@ def widened(value: Bound, dtype: pa.DataType) -> Bound:
         return value
     if value.is_constant and is_number(value.dtype) and is_number(dtype):
         return constant(_number(value.constant, dtype), dtype)
+    if is_moment(value.dtype) or (is_decimal(value.dtype) and is_floating(dtype)):
+        return cast(value, dtype)
     if value.is_constant:
         return constant(pa.scalar(value.constant, value.dtype).cast(dtype).as_py(), dtype)
     return applied(dtype, lambda values: values.cast(dtype), value)
@@ -72,8 +84,9 @@ def _text_as_moment(value: Bound, dtype: pa.DataType) -> Bound:
     return cast(value, dtype) if value.is_constant and pa.types.is_string(value.dtype) else value
 
 
-def cast(value: Bound, dtype: pa.DataType) -> Bound:
-    """``CAST(value AS dtype)``. Raises ``ConfigurationError`` for types that cannot be cast."""
+def cast(value: Bound, dtype: pa.DataType, *, strict: bool = True) -> Bound:
+    """``CAST(value AS dtype)``. Raises ``ConfigurationError`` for types that cannot be cast, and, if ``strict``, for a
+    constant that has no equivalent."""
     source, target = value.dtype, normal(dtype)
     if source == target:
         return value
@@ -82,16 +95,18 @@ def cast(value: Bound, dtype: pa.DataType) -> Bound:
     for given, wanted, convert in _CASTS:
         if given(source) and wanted(target):
             found = convert(value, target)
-            return _folded(found) if value.is_constant else found
+            return _folded(found, strict) if value.is_constant else found
     raise ConfigurationError(f"{shown(source)} cannot be cast to {shown(target)}")
 
 
-def _folded(value: Bound) -> Bound:
-    """A constant that was cast, computed here."""
+def _folded(value: Bound, strict: bool) -> Bound:
+    """A constant that was cast, computed here. ``strict``: an error is raised; otherwise it becomes null."""
     rows = RowValues(pa.RecordBatch.from_arrays([pa.array([0])], names=["one"]), lambda: 0)
     try:
         return constant(value.array(rows)[0].as_py(), value.dtype)
     except FAILURES as error:
+        if not strict:
+            return constant(None, value.dtype)
         raise ConfigurationError(f"a constant cannot be cast: {error}") from error
 
 
@@ -132,9 +147,24 @@ def _decimal_to_decimal(value: Bound, dtype: pa.DataType) -> Bound:
     return by_value(dtype, lambda number: rescaled(number, dtype), value, fails=True)
 
 
+def _decimal_to_float(value: Bound, dtype: pa.DataType) -> Bound:
+    return on_arrays(dtype, lambda values: nearest_doubles(values).cast(dtype, safe=False), value)
+
+
+def nearest_doubles(column: pa.Array) -> pa.Array:
+    """The double that is nearest to each decimal. Arrow's own cast is often the one beside it."""
+    whole, power = decimals.unscaled(column), 10**column.type.scale
+    exact = whole.dtype == np.int64 and power <= _EXACT_POWER
+    if exact and ((whole >= -_EXACT_WHOLE) & (whole <= _EXACT_WHOLE)).all():
+        found = whole / float(power)  # of two numbers that are exact: rounded once
+    else:
+        found = np.array([number / power for number in whole.tolist()], np.float64)  # Python rounds once
+    return pa.array(found, mask=np.asarray(column.is_null()))
+
+
 def _text_to_decimal(text: str, dtype: pa.DataType) -> decimal.Decimal:
     try:
-        number = decimal.Decimal(text.strip())
+        number = decimal.Decimal(text.strip() if text.isascii() else "")
     except decimal.InvalidOperation as error:
         raise ValueError(f"{text!r} is no number") from error
     if not number.is_finite() or "_" in text:
@@ -149,18 +179,69 @@ def _text_to_bool(text: str) -> bool:
     return word in _TRUE
 
 
-def _text_to_moment(values: pa.Array, dtype: pa.DataType) -> pa.Array:
-    """Text with a zone, or, for a date or a time that has none, without."""
-    text = pc.utf8_trim_whitespace(values)
+def _fitting(texts: pa.Array, pattern: str) -> pa.Array:
+    """The texts that fit a pattern, and null for others."""
+    return pc.if_else(pc.match_substring_regex(texts, pattern), texts, pa.scalar(None, pa.string()))
+
+
+def all_fit(texts: pa.Array, pattern: str, what: str) -> pa.Array:
+    """The texts. Raises ``ValueError`` unless all fit a pattern."""
+    found = _fitting(texts, pattern)
+    if found.null_count > texts.null_count:
+        wrong = texts.filter(pc.and_(texts.is_valid(), found.is_null()))
+        raise ValueError(f"{wrong[0].as_py()!r} is {what}")
+    return texts
+
+
+def by_pattern(
+    dtype: pa.DataType, pattern: str, what: str, prepare: Callable[[pa.Array], pa.Array], value: Bound, then: Kernel
+) -> Bound:
+    """``then`` of the texts that ``prepare`` gives for ``value``, which must fit a pattern; others are ``what``.
+
+    With TRY_CAST they are set aside by the pattern: looking for each of them by its error takes far longer.
+    """
+    return on_arrays(
+        dtype,
+        lambda texts: then(all_fit(prepare(texts), pattern, what)),
+        value,
+        fails=True,
+        attempt=lambda texts: then(_fitting(prepare(texts), pattern)),
+    )
+
+
+def _text_to_whole(value: Bound, dtype: pa.DataType) -> Bound:
+    def convert(texts: pa.Array) -> pa.Array:
+        return pc.replace_substring_regex(texts, r"^\+", "").cast(dtype)
+
+    return by_pattern(dtype, _WHOLE, "no whole number", pc.utf8_trim_whitespace, value, convert)
+
+
+def _text_to_time(value: Bound, dtype: pa.DataType) -> Bound:
+    def convert(texts: pa.Array) -> pa.Array:
+        if pa.types.is_date(dtype):
+            return _moment_to_date(text_to_moment(texts, pa.timestamp("us")))
+        return text_to_moment(texts, dtype)
+
+    return by_pattern(dtype, _MOMENT, "no date or timestamp", _with_two_digits, value, convert)
+
+
+def _with_two_digits(texts: pa.Array) -> pa.Array:
+    """Texts of dates with two digits for month and day."""
+    texts = pc.utf8_trim_whitespace(texts)
     for month_or_day, padded in _ONE_DIGIT.items():
-        text = pc.replace_substring_regex(text, month_or_day, padded)
+        texts = pc.replace_substring_regex(texts, month_or_day, padded)
+    return texts
+
+
+def text_to_moment(text: pa.Array, dtype: pa.DataType) -> pa.Array:
+    """Text with a zone, or, for a date or a time that has none, without, as a timestamp."""
     has_zone = pc.match_substring_regex(text, _ZONE)
     dated = pc.and_kleene(has_zone, pc.match_substring(text, ":"))
     plain = pc.if_else(dated, pa.scalar(None, pa.string()), text).cast(pa.timestamp("us"))
     zoned = pc.if_else(dated, text, pa.scalar(None, pa.string())).cast(pa.timestamp("us", "UTC"))
     if dtype.tz is None:
         return pc.coalesce(plain, zoned.cast(pa.timestamp("us")))
-    return pc.coalesce(plain.cast(pa.timestamp("us", "UTC")), zoned).cast(dtype)
+    return pc.coalesce(instant_of(plain, dtype.tz), zoned.cast(dtype))
 
 
 def text_of_float(number: float, digits: str | None = None) -> str:
@@ -216,10 +297,26 @@ def _decimal_to_text(number: decimal.Decimal) -> str:
     return format(number, "f")
 
 
+def instant_of(local: Values, zone: str) -> Values:
+    """The instants at which the clock of a zone shows ``local``, which has no zone, as timestamps of that zone.
+
+    A time that is repeated is the earlier one. One that is left out is as long after the gap's begin as it says.
+    """
+    dtype = pa.timestamp("us", zone)
+    if zone == "UTC":
+        return local.cast(dtype)
+    before = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
+    gap = pc.subtract(local.cast(pa.int64()), pc.local_timestamp(before).cast(pa.int64()))
+    return _of_micros(pc.add(before.cast(pa.int64()), gap), dtype)
+
+
+def _of_micros(micros: Values, dtype: pa.DataType) -> Values:
+    return micros.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")).cast(dtype)
+
+
 def _date_to_moment(values: Values, dtype: pa.DataType) -> Values:
-    return (
-        values.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")).cast(dtype) if dtype.tz else values.cast(dtype)
-    )
+    local = values.cast(pa.timestamp("us"))
+    return instant_of(local, dtype.tz) if dtype.tz else local
 
 
 def _moment_to_date(values: Values) -> Values:
@@ -230,7 +327,7 @@ def _moment_to_date(values: Values) -> Values:
 def _moment_to_moment(values: Values, dtype: pa.DataType) -> Values:
     if values.type.tz and not dtype.tz:
         return pc.local_timestamp(values)
-    return values.cast(dtype) if values.type.tz else values.cast(pa.timestamp("us", "UTC")).cast(dtype)
+    return values.cast(dtype) if values.type.tz else instant_of(values, dtype.tz)
 
 
 def _moment_to_number(values: Values, dtype: pa.DataType) -> Values:
@@ -265,16 +362,8 @@ def _values(function: Callable[..., Any], *, typed: bool = False) -> Convert:
     return lambda value, dtype: by_value(dtype, function, value, fails=True)
 
 
-def _arrays(function: Callable[..., pa.Array]) -> Convert:
-    return lambda value, dtype: on_arrays(dtype, lambda values: function(values, dtype), value, fails=True)
-
-
 def _plain_cast(values: Values, dtype: pa.DataType) -> Values:
     return values.cast(dtype)
-
-
-def _trimmed_cast(values: Values, dtype: pa.DataType) -> Values:
-    return pc.utf8_trim_whitespace(values).cast(dtype)
 
 
 is_integer, is_floating, is_decimal = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
@@ -283,7 +372,7 @@ is_timestamp, is_binary = pa.types.is_timestamp, pa.types.is_binary
 
 
 def _text_to_float(text: str) -> float:
-    if "_" in text:
+    if "_" in text or not text.isascii():
         raise ValueError(f"{text!r} is no number")
     return float(text.strip())
 
@@ -295,7 +384,7 @@ _CASTS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool],
     (is_floating, is_integer, _kernel(_to_whole, fails=True)),
     (is_decimal, is_decimal, _decimal_to_decimal),
     (is_decimal, is_integer, _kernel(_decimal_to_whole, fails=True)),
-    (is_decimal, is_floating, _kernel(_plain_cast, fails=False)),
+    (is_decimal, is_floating, _decimal_to_float),
     (is_decimal, is_string, _values(_decimal_to_text)),
     (is_number, is_decimal, _number_to_decimal),
     (
@@ -308,12 +397,11 @@ _CASTS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool],
     (is_boolean, is_string, _kernel(_plain_cast, fails=False)),
     (is_integer, is_string, _kernel(_plain_cast, fails=False)),
     (is_floating, is_string, _float_to_text),
-    (is_string, is_integer, _kernel(_trimmed_cast, fails=True)),
+    (is_string, is_integer, _text_to_whole),
     (is_string, is_floating, _values(_text_to_float)),
     (is_string, is_decimal, _values(_text_to_decimal, typed=True)),
     (is_string, is_boolean, _values(_text_to_bool)),
-    (is_string, is_timestamp, _arrays(_text_to_moment)),
-    (is_string, is_date, _arrays(lambda values, dtype: _moment_to_date(_text_to_moment(values, pa.timestamp("us"))))),
+    (is_string, lambda dtype: is_timestamp(dtype) or is_date(dtype), _text_to_time),
     (is_string, is_binary, _kernel(_plain_cast, fails=False)),
     (is_binary, is_string, _kernel(_plain_cast, fails=True)),
     (is_moment, is_string, _kernel(_moment_to_text, fails=False, typed=False)),
@@ -324,4 +412,16 @@ _CASTS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool],
     (is_integer, is_timestamp, _kernel(_number_to_moment, fails=True)),
 ]
 
-__all__ = ["WIDE", "alike", "cast", "rescaled", "text_of_float", "whole_quotient", "widened"]
+__all__ = [
+    "WIDE",
+    "alike",
+    "by_pattern",
+    "cast",
+    "instant_of",
+    "nearest_doubles",
+    "rescaled",
+    "text_of_float",
+    "text_to_moment",
+    "whole_quotient",
+    "widened",
+]

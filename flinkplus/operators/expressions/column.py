@@ -9,17 +9,17 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.schema import parse_schema
-from flinkplus.operators.expressions.tree import Alias, Call, Case, Cast, Name, Part, Star, literal_of
+from flinkplus.operators.expressions.tree import Alias, Call, Case, Cast, Name, Part, Star, joined, literal_of
 
 
 def _operator(sign: str) -> Callable[[ColumnExpression, Any], ColumnExpression]:
     """The method of an operator."""
-    return lambda self, other: self._call(sign, other)
+    return lambda self, other: ColumnExpression(joined(sign, self.part, part_of(other)))
 
 
 def _reversed(sign: str) -> Callable[[ColumnExpression, Any], ColumnExpression]:
     """The method of an operator whose left side is no column."""
-    return lambda self, other: ColumnExpression(Call(sign, (part_of(other), self.part)))
+    return lambda self, other: ColumnExpression(joined(sign, part_of(other), self.part))
 
 
 class ColumnExpression:

@@ -10,9 +10,11 @@ import base64
 import datetime
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from flinkplus.operators.expressions.casts import text_of_float
@@ -72,7 +74,16 @@ def _map_writer(dtype: pa.DataType, with_nulls: bool) -> Write | None:
 
 
 def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return _CONTROL.sub(_capital, text) if r"\u00" in text else text
+
+
+_CONTROL = re.compile(r"\\(\\|u00[0-9a-f]{2})")
+"""A backslash, or a control character, as JSON has them."""
+
+
+def _capital(found: re.Match[str]) -> str:
+    return found[0] if found[1] == "\\" else f"\\u{found[1][1:].upper()}"
 
 
 def _moment(value: datetime.datetime) -> str:
@@ -89,9 +100,14 @@ def _number(value: float) -> str:
     return text_of_float(value) if math.isfinite(value) else f'"{text_of_float(value)}"'
 
 
+def _short_number(value: float) -> str:
+    return text_of_float(value, str(np.float32(value))) if math.isfinite(value) else _number(value)
+
+
 _WRITERS: list[tuple[Callable[[pa.DataType], bool], Write]] = [
     (pa.types.is_boolean, lambda value: "true" if value else "false"),
     (pa.types.is_integer, str),
+    (pa.types.is_float32, _short_number),
     (pa.types.is_floating, _number),
     (pa.types.is_decimal, lambda value: format(value, "f")),
     (pa.types.is_string, _text),

@@ -29,14 +29,22 @@ def parsed(text: str) -> Part:
     if len(text) > LONGEST_TEXT:
         raise ConfigurationError(f"an expression of {len(text)} characters is too long")
     try:
-        found = _dialect().parse(text)
-        if len(found) != 1 or found[0] is None:
-            raise ConfigurationError(f"{text!r} is not one expression")
-        return _Reader(text).part(found[0])
+        return _Reader(text).part(_only_column(_dialect().parse(f"SELECT 0,\n{text}"), text))
     except SqlglotError as error:
         raise ConfigurationError(f"{text!r} is not understood: {_problem(error)}") from error
     except RecursionError as error:
         raise ConfigurationError(f"the expression {text[:80]!r}... has too many levels") from error
+
+
+def _only_column(found: Any, text: str) -> Any:
+    """The second column of a query, which has nothing else: by itself ``comment`` would begin a statement, and as the
+    first one ``all`` would be a word of the query."""
+    query: Any = found[0] if len(found) == 1 else None
+    if type(query).__name__ != "Select" or len(query.expressions) != 2:
+        raise ConfigurationError(f"{text!r} is not one expression")
+    if any(value for name, value in query.args.items() if name != "expressions"):
+        raise ConfigurationError(f"{text!r} is not one expression: queries are not supported")
+    return query.expressions[1]
 
 
 def _problem(error: Any) -> str:
@@ -46,7 +54,7 @@ def _problem(error: Any) -> str:
     first = found[0]
     if first["description"].startswith("Required keyword"):
         first = {**first, "description": "a part of the expression is missing"}
-    return f"{first['description']} (line {first['line']}, column {first['col']})"
+    return f"{first['description']} (line {first['line'] - 1}, column {first['col']})"
 
 
 @lru_cache(maxsize=1)
@@ -77,6 +85,13 @@ _BINARY = {
     "LTE": "<=", "GT": ">", "GTE": ">=", "NullSafeEQ": "<=>", "And": "and", "Or": "or", "BitwiseAnd": "&",
     "BitwiseOr": "|", "BitwiseXor": "^", "DPipe": "||", "Like": "like", "ILike": "ilike", "RegexpLike": "rlike",
 }  # fmt: skip
+_BITS = ("BitwiseAnd", "BitwiseXor", "BitwiseOr")
+"""Operators on bits, the strongest first: to sqlglot they are equally strong."""
+_UNDERSTOOD = {
+    "this", "expression", "expressions", "to", "format", "unit", "low", "high", "ifs", "true", "default", "alias",
+    "catalog", "db", "table", "negate", "query",
+}  # fmt: skip
+_WITHOUT_MEANING = {"is_string", "quoted", "safe", "typed", "_type"}
 _UNARY = {"Not": "not", "BitwiseNot": "~"}
 _UNITS = {
     "MICROSECOND": 1, "MILLISECOND": 1_000, "SECOND": 1_000_000, "MINUTE": 60_000_000, "HOUR": 3_600_000_000,
@@ -101,7 +116,19 @@ class _Reader:
         self._text = text
 
     def part(self, node: Any) -> Part:
+        """The tree of a node. Raises ``ConfigurationError`` for one that says more than is read here."""
+        for name, value in node.args.items():
+            if value and name not in _UNDERSTOOD and name not in _WITHOUT_MEANING and type(node).__name__ != "Star":
+                raise ConfigurationError(
+                    f"{name!r} of {node.sql(dialect='spark')!r} in {self._text!r} is not supported"
+                )
+        found = self._read(node)
+        return Call("not", (found,)) if node.args.get("negate") else found  # of LIKE and ILIKE
+
+    def _read(self, node: Any) -> Part:
         kind = type(node).__name__
+        if kind in _BITS:
+            return self._bits(node)
         if kind in _BINARY:
             return self._binary(_BINARY[kind], node)
         if kind in _UNARY:
@@ -112,10 +139,36 @@ class _Reader:
         return read(node)
 
     def _binary(self, sign: str, node: Any) -> Part:
+        if sign in ("and", "or"):
+            return self._junction(sign, node)
         left, right = self.part(node.this), self.part(node.expression)
         if sign in "+-" and _is_interval(left) and _is_interval(right):
             return literal_of(left.value + right.value if sign == "+" else left.value - right.value)
         return Call(sign, (left, right))
+
+    def _junction(self, sign: str, node: Any) -> Part:
+        """``a AND b AND c``, however long, which sqlglot gives as ``(a AND b) AND c``."""
+        kind, parts = type(node), []
+        while type(node) is kind:
+            parts.append(node.expression)
+            node = node.this
+        return Call(sign, tuple(map(self.part, (node, *reversed(parts)))))
+
+    def _bits(self, node: Any) -> Part:
+        """``a | b & c``, which sqlglot gives as ``(a | b) & c``: ``&`` is stronger than ``^``, and that than ``|``."""
+        signs, nodes = [], []
+        while type(node).__name__ in _BITS:
+            signs.append(type(node).__name__)
+            nodes.append(node.expression)
+            node = node.this
+        signs.reverse()
+        parts = list(map(self.part, (node, *reversed(nodes))))
+        for sign in _BITS:
+            while sign in signs:
+                at = signs.index(sign)
+                del signs[at]
+                parts[at : at + 2] = [Call(_BINARY[sign], (parts[at], parts[at + 1]))]
+        return parts[0]
 
     def _read_paren(self, node: Any) -> Part:
         return self.part(node.this)
@@ -157,7 +210,7 @@ class _Reader:
         return literal_of(node.this)
 
     def _read_hexstring(self, node: Any) -> Part:
-        return literal_of(bytes.fromhex(node.this))
+        return literal_of(bytes.fromhex(node.this.zfill(len(node.this) + 1 & ~1)))
 
     def _read_null(self, node: Any) -> Part:
         return literal_of(None)
@@ -197,8 +250,8 @@ class _Reader:
         amount = self.part(node.this)
         assert isinstance(amount, Literal)
         try:
-            microseconds = decimal.Decimal(str(amount.value).strip()) * _UNITS[unit]
-            return literal_of(datetime.timedelta(microseconds=int(microseconds)))
+            microseconds = int(decimal.Decimal(str(amount.value).strip()) * _UNITS[unit])
+            return literal_of(datetime.timedelta(microseconds=microseconds))
         except (decimal.InvalidOperation, OverflowError) as error:
             raise ConfigurationError(f"{self._text!r}: {amount.value!r} is no number of {unit.lower()}s") from error
 

@@ -21,6 +21,9 @@ from flinkplus.operators.base.values import instant
 _LONG_BITS = 63
 _INT_BITS = 31
 MAX_DIGITS = 38
+MAX_LEVELS = 100
+"""Levels of a tree. Each takes a few calls of functions, where types are found, values computed and jobs pickled."""
+MAX_PARTS = 100_000
 
 Part: TypeAlias = "Name | Literal | Call | Cast | Case | Alias | Star"
 
@@ -125,6 +128,25 @@ def children(part: Part) -> tuple[Part, ...]:
             return ()
 
 
+def check_size(part: Part) -> None:
+    """Raises ``ConfigurationError`` for a tree with more than ``MAX_LEVELS`` levels or ``MAX_PARTS`` parts."""
+    level, parts, levels = [part], 1, 1
+    while level := [inner for outer in level for inner in children(outer)]:
+        parts, levels = parts + len(level), levels + 1
+        if levels > MAX_LEVELS or parts > MAX_PARTS:
+            raise ConfigurationError(
+                f"an expression has at most {MAX_LEVELS} levels and {MAX_PARTS:,} parts: compute a part of it before, "
+                "with with_columns"
+            )
+
+
+def joined(sign: str, left: Part, right: Part) -> Call:
+    """``left sign right``. What is joined by several ``and`` or several ``or`` is one call, not one within another."""
+    if sign in ("and", "or") and isinstance(left, Call) and left.function == sign:
+        return Call(sign, (*left.arguments, right))
+    return Call(sign, (left, right))
+
+
 def name_of(part: Part) -> str:
     """The name of a column that has these values, unless it was given one: that of the column itself, or the text."""
     if isinstance(part, Alias):
@@ -171,6 +193,12 @@ def _decimal(value: decimal.Decimal) -> Literal:
     return Literal(value, pa.decimal128(precision, scale))
 
 
+def _interval(value: datetime.timedelta) -> tuple[datetime.timedelta, pa.DataType]:
+    if abs(value // datetime.timedelta(microseconds=1)) >= 1 << _LONG_BITS:
+        raise ConfigurationError(f"the interval {value} is too long")
+    return value, pa.duration("us")
+
+
 def _moment(value: datetime.datetime) -> tuple[datetime.datetime, pa.DataType]:
     return instant(value).astimezone(datetime.timezone.utc), pa.timestamp("us", "UTC")
 
@@ -181,5 +209,5 @@ _TYPES: list[tuple[Any, Callable[[Any], tuple[Any, pa.DataType]]]] = [
     ((bytes, bytearray), lambda value: (bytes(value), pa.binary())),
     (datetime.datetime, _moment),
     (datetime.date, lambda value: (value, pa.date32())),
-    (datetime.timedelta, lambda value: (value, pa.duration("us"))),
+    (datetime.timedelta, _interval),
 ]

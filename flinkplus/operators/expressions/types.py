@@ -6,7 +6,8 @@ Rules, which are those of Spark's ANSI mode except that text never becomes a num
   strings, other units of time;
 - of two integers the wider type counts; an integer and floating point make double; a decimal and an integer make a
   decimal that holds both; a decimal and floating point make double;
-- a date becomes a timestamp beside one; a null becomes anything.
+- a date becomes a timestamp beside one; a null becomes anything;
+- structs, arrays and maps have a common type if they differ in what may be null alone.
 """
 
 from __future__ import annotations
@@ -98,7 +99,30 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return one
     if pa.types.is_timestamp(one) and pa.types.is_timestamp(other) and bool(one.tz) == bool(other.tz):
         return one
+    return _common_nested(one, other)
+
+
+def _common_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Of structs, arrays and maps that differ in no more than which of their parts may be null."""
+    types = pa.types
+    if types.is_struct(one) and types.is_struct(other) and len(one) == len(other):
+        fields = [_common_field(a, b) for a, b in zip(one, other, strict=True)]
+        return None if any(field is None for field in fields) else pa.struct(fields)
+    if types.is_list(one) and types.is_list(other):
+        item = _common_field(one.value_field, other.value_field.with_name(one.value_field.name))
+        return None if item is None else pa.list_(item)
+    if types.is_map(one) and types.is_map(other):
+        key = _common_field(one.key_field, other.key_field.with_name(one.key_field.name))
+        item = _common_field(one.item_field, other.item_field.with_name(one.item_field.name))
+        return None if key is None or item is None else pa.map_(key, item)
     return None
+
+
+def _common_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
+    dtype = one.type if one.type == other.type else _common_nested(one.type, other.type)
+    if dtype is None or one.name != other.name:
+        return None
+    return pa.field(one.name, dtype, one.nullable or other.nullable)
 
 
 def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType:

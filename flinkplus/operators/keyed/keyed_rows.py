@@ -301,7 +301,7 @@ class Process(KeyedOperator):
     @override
     def side_outputs(self, schema: pa.Schema) -> Mapping[str, pa.Schema]:
         for name, _ in self.aside:
-            if not isinstance(name, str) or name in (DEAD_LETTERS, "rows"):
+            if not isinstance(name, str) or name in ("", DEAD_LETTERS, "rows"):
                 raise ConfigurationError(f"operator {self.name!r}: a side output cannot be called {name!r}")
         dead = dead_letter_outputs(self.name, schema, self.on_error)
         return {**{name: parse_schema(columns) for name, columns in self.aside}, **dead}

@@ -72,9 +72,17 @@ def _is_float(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_float32(dtype) or pa.types.is_float64(dtype))
 
 
+class Extreme(OverflowError):
+    """A value has no number in the order. ``at``: its position."""
+
+    def __init__(self, number: int, at: int) -> None:
+        super().__init__(f"{number} is too large or small for order_by")
+        self.at = at
+
+
 def ordered_numbers(values: pa.Array) -> Numbers:
-    """Numbers in the order of the values, never 0. Raises ``OverflowError`` for the largest and smallest whole number
-    of 64 bits."""
+    """Numbers in the order of the values, never 0. Raises ``Extreme`` for the largest and smallest whole number of
+    64 bits."""
     dtype, nulls = values.type, np.asarray(values.is_null())
     if _is_float(dtype):
         floats = np.asarray(values.cast(pa.float64()).fill_null(0.0)) + 0.0
@@ -85,7 +93,8 @@ def ordered_numbers(values: pa.Array) -> Numbers:
         numbers = np.asarray(whole.cast(pa.int64()).fill_null(0))
     extreme = ((numbers == _LIMITS.max) | (numbers == _LIMITS.min)) & ~nulls
     if extreme.any():
-        raise OverflowError(f"{numbers[extreme][0]} is too large or small for order_by")
+        at = int(np.flatnonzero(extreme)[0])
+        raise Extreme(int(numbers[at]), at)
     return np.where(nulls, _LIMITS.min, numbers + (numbers >= 0))
 
 
@@ -125,12 +134,10 @@ class _KeepLastInstance(OperatorInstance):
 
     def _numbers(self, batch: pa.RecordBatch) -> Numbers:
         dtype = self._ctx.input_schema.field(self._order_by).type
-        column = plain_array(batch.column(self._order_by), dtype)
         try:
-            return ordered_numbers(column)
-        except OverflowError as error:
-            at = next(at for at, one in enumerate(column.to_pylist()) if one in (_LIMITS.max, _LIMITS.min))
-            row = rows_of(batch.slice(at, 1), self._ctx)[0]
+            return ordered_numbers(plain_array(batch.column(self._order_by), dtype))
+        except Extreme as error:
+            row = rows_of(batch.slice(error.at, 1), self._ctx)[0]
             raise user_error(self._ctx.operator, self._ctx.subtask, row, str(error)) from error
 
 

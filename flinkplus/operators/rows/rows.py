@@ -221,7 +221,7 @@ class _MapBatchesInstance(OperatorInstance):
                     return
                 selected = result.select(self._schema.names)
                 check_zones(selected, self._schema)
-                fitted = plain(selected, self._schema)
+                fitted = plain(selected, self._schema).replace_schema_metadata(self._schema.metadata)
                 fitted.validate()
             except USER_EXCEPTIONS as error:
                 raise user_error(self._ctx.operator, self._ctx.subtask, Verbatim(_shown(shown)), error) from error

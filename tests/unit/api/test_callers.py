@@ -125,3 +125,26 @@ def test_an_error_of_a_users_function_names_their_line(function: Callable[[Any],
     error = user_error("map", "map[0]", row, caught.value)
     line = function.__code__.co_firstlineno + 1
     assert error.cause == f"{cause} ({__file__}:{line} in {function.__name__})"
+
+
+def _process(stream: Stream, side_outputs: Any) -> Stream:
+    return stream.key_by("k").process(lambda key, row, ctx: [], schema="n long", side_outputs=side_outputs)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda stream: stream.rename(["k"]),
+        lambda stream: stream.rename({"k": ""}),
+        lambda stream: stream.drop(1),
+        lambda stream: stream.with_columns([("n", "v + 1")]),
+        lambda stream: stream.with_column(1, "v + 1"),
+        lambda stream: _process(stream, ["late"]),
+        lambda stream: _process(stream, {"": "n long"}),
+    ],
+)
+def test_arguments_of_another_kind_are_errors_of_the_drawing(draw: Callable[[Stream], Any]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"takes a dict|is a dict|the name of a column|by its name|be called ''"
+    ):
+        draw(numbers(environment(), "numbers"))

@@ -353,8 +353,13 @@ def _rounded(name: str, value: Bound, places: Bound | None, rounding: str, whole
         dtype = pa.decimal128(min(MAX_DIGITS, max(integral + scale, 1 - digits if digits < 0 else 1)), scale)
         return by_value(dtype, lambda number: _rounded_decimal(number, digits, rounding), value, fails=True)
     if digits == 0:
-        return applied(value.dtype, lambda values: pc.round(values, round_mode=whole), value)
+        return applied(value.dtype, lambda values: pc.add(pc.round(values, round_mode=whole), _zero(values)), value)
     return by_value(value.dtype, lambda number: _rounded_float(number, digits, rounding), value)
+
+
+def _zero(values: Values) -> pa.Scalar:
+    """What makes zero of minus zero when it is added: no number is rounded to minus zero."""
+    return pa.scalar(0.0, values.type)
 
 
 def _rounded_decimal(number: decimal.Decimal, digits: int, rounding: str) -> decimal.Decimal:
@@ -367,7 +372,7 @@ def _rounded_float(number: float, digits: int, rounding: str) -> float:
         return number
     exact = decimal.Decimal(repr(number))
     unit = decimal.Decimal(1).scaleb(-digits)
-    return float(exact.quantize(unit, rounding, decimal.Context(prec=700)))
+    return float(exact.quantize(unit, rounding, decimal.Context(prec=700))) + 0.0
 
 
 @function("round")

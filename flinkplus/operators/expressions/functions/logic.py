@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.errors import ConfigurationError
-from flinkplus.operators.expressions.bound import Bound, RowValues, Values, applied, chosen, constant, derived
+from flinkplus.operators.expressions.bound import Bound, RowValues, Values, applied, chosen, constant, derived, once
 from flinkplus.operators.expressions.casts import alike
 from flinkplus.operators.expressions.functions.registry import check, function
 from flinkplus.operators.expressions.types import is_number, shown
@@ -132,7 +132,7 @@ def at_least(left: Bound, right: Bound) -> Bound:
 
 @function("<=>")
 def equal_with_nulls(left: Bound, right: Bound) -> Bound:
-    left, right = alike("'<=>'", left, right)
+    left, right = map(once, alike("'<=>'", left, right))
     compared = equal(left, right)
 
     def kernel(same: Values, one: Values, other: Values) -> Values:
@@ -143,6 +143,7 @@ def equal_with_nulls(left: Bound, right: Bound) -> Bound:
 
 @function("between")
 def between(value: Bound, low: Bound, high: Bound) -> Bound:
+    value = once(value)
     return conjunction(at_least(value, low), at_most(value, high))
 
 
@@ -151,6 +152,7 @@ def among(value: Bound, *members: Bound) -> Bound:
     if not members:
         raise ConfigurationError("needs at least one value to compare with")
     value, *others = alike("'in'", value, *members)
+    value = once(value)
     known = [member.constant for member in others if member.is_constant and member.constant is not None]
     if len(known) < len(others) or pa.types.is_floating(value.dtype) or pa.types.is_nested(value.dtype):
         return disjunction(*[equal(value, member) for member in others])
@@ -228,28 +230,41 @@ def nvl2(value: Bound, then: Bound, otherwise: Bound) -> Bound:
 
 @function("nullif")
 def nullif(value: Bound, other: Bound) -> Bound:
+    value = once(value)
     return case([(equal(value, other), constant(None, value.dtype))], value)
 
 
 @function("nanvl")
 def nanvl(value: Bound, other: Bound) -> Bound:
+    value = once(value)
     return case([(is_nan(value), other)], value)
 
 
-def _extreme(name: str, arguments: Sequence[Bound], better: Callable[[Bound, Bound], Bound]) -> Bound:
+def _extreme(name: str, arguments: Sequence[Bound], *, largest: bool) -> Bound:
     if len(arguments) < 2:  # as SQL has it
         raise ConfigurationError(f"{name!r} needs at least two values")
-    best, *others = alike(f"{name!r}", *arguments)
-    for other in others:
-        best = case([(is_null(other), best), (disjunction(is_null(best), better(other, best)), other)], best)
-    return best
+    values = alike(f"{name!r}", *arguments)
+    dtype = values[0].dtype
+    if pa.types.is_null(dtype):
+        return constant(None, dtype)
+    if pa.types.is_nested(dtype):
+        raise ConfigurationError(f"values of type {shown(dtype)} cannot be compared")
+    precedes = _less if pa.types.is_floating(dtype) else pc.less
+
+    def kernel(best: Values, *others: Values) -> Values:
+        for other in others:
+            better = precedes(best, other) if largest else precedes(other, best)
+            best = pc.if_else(pc.or_(pc.is_null(best), pc.fill_null(better, False)), other, best)
+        return best
+
+    return applied(dtype, kernel, *values)
 
 
 @function("greatest")
 def greatest(*arguments: Bound) -> Bound:
-    return _extreme("greatest", arguments, greater)
+    return _extreme("greatest", arguments, largest=True)
 
 
 @function("least")
 def least(*arguments: Bound) -> Bound:
-    return _extreme("least", arguments, less)
+    return _extreme("least", arguments, largest=False)

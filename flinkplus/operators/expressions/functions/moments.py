@@ -20,12 +20,20 @@ from flinkplus.operators.expressions.bound import (
     RowValues,
     Values,
     applied,
+    attempted,
     by_value,
     constant_of,
     on_arrays,
 )
-from flinkplus.operators.expressions.casts import SECOND_US, cast, whole_quotient
-from flinkplus.operators.expressions.functions.registry import attempting, check, function
+from flinkplus.operators.expressions.casts import (
+    SECOND_US,
+    by_pattern,
+    cast,
+    instant_of,
+    text_to_moment,
+    whole_quotient,
+)
+from flinkplus.operators.expressions.functions.registry import check, function
 from flinkplus.operators.expressions.types import is_moment, shown
 
 DATE, INT, LONG = pa.date32(), pa.int32(), pa.int64()
@@ -123,7 +131,24 @@ def date_trunc(unit: Bound, value: Bound) -> Bound:
     name, value = _unit(unit), _moment(value)
     if pa.types.is_date(value.dtype):
         value = cast(value, STAMP)
-    return applied(value.dtype, lambda values: pc.floor_temporal(values, unit=name), value)
+    return applied(value.dtype, lambda values: _floor(values, name), value)
+
+
+def _floor(values: Values, unit: str) -> Values:
+    """The begin of the unit that a timestamp is in, on the clock of its zone.
+
+    Where that time is repeated, the begin of an hour or a shorter unit is the one with the timestamp's own offset.
+    """
+    zone = values.type.tz
+    if zone in (None, "UTC"):
+        return pc.floor_temporal(values, unit=unit)
+    clock = pc.local_timestamp(values)
+    begin = pc.floor_temporal(clock, unit=unit)
+    if unit in ("year", "quarter", "month", "week", "day"):
+        return instant_of(begin, zone)
+    before = pc.subtract(clock.cast(LONG), begin.cast(LONG))
+    found = pc.subtract(values.cast(LONG), before).cast(LOCAL_STAMP).cast(STAMP).cast(values.type)
+    return pc.if_else(pc.equal(pc.local_timestamp(found), begin), found, instant_of(begin, zone))
 
 
 @function("trunc")
@@ -135,7 +160,8 @@ def trunc(value: Bound, unit: Bound) -> Bound:
 # --- text
 
 
-_PARSED = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
+_PARSED = {"yyyy": 4, "MM": 2, "dd": 2, "HH": 2, "mm": 2, "ss": 2}
+"""The fields of a pattern for reading text, and their digits."""
 _TOKENS = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
 
 
@@ -200,30 +226,40 @@ def _shown_field(values: pa.Array, name: str) -> pa.Array:
 
 
 def _parsed(value: Bound, pattern: Bound, dtype: pa.DataType) -> Bound:
-    pieces = _pieces(constant_of(pattern, "the pattern", str), _PARSED)
-    code = "".join(text if is_field else text.replace("%", "%%") for text, is_field in pieces)
+    """Text is brought into ISO's order, in which days that do not exist are found."""
+    pieces = _pieces(constant_of(pattern, "the pattern", str), {name: name for name in _PARSED})
     check(value, pa.types.is_string, "text")
+    fields = [text for text, is_field in pieces if is_field]
+    if len(set(fields)) < len(fields):
+        raise ConfigurationError(f"the pattern {pattern.constant!r} has a field twice")
+    fitting = "".join(f"([0-9]{{{_PARSED[text]}}})" if is_field else re.escape(text) for text, is_field in pieces)
+    group = {text: f"\\{at}" for at, text in enumerate(fields, 1)}
+    day = "-".join(group.get(name, other) for name, other in {"yyyy": "1970", "MM": "01", "dd": "01"}.items())
+    time = ":".join(group.get(name, "00") for name in ("HH", "mm", "ss"))
 
-    def kernel(values: Values) -> Values:
-        return pc.strptime(values, format=code, unit="us").cast(LOCAL_STAMP)
+    def convert(texts: pa.Array) -> pa.Array:
+        return text_to_moment(pc.replace_substring_regex(texts, f"^{fitting}$", f"{day} {time}"), LOCAL_STAMP)
 
-    local = applied(LOCAL_STAMP, kernel, value, fails=True)
+    what = f"not in the form {pattern.constant!r}"
+    local = by_pattern(LOCAL_STAMP, f"^{fitting}$", what, lambda texts: texts, value, convert)
     return local if dtype == LOCAL_STAMP else cast(local, dtype)
 
 
-def _to(dtype: pa.DataType) -> Callable[[Bound, Bound | None], Bound]:
+def _to(dtype: pa.DataType, *, strict: bool) -> Callable[[Bound, Bound | None], Bound]:
     def make(value: Bound, pattern: Bound | None = None) -> Bound:
         if pattern is not None:
-            return _parsed(value, pattern, dtype)
-        check(value, lambda given: pa.types.is_string(given) or is_moment(given), "text, a date or a timestamp")
-        return cast(value, dtype)
+            found = _parsed(value, pattern, dtype)
+        else:
+            check(value, lambda given: pa.types.is_string(given) or is_moment(given), "text, a date or a timestamp")
+            found = cast(value, dtype, strict=strict)
+        return found if strict else attempted(found)
 
     return make
 
 
 for _name, _dtype in {"to_date": DATE, "to_timestamp": STAMP, "to_timestamp_ntz": LOCAL_STAMP}.items():
-    function(_name)(_to(_dtype))
-    function(f"try_{_name}")(attempting(_to(_dtype)))
+    function(_name)(_to(_dtype, strict=True))
+    function(f"try_{_name}")(_to(_dtype, strict=False))
 
 
 # --- numbers
@@ -305,14 +341,9 @@ def from_utc_timestamp(value: Bound, zone: Bound) -> Bound:
 
 @function("to_utc_timestamp")
 def to_utc_timestamp(value: Bound, zone: Bound) -> Bound:
-    """The reverse. A time that is repeated is the earlier one; one that is left out, that before the gap."""
+    """The reverse, with the rules of ``instant_of``."""
     name, value = _zone(zone), cast(_moment(value), STAMP)
-
-    def kernel(values: Values) -> Values:
-        local = values.cast(LOCAL_STAMP)
-        return pc.assume_timezone(local, name, ambiguous="earliest", nonexistent="earliest").cast(STAMP)
-
-    return applied(STAMP, kernel, value)
+    return applied(STAMP, lambda values: instant_of(values.cast(LOCAL_STAMP), name).cast(STAMP), value)
 
 
 @function("current_timestamp", "now")

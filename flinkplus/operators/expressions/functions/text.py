@@ -6,6 +6,7 @@ has no look-around and no references back, which Java's have.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -195,12 +196,24 @@ def rlike(value: Bound, pattern: Bound) -> Bound:
     return applied(BOOL, lambda values: pc.match_substring_regex(values, wanted), text(value))
 
 
+_REPLACED = re.compile(r"\\(.)|\$([0-9])|\\", re.DOTALL)
+"""Of a replacement as Java has it: a character that stands for itself, a group, a backslash at the end."""
+
+
+def _for_re2(found: re.Match[str]) -> str:
+    if found[2] is not None:
+        return f"\\{found[2]}"
+    return "\\\\" if found[1] in (None, "\\") else found[1]
+
+
 @function("regexp_replace")
 def regexp_replace(value: Bound, pattern: Bound, replacement: Bound) -> Bound:
     wanted, new = _pattern(pattern), constant_of(replacement, "the replacement", str)
-    numbered = new.replace("\\", "\\\\")
-    for digit in range(10):
-        numbered = numbered.replace(f"${digit}", f"\\{digit}")
+    numbered = _REPLACED.sub(_for_re2, new)
+    try:
+        pc.replace_substring_regex(pa.array([""]), wanted, numbered)
+    except pa.ArrowException as error:
+        raise ConfigurationError(f"the replacement {new!r} does not fit the pattern {wanted!r}: {error}") from error
     return applied(TEXT, lambda values: pc.replace_substring_regex(values, wanted, numbered), text(value))
 
 

@@ -219,7 +219,7 @@ def test_what_has_no_value_is_an_error(text: str) -> None:
         ("sum(n) over ()", "is not supported"),
         ("exists(l, e -> e > 1)", "is not supported"),
         ("n in (select 1)", "IN takes a list of values"),
-        ("select n", "is not supported"),
+        ("select n", "is not understood"),
         ("n +", "is not understood"),
         ("n n n", "is not understood"),
         ("", "is not one expression"),
@@ -249,6 +249,23 @@ def test_deep_and_long_texts_are_refused_or_taken() -> None:
         bind(expression("(" * 5_000 + "i" + ")" * 5_000), SCHEMA)
     with pytest.raises(ConfigurationError, match="too long"):
         expression("i + " * 100_000 + "i")
+    for terms in (101, 250, 400):
+        with pytest.raises(ConfigurationError, match="levels"):
+            bind(expression("+".join(["i"] * terms)), SCHEMA)
+    doubled = F.col("i")
+    for _ in range(60):
+        doubled = doubled + doubled
+    with pytest.raises(ConfigurationError, match="parts"):
+        bind(expression(doubled), SCHEMA)
+
+
+def test_conditions_may_be_joined_by_any_number_of_and_and_or() -> None:
+    assert values(" or ".join(f"n = {number}" for number in range(500)))[1] == [True, None, False]
+    assert values(" and ".join(f"n <> {number}" for number in range(500)))[1] == [False, None, True]
+    either = F.col("n") == 0
+    for number in range(1, 500):
+        either = either | (F.col("n") == number)
+    assert values(either)[1] == [True, None, False]
 
 
 def test_columns_of_python_that_are_wrong() -> None:

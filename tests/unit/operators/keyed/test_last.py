@@ -78,3 +78,10 @@ def test_the_largest_and_smallest_numbers_are_refused(extreme: int) -> None:
     batch = pa.record_batch([pa.array(["a", "b"]), pa.array([1, extreme])], schema=schema)
     with pytest.raises(UserFunctionError, match=r"too large or small for order_by; input row: Row\(k='b'"):
         run(KeepLast("last", ("k",), "v"), [batch], schema, FakeState())
+
+
+def test_a_time_that_python_cannot_show_is_an_error_of_its_row() -> None:
+    schema = pa.schema([("k", pa.string()), ("v", pa.timestamp("us"))])
+    batch = pa.record_batch([pa.array(["a", "b"]), pa.array([1, 2**63 - 1]).cast(pa.timestamp("us"))], schema=schema)
+    with pytest.raises(UserFunctionError, match=r"column 'v' of type .* holds a value that Python cannot show"):
+        run(KeepLast("last", ("k",), "v"), [batch], schema, FakeState())

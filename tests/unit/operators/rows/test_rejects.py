@@ -16,7 +16,7 @@ from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.expressions.column import expression
 from flinkplus.operators.keyed.keyed_rows import Process, ProcessContext
 from flinkplus.operators.rows.expressions import Select, Where
-from flinkplus.operators.rows.rejects import DEAD_LETTERS, OnError, SideOutput, stable
+from flinkplus.operators.rows.rejects import DEAD_LETTERS, OnError, SideOutput, stable, tag_of, tagged
 from flinkplus.operators.rows.rows import Filter, FlatMap, Map, MapBatches
 from tests.examples import examples
 from tests.unit.operators.operator_fakes import FakeState, context, create
@@ -113,6 +113,14 @@ def test_the_text_of_an_error_is_the_same_in_every_process() -> None:
     assert dead[0]["error"].startswith("ValueError: 13 is not good, <object object at 0x> (test_rejects.py:")
     assert stable("a (/home/me/b.py:3 in f) 0x7f00deadbeef 0x12") == "a (b.py:3 in f) 0x 0x12"
     assert stable("x" * 5_000).endswith("... (5,000 characters)")
+
+
+def test_what_a_function_writes_beside_its_rows_does_not_choose_their_output() -> None:
+    def marked(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return tagged(batch.select(["n"]), DEAD_LETTERS)
+
+    (out,) = create(MapBatches("op", marked, "n long", "skip"), SCHEMA).process(batch_of([1, 2]))
+    assert tag_of(out) is None and out.column(0).to_pylist() == [1, 2]
 
 
 def test_what_cannot_be() -> None:
