@@ -42,7 +42,7 @@ def aggregates_of(outputs: dict[str, AggregateText]) -> tuple[Aggregate, ...]:
         if isinstance(wanted, NamedAggregate):
             aggregates.append(Aggregate(output, _kind(wanted.kind), wanted.column, wanted.where))
             continue
-        given = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+        given = tuple(wanted) if isinstance(wanted, tuple | list) else (wanted,)
         if not 1 <= len(given) <= 2 or not all(isinstance(part, str) for part in given):
             raise ConfigurationError(f"aggregate {output!r} must be a name or (name, column), not {wanted!r}")
         aggregates.append(Aggregate(output, _kind(given[0]), *given[1:]))

@@ -249,7 +249,7 @@ class _Run:
 
 
 def _least(kept: Any, value: Any) -> Any:
-    if kept is None or value != value:
+    if kept is None or kept != kept:  # NaN, the largest number
         return value
     return value if value < kept else kept
 
