@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.expressions.column import ColumnExpression, expression
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.conditions import Where
 
@@ -21,15 +25,24 @@ class NamedAggregate:
     where: Where | None
 
 
-def agg(kind: str, column: str | None = None, *, where: Where | None = None) -> NamedAggregate:
+WhereText: TypeAlias = "str | ColumnExpression | Callable[[pa.RecordBatch], Any]"
+
+
+def agg(kind: str, column: str | None = None, *, where: WhereText | None = None) -> NamedAggregate:
     """An aggregate of the rows that pass ``where``.
 
     ``kind``: ``count``, ``sum``, ``min``, ``max``, ``avg`` (or ``mean``), ``count_distinct``, ``first``, ``last`` or
     ``collect_list``.
-    ``where``: the name of a boolean column, or a function that takes a record batch and returns a boolean array with a
-    value for each row. A null is false. ``None``: all rows.
+    ``where``: a condition in SQL (``"price > 100 AND paid"``) or as a column of ``flinkplus.functions``; or a function
+    that takes a record batch and returns a boolean array with a value for each row. A null is false. ``None``: all
+    rows.
+
+    Raises ``ConfigurationError`` for anything else.
     """
-    return NamedAggregate(kind, column, where)
+    if not isinstance(kind, str) or not isinstance(column, str | None):
+        raise ConfigurationError(f"agg takes the names of an aggregate and of a column, not {kind!r} and {column!r}")
+    is_function = where is None or (callable(where) and not isinstance(where, ColumnExpression))
+    return NamedAggregate(kind, column, where if is_function else expression(where))
 
 
 AggregateText: TypeAlias = "str | tuple[str, str] | NamedAggregate"

@@ -35,6 +35,7 @@ from flinkplus.operators.event_time.tables import (
     partials_schema,
 )
 from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.operators.keyed.conditions import Where, described
 from flinkplus.operators.keyed.top import MAX_K
 from flinkplus.operators.rows.rows import Collector
 
@@ -105,6 +106,11 @@ class Content(ABC):
         """What must be equal for tables to keep their meaning; JSON."""
 
     @property
+    def wheres(self) -> Sequence[Where | None]:
+        """Conditions that it has on rows."""
+        return ()
+
+    @property
     def shown(self) -> Content:
         """What shows the same tables without users' functions."""
         return self
@@ -139,10 +145,14 @@ class Aggregated(Content):
     @override
     def settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"aggregates": [aggregate.kind for aggregate in self.aggregates]}
-        if any(aggregate.where is not None for aggregate in self.aggregates):
-            filters = [aggregate.where for aggregate in self.aggregates]
-            settings["where"] = [each if each is None or isinstance(each, str) else "function" for each in filters]
+        if any(where is not None for where in self.wheres):
+            settings["where"] = list(map(described, self.wheres))
         return settings
+
+    @property
+    @override
+    def wheres(self) -> Sequence[Where | None]:
+        return [aggregate.where for aggregate in self.aggregates]
 
     @property
     @override

@@ -63,6 +63,7 @@ from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_co
 from flinkplus.operators.event_time.sessions import SessionSlices
 from flinkplus.operators.event_time.slices import Slices
 from flinkplus.operators.event_time.tables import Bundle, SpanTable
+from flinkplus.operators.keyed.conditions import Conditions
 from flinkplus.protocol.program.description import StateDescription
 
 FRESH = "#fresh"
@@ -197,6 +198,7 @@ class WindowInstance(OperatorInstance):
         self._content = descriptor.content.create(
             ctx, descriptor.keys, descriptor.output_schema(ctx.input_schema), descriptor.tells_timing
         )
+        self._conditions = Conditions(descriptor.content.wheres, ctx)
         self._lateness_ms = descriptor.lateness_ms
         self._behind_ms = descriptor.assigner.behind_ms + descriptor.lateness_ms
         self._watermark_ms: int | None = None
@@ -218,7 +220,7 @@ class WindowInstance(OperatorInstance):
         if not wanted.all():
             batch, ms, starts = batch.filter(pa.array(wanted)), ms[wanted], starts[wanted]
         if len(ms):
-            self._add(Bundle(batch, ms, starts, self._keys, self._ctx))
+            self._add(Bundle(batch, ms, starts, self._keys, self._conditions))
         yield from ()
 
     def _add(self, bundle: Bundle) -> None:

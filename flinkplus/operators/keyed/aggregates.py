@@ -115,7 +115,7 @@ class Groups:
 class Aggregate:
     """``kind`` (one of ``KINDS``) of ``column``, as the column ``output``; a count without a column is of rows.
 
-    ``where``: counts the rows alone that pass (``conditions``).
+    ``where``: counts only the rows that pass (``conditions``).
     """
 
     output: str

@@ -22,6 +22,8 @@ from flinkplus.operators.event_time.contents import Aggregated
 from flinkplus.operators.event_time.sessions import SessionSlices
 from flinkplus.operators.event_time.tables import DistinctTable, concatenated
 from flinkplus.operators.event_time.windows import FixedInstance, KeyedWindow
+from flinkplus.operators.expressions.sql import parsed
+from flinkplus.operators.expressions.tree import Name
 from flinkplus.operators.keyed.aggregates import Aggregate, Groups
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from tests.unit.operators.operator_fakes import FakeState, context
@@ -36,10 +38,10 @@ AGGREGATES = (
     Aggregate("first", "first", "n"),
     Aggregate("last", "last", "n"),
     Aggregate("listed", "collect_list", "n"),
-    Aggregate("marked", "count", where="w"),
+    Aggregate("marked", "count", where=Name(("w",))),
     Aggregate("greatest", "max", "n", where=lambda batch: pc.equal(batch["w"], True)),
-    Aggregate("marked_list", "collect_list", "n", where="w"),
-    Aggregate("marked_different", "count_distinct", "n", where="w"),
+    Aggregate("marked_list", "collect_list", "n", where=parsed("w AND k = k OR w")),
+    Aggregate("marked_different", "count_distinct", "n", where=Name(("w",))),
     Aggregate("latest", "max", "ts"),
 )
 
