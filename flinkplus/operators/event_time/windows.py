@@ -8,6 +8,7 @@ Rules:
 - rows are emitted by window, then by the bytes of the key; a key without rows in a window has none in the output;
 - rows all of whose windows are over, and rows without a time, are dropped and counted (``TimeMetrics``). A window is
   over when the watermark has passed its end by ``lateness_ms``;
+- with ``on_late="side-output"``, the rows whose windows are over go to the side output ``late rows``, as they came;
 - a row that comes after the end of a window, but before it is over, changes the window: the row of its key is emitted
   once more (``LATE``) when the watermark rises next;
 - with ``early_ms``, whenever the watermark passes a multiple of that, each open window emits a row (``EARLY``) for each
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base.columns import cut, plain
 from flinkplus.operators.base.keys import check_key_columns, row_keys
 from flinkplus.operators.base.operator import (
     Inherited,
@@ -64,8 +66,10 @@ from flinkplus.operators.event_time.sessions import SessionSlices
 from flinkplus.operators.event_time.slices import Slices
 from flinkplus.operators.event_time.tables import Bundle, SpanTable
 from flinkplus.operators.keyed.conditions import Conditions
+from flinkplus.operators.rows.rejects import LATE_ROWS, tagged
 from flinkplus.protocol.program.description import StateDescription
 
+OnLate = Literal["drop", "side-output"]
 FRESH = "#fresh"
 NO_WINDOW = -(1 << 62)
 """Before every window."""
@@ -77,7 +81,7 @@ FEW_SLICES = 64
 class KeyedWindow(KeyedOperator):
     """``content`` of the rows of each key and window. ``column``: of the event time.
 
-    ``lateness_ms``, ``early_ms``: see the rules of the module; ``None``: no early rows.
+    ``lateness_ms``, ``early_ms``, ``on_late``: see the rules of the module; ``None``: no early rows.
     """
 
     column: str
@@ -85,6 +89,7 @@ class KeyedWindow(KeyedOperator):
     content: Content
     lateness_ms: int = 0
     early_ms: int | None = None
+    on_late: OnLate = "drop"
     hears_watermarks = True
     holds_rows = True
 
@@ -113,6 +118,14 @@ class KeyedWindow(KeyedOperator):
         if twice is not None:
             raise ConfigurationError(f"operator {self.name!r}: its output would have the column {twice!r} twice")
         return output
+
+    @override
+    def side_outputs(self, schema: pa.Schema) -> dict[str, pa.Schema]:
+        if self.on_late not in ("drop", "side-output"):
+            raise ConfigurationError(
+                f"operator {self.name!r}: on_late must be 'drop' or 'side-output', not {self.on_late!r}"
+            )
+        return {LATE_ROWS: schema} if self.on_late == "side-output" else {}
 
     @override
     def page_schemas(self, schema: pa.Schema) -> dict[str, pa.Schema]:
@@ -199,6 +212,7 @@ class WindowInstance(OperatorInstance):
             ctx, descriptor.keys, descriptor.output_schema(ctx.input_schema), descriptor.tells_timing
         )
         self._conditions = Conditions(descriptor.content.wheres, ctx)
+        self._gives_late = bool(descriptor.side_outputs(ctx.input_schema))
         self._lateness_ms = descriptor.lateness_ms
         self._behind_ms = descriptor.assigner.behind_ms + descriptor.lateness_ms
         self._watermark_ms: int | None = None
@@ -216,12 +230,13 @@ class WindowInstance(OperatorInstance):
         times = event_times(batch, self._column)
         ms, starts = times.ms, self._assigner.starts(times.ms)
         late = self._metrics.late(times, self._over_at(starts), self._over_ms, self._watermark_ms)
-        wanted = times.known & ~late
+        wanted, whole = times.known & ~late, batch
         if not wanted.all():
             batch, ms, starts = batch.filter(pa.array(wanted)), ms[wanted], starts[wanted]
         if len(ms):
             self._add(Bundle(batch, ms, starts, self._keys, self._conditions))
-        yield from ()
+        if self._gives_late and late.any():
+            yield from cut(tagged(plain(whole.filter(pa.array(late)), self._ctx.input_schema), LATE_ROWS))
 
     def _add(self, bundle: Bundle) -> None:
         """Take rows that are in time."""
