@@ -187,8 +187,8 @@ class KeyedStream:
         ``allowed_lateness``: for how long after its end, in event time, late rows still change a window.
         ``emit_every``: emits early rows for windows that are open, whenever event time has advanced so much.
 
-        ``on_late``: what a row does whose windows are over: ``drop`` it, or ``side-output``: it goes to ``late_rows()`` of
-        what is made of the windows. The metric ``late_rows`` counts it.
+        ``on_late``: what a row does whose windows are over, which the metric ``late_rows`` counts. ``drop``: it is left
+        out. ``side-output``: it goes to ``late_rows()`` of what is made of the windows.
         """
         size_ms = duration_ms(size, "the size of a window", least=1)
         return self._fixed(column, size_ms, size_ms, offset, time_zone, allowed_lateness, emit_every, on_late)
