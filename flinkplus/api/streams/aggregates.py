@@ -41,8 +41,13 @@ def agg(kind: str, column: str | None = None, *, where: WhereText | None = None)
     """
     if not isinstance(kind, str) or not isinstance(column, str | None):
         raise ConfigurationError(f"agg takes the names of an aggregate and of a column, not {kind!r} and {column!r}")
-    is_function = where is None or (callable(where) and not isinstance(where, ColumnExpression))
-    return NamedAggregate(kind, column, where if is_function else expression(where))
+    return NamedAggregate(kind, column, None if where is None else _condition(where))
+
+
+def _condition(where: WhereText) -> Where:
+    if isinstance(where, str | ColumnExpression) or not callable(where):
+        return expression(where)
+    return where
 
 
 AggregateText: TypeAlias = "str | tuple[str, str] | NamedAggregate"
@@ -58,7 +63,7 @@ def aggregates_of(outputs: dict[str, AggregateText]) -> tuple[Aggregate, ...]:
         given = tuple(wanted) if isinstance(wanted, tuple | list) else (wanted,)
         if not 1 <= len(given) <= 2 or not all(isinstance(part, str) for part in given):
             raise ConfigurationError(f"aggregate {output!r} must be a name or (name, column), not {wanted!r}")
-        aggregates.append(Aggregate(output, _kind(given[0]), *given[1:]))
+        aggregates.append(Aggregate(output, _kind(given[0]), given[1] if len(given) > 1 else None))
     return tuple(aggregates)
 
 

@@ -169,7 +169,11 @@ def test_not_a_number_is_the_largest_one_and_means_are_of_any_numbers(cuts: tupl
     aggregates = [Aggregate("low", "min", "x"), Aggregate("high", "max", "x"), Aggregate("mean", "mean", "ts")]
     window = tumbling("window", ("word",), "n", SIZE_MS, aggregates)
     instance = window.create(context(window, SCHEMA, FakeState()))
-    x = {"a": [nan, 2.0, None, 1.0, nan, None], "b": [nan, None, None, None, None, nan], "c": [None] * 6}
+    x: dict[str, list[float | None]] = {
+        "a": [nan, 2.0, None, 1.0, nan, None],
+        "b": [nan, None, None, None, None, nan],
+        "c": [None] * 6,
+    }
     for first, end in pairwise((0, *cuts, 6)):
         given = [(word, 0, large, 1, value) for word in x for value in x[word][first:end]]
         list(instance.process(batch_of(given)))
