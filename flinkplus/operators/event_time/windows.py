@@ -20,13 +20,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError
@@ -63,7 +63,7 @@ from flinkplus.operators.event_time.contents import (
 )
 from flinkplus.operators.event_time.event_time import TimeMetrics, check_time_column, event_times
 from flinkplus.operators.event_time.sessions import SessionSlices
-from flinkplus.operators.event_time.slices import Slices
+from flinkplus.operators.event_time.slices import Slices, only_keys
 from flinkplus.operators.event_time.tables import Bundle, SpanTable
 from flinkplus.operators.keyed.conditions import Conditions
 from flinkplus.operators.rows.rejects import LATE_ROWS, tagged
@@ -369,21 +369,25 @@ class FixedInstance(WindowInstance):
             if progress.ticked or _between(windows, progress.over, progress.ended):
                 touched.append(start)
                 changed.update(_between(windows, progress.over, windows[-1]))
-        for window in sorted(changed):
-            if window <= progress.emitted:
-                yield from self._changed(fresh, window, LATE)
-            elif window > progress.ended and self._early_ms is not None:
-                yield from self._changed(fresh, window, EARLY)
+        early = self._early_ms is not None
+        timings = {
+            window: LATE if window <= progress.emitted else EARLY
+            for window in sorted(changed)
+            if window <= progress.emitted or (early and window > progress.ended)
+        }
+        if timings:
+            yield from self._changed(fresh, timings)
         for start in touched:
             self._main.add_rows(start, fresh.take(start))
 
-    def _changed(self, fresh: Slices, window: int, timing: str) -> Iterator[pa.RecordBatch]:
-        """The rows of a window for keys with fresh rows."""
-        new = fresh.read(self._starts(window, fresh))
-        old = self._main.read(self._starts(window, self._main))
-        keys = new[0].column(0)
-        known = [table.filter(pc.is_in(table.column(0), value_set=keys)) for table in old]
-        yield from self._content.emit(self._emission(window, self._main.merged([known, new]), timing))
+    def _changed(self, fresh: Slices, timings: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
+        """The rows of some windows for keys with fresh rows. Of the old rows only those of such keys are merged."""
+        keys = pa.chunked_array([fresh.read_first(start).column(0) for start in fresh], pa.binary())
+        known = cache(partial(self._main.read_keys, keys=keys))
+        for window, timing in timings.items():
+            new = fresh.read(self._starts(window, fresh))
+            old = [only_keys(known(start), new[0].column(0)) for start in self._starts(window, self._main)]
+            yield from self._content.emit(self._emission(window, self._main.merged([*old, new]), timing))
 
     @override
     def pending(self) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:

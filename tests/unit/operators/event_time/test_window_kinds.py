@@ -302,7 +302,7 @@ FAULTS: dict[str, tuple[Callable[[int], None], Any, str, Any]] = {
     "rows are late too soon": (fixed, FixedWindows, "last_ends", lambda self, starts: starts + self.slice_ms),
     "rows are late too late": (fixed, FixedWindows, "last_ends", lambda self, starts: starts + self.size_ms + 50),
     "an end is reached twice": (fixed, FixedInstance, "_drop_over", lambda self: None),
-    "late rows change nothing": (fixed, FixedInstance, "_changed", lambda self, fresh, window, timing: iter(())),
+    "late rows change nothing": (fixed, FixedInstance, "_changed", lambda self, fresh, timings: iter(())),
     "the last value is the first": (
         fixed,
         Groups,
