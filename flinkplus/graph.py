@@ -21,7 +21,7 @@ from flinkplus.operators.base.operator import Operator, described_columns
 from flinkplus.operators.base.routes import Route
 from flinkplus.operators.base.schema import united
 from flinkplus.operators.rows.loop import LoopHead
-from flinkplus.operators.rows.rejects import DEAD_LETTERS, SideOutput
+from flinkplus.operators.rows.rejects import METHODS, SideOutput
 from flinkplus.path_names import MAX_CHARACTERS, checked_name
 from flinkplus.protocol.loops.cycles import Cycles
 from flinkplus.protocol.program.description import EdgeDescription, OperatorDescription, Program
@@ -119,7 +119,7 @@ class JobGraph:
         for node in self.nodes:
             body = node.body
             if isinstance(body, SideOutput) and body.output is not None and not node.children and not node.exchanges:
-                stream = "dead_letters()" if body.output == DEAD_LETTERS else f"side_output({body.output!r})"
+                stream = METHODS.get(body.output, f"side_output({body.output!r})")
                 raise ConfigurationError(
                     f"the rows of {node.name!r} go nowhere: end {stream} of what {body.operator!r} gives with a sink, "
                     "such as discard()"

@@ -88,6 +88,51 @@ class HurtWindows(Victim):
         return [index + parallelism * n for index, count in enumerate(counts) for n in range(count)]
 
 
+def late_ms(i: int) -> int:
+    """As ``event_time_ms``; every tenth row is half a second late."""
+    return event_time_ms(i) - 500 * (i % 10 == 0)
+
+
+class HurtLateRows(HurtWindows):
+    """Of the rows that were read each is in its window, or among the late rows."""
+
+    def check(self) -> None:
+        late = pq.read_table(self.out.parent / "late").to_pydict()
+        numbers = set(late["i"])
+        assert len(numbers) == len(late["i"]) > 10 and late["ts"] == [late_ms(i) for i in late["i"]]
+        expected: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i in self.rows_read():
+            if i not in numbers:
+                expected[i % 7, late_ms(i) // SIZE_MS * SIZE_MS].append(i)
+        table = pq.read_table(self.out).to_pydict()
+        found = list(zip(*table.values(), strict=True))
+        even = {key: sum(i % 2 == 0 for i in rows) for key, rows in expected.items()}
+        assert sorted(found) == sorted((*key, len(rows), sum(rows), even[key]) for key, rows in expected.items())
+        assert self.job.metrics()["operators"]["small"]["late_rows"] == len(numbers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{}, {"checkpoint_mode": "unaligned"}], ids=str)
+def test_late_rows_of_a_job_whose_slot_is_killed(spark: SparkSession, tmp_path: Path, options: Any) -> None:
+    def late(stream: Stream) -> Stream:
+        timed = stream.map(lambda row: (row.i % 7, late_ms(row.i), row.i), schema="bucket long, ts long, i long")
+        window = timed.key_by("bucket").tumbling_window("ts", "50 ms", on_late="side-output")
+        small = window.aggregate(rows="count", total=("sum", "i"), even=agg("count", where="i % 2 = 0"), name="small")
+        small.late_rows().to_parquet(str(tmp_path / "late"), name="late")
+        return small.map(
+            lambda row: (row.bucket, round(row.window_start.timestamp() * 1000), row.rows, row.total, row.even),
+            schema="bucket long, start long, rows long, total long, even long",
+        )
+
+    with HurtLateRows(spark, tmp_path, before=marks, between=late, rate=RATE, **options) as victim:
+        victim.wait_for_strength()
+        victim.wait_for_checkpoints(1)
+        victim.kill_slot(1)
+        victim.wait_for_failovers(1)
+        victim.wait_for_strength()
+        victim.finish()
+
+
 def joined(stream: Stream) -> Stream:
     """Each row with those of its bucket that are up to 6 ms later: the stream with itself, by way of two exchanges."""
     timed = stream.map(lambda row: (row.i % 7, event_time_ms(row.i), row.i), schema="bucket long, ts long, i long")

@@ -16,6 +16,7 @@ from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.base.schema import columns_text
 from flinkplus.operators.event_time.assigners import CalendarWindows, FixedWindows, Sessions
 from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.event_time.windows import OnLate
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.operators.keyed.running import RunningAggregates
@@ -176,6 +177,7 @@ class KeyedStream:
         time_zone: str | None = None,
         allowed_lateness: Duration = 0,
         emit_every: Duration | None = None,
+        on_late: OnLate = "drop",
     ) -> WindowedStream:
         """Windows of event time that do not overlap; the stream needs ``with_watermark`` before.
 
@@ -187,10 +189,11 @@ class KeyedStream:
         ``allowed_lateness``: for how long after its end, in event time, late rows still change a window.
         ``emit_every``: emits early rows for windows that are open, whenever event time has advanced so much.
 
-        A row whose windows are over is dropped, and counted in the metric ``late_rows``.
+        ``on_late``: what a row does whose windows are over, which the metric ``late_rows`` counts. ``drop``: it is left
+        out. ``side-output``: it goes to ``late_rows()`` of what is made of the windows.
         """
         size_ms = duration_ms(size, "the size of a window", least=1)
-        return self._fixed(column, size_ms, size_ms, offset, time_zone, allowed_lateness, emit_every)
+        return self._fixed(column, size_ms, size_ms, offset, time_zone, allowed_lateness, emit_every, on_late)
 
     def hopping_window(
         self,
@@ -202,19 +205,22 @@ class KeyedStream:
         time_zone: str | None = None,
         allowed_lateness: Duration = 0,
         emit_every: Duration | None = None,
+        on_late: OnLate = "drop",
     ) -> WindowedStream:
         """As ``tumbling_window``, with a window every ``hop``, at most ``size``: a row may be in several windows."""
         size_ms = duration_ms(size, "the size of a window", least=1)
         hop_ms = duration_ms(hop, "the hop of windows", least=1)
-        return self._fixed(column, size_ms, hop_ms, offset, time_zone, allowed_lateness, emit_every)
+        return self._fixed(column, size_ms, hop_ms, offset, time_zone, allowed_lateness, emit_every, on_late)
 
-    def session_window(self, column: str, gap: Duration) -> WindowedStream:
+    def session_window(self, column: str, gap: Duration, *, on_late: OnLate = "drop") -> WindowedStream:
         """Sessions: rows of a key, each at most ``gap`` of event time after the one before.
 
         ``window_start`` is the time of the first row, ``window_end`` that of the last one plus ``gap``. A session is
-        emitted when the watermark has passed its end, at most an eighth of ``gap`` later.
+        emitted when the watermark has passed its end, at most an eighth of ``gap`` later. ``on_late``: as in
+        ``tumbling_window``.
         """
-        return WindowedStream(self, column, Sessions(duration_ms(gap, "the gap of sessions", least=1)))
+        sessions = Sessions(duration_ms(gap, "the gap of sessions", least=1))
+        return WindowedStream(self, column, sessions, on_late=on_late)
 
     def _fixed(
         self,
@@ -225,14 +231,16 @@ class KeyedStream:
         time_zone: str | None,
         allowed_lateness: Duration,
         emit_every: Duration | None,
+        on_late: OnLate,
     ) -> WindowedStream:
         offset_ms = duration_ms(offset, "the offset of windows", least=None)
         lateness_ms = duration_ms(allowed_lateness, "allowed_lateness")
         early_ms = None if emit_every is None else duration_ms(emit_every, "emit_every", least=1)
         if time_zone is None:
-            return WindowedStream(self, column, FixedWindows(size_ms, hop_ms, offset_ms), lateness_ms, early_ms)
-        windows = CalendarWindows(size_ms, hop_ms, offset_ms, time_zone)
-        return WindowedStream(self, column, windows, lateness_ms, early_ms)
+            windows = FixedWindows(size_ms, hop_ms, offset_ms)
+        else:
+            windows = CalendarWindows(size_ms, hop_ms, offset_ms, time_zone)
+        return WindowedStream(self, column, windows, lateness_ms, early_ms, on_late)
 
     def _check_event_time(self, name: str) -> None:
         if not all(map(self._env.graph.has_watermarks, self._stream._origins)):

@@ -21,7 +21,7 @@ from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.expressions.column import ColumnExpression, expression
 from flinkplus.operators.expressions.tree import Alias, Name, Part
 from flinkplus.operators.rows.expressions import Select, Where
-from flinkplus.operators.rows.rejects import DEAD_LETTERS, OnError
+from flinkplus.operators.rows.rejects import DEAD_LETTERS, LATE_ROWS, OnError
 from flinkplus.operators.rows.rows import Filter, FlatMap, Map, MapBatches
 from flinkplus.operators.rows.tokenize import Tokenize
 
@@ -51,19 +51,19 @@ class StreamRows(StreamOutputs):
         the differences. Raises ``ConfigurationError`` for text that is not understood, an unknown column or function,
         and types that do not fit.
         """
-        return self._select("select", name, tuple(map(expression, columns)), on_error)
+        return _selected(self, "select", name, tuple(map(expression, columns)), on_error)
 
     def with_column(
         self, column: str, value: Expression, *, on_error: OnError = "fail", name: str | None = None
     ) -> Stream:
         """All columns, and ``column`` with a value, in its place if it is there, otherwise as the last one."""
-        return self._select("with_column", name, _extended(self.schema, {column: value}), on_error)
+        return _selected(self, "with_column", name, _extended(self.schema, {column: value}), on_error)
 
     def with_columns(
         self, columns: Mapping[str, Expression], *, on_error: OnError = "fail", name: str | None = None
     ) -> Stream:
         """As ``with_column``, for several (``{"net": "price * 0.9"}``), all computed from the columns before."""
-        return self._select("with_columns", name, _extended(self.schema, columns), on_error)
+        return _selected(self, "with_columns", name, _extended(self.schema, columns), on_error)
 
     def where(self, condition: Expression, *, on_error: OnError = "fail", name: str | None = None) -> Stream:
         """The rows for which a condition is true, in SQL (``"price > 100 AND channel = 'apple'"``) or as a column."""
@@ -73,17 +73,14 @@ class StreamRows(StreamOutputs):
         """All columns but these. Raises ``ConfigurationError`` for one that is not there."""
         _check_columns(self.schema, columns)
         kept = tuple(Name((column,)) for column in self.schema.names if column not in columns)
-        return self._select("drop", name, kept, "fail")
+        return _selected(self, "drop", name, kept, "fail")
 
     def rename(self, columns: Mapping[str, str], *, name: str | None = None) -> Stream:
         """The columns under new names: ``{"old": "new"}``. Raises ``ConfigurationError`` for one that is not there."""
         _check_names("rename", columns, columns.values() if isinstance(columns, Mapping) else ())
         _check_columns(self.schema, columns)
         parts = tuple(Alias(Name((column,)), columns.get(column, column)) for column in self.schema.names)
-        return self._select("rename", name, parts, "fail")
-
-    def _select(self, kind: str, name: str | None, parts: tuple[Part, ...], on_error: OnError) -> Stream:
-        return self._then(Select(self._env.name_for(kind, name), parts, on_error))
+        return _selected(self, "rename", name, parts, "fail")
 
     def map(
         self, function: Callable[[Any], Any], *, schema: Schema, on_error: OnError = "fail", name: str | None = None
@@ -128,6 +125,14 @@ class StreamRows(StreamOutputs):
         """The rows on which the operator before failed (``on_error="dead-letter"``), with the columns ``operator`` and
         ``error``."""
         return self.side_output(DEAD_LETTERS)
+
+    def late_rows(self) -> Stream:
+        """The rows that came too late for the windows before (``on_late="side-output"``), as they came."""
+        return self.side_output(LATE_ROWS)
+
+
+def _selected(stream: StreamRows, kind: str, name: str | None, parts: tuple[Part, ...], on_error: OnError) -> Stream:
+    return stream._then(Select(stream._env.name_for(kind, name), parts, on_error))
 
 
 def _check_columns(schema: pa.Schema, columns: Iterable[str]) -> None:

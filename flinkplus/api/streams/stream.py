@@ -30,7 +30,7 @@ from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Sum
 from flinkplus.operators.keyed.last import KeepLast
 from flinkplus.operators.rows.loop import LoopHead
-from flinkplus.operators.rows.rejects import DEAD_LETTERS, SideOutput
+from flinkplus.operators.rows.rejects import ADVICE, SideOutput
 from flinkplus.operators.rows.union import Union
 
 Schema: TypeAlias = "str | pa.Schema"
@@ -65,7 +65,7 @@ class Stream(StreamRows):
         """A stream that the operator before gives beside this one. Raises ``ConfigurationError`` without one."""
         if name not in self._sides:
             known = ", ".join(map(repr, self._sides)) or "none"
-            advice = "; give it on_error='dead-letter'" if name == DEAD_LETTERS else ""
+            advice = ADVICE.get(name, "")
             raise ConfigurationError(f"operator {self.name!r} has no side output {name!r}; it has {known}{advice}")
         node = self._sides[name]
         return self._of(node, self._env.graph.nodes[node].schema)

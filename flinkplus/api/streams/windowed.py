@@ -10,7 +10,7 @@ from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
 from flinkplus.api.streams.rows import Schema
 from flinkplus.operators.event_time.assigners import Assigner
 from flinkplus.operators.event_time.contents import Aggregated, Called, Content, Ranked, WindowBounds
-from flinkplus.operators.event_time.windows import KeyedWindow
+from flinkplus.operators.event_time.windows import KeyedWindow, OnLate
 from flinkplus.operators.keyed.aggregates import Aggregate
 
 if TYPE_CHECKING:
@@ -25,16 +25,25 @@ class WindowedStream:
 
     With ``allowed_lateness`` or ``emit_every`` it may emit more rows for a key and window, the last of which counts.
     The column ``window_timing`` behind the bounds says which one it is: ``early``, ``on time`` or ``late``.
+
+    With ``on_late="side-output"``, ``late_rows()`` of the result is the stream of rows that came too late.
     """
 
     def __init__(
-        self, stream: KeyedStream, column: str, assigner: Assigner, lateness_ms: int = 0, early_ms: int | None = None
+        self,
+        stream: KeyedStream,
+        column: str,
+        assigner: Assigner,
+        lateness_ms: int = 0,
+        early_ms: int | None = None,
+        on_late: OnLate = "drop",
     ) -> None:
         self._stream = stream
         self._column = column
         self._assigner = assigner
         self._lateness_ms = lateness_ms
         self._early_ms = early_ms
+        self._on_late = on_late
 
     def __repr__(self) -> str:
         return f"<WindowedStream of {self._assigner} of {self._column!r} over {self._stream!r}>"
@@ -87,6 +96,6 @@ class WindowedStream:
         name = stream._env.name_for(f"window_{kind}", name)
         stream._check_event_time(name)
         window = KeyedWindow(
-            name, stream.keys, self._column, self._assigner, content, self._lateness_ms, self._early_ms
+            name, stream.keys, self._column, self._assigner, content, self._lateness_ms, self._early_ms, self._on_late
         )
         return stream._then(window)

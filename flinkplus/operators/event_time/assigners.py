@@ -23,6 +23,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.base.durations import MAX_TIME_MS
 
 Times = npt.NDArray[np.int64]
 
@@ -30,6 +31,8 @@ DAY_MS = 86_400_000
 MAX_SLICES = 10_000
 """Maximum number of slices of one window."""
 SLICES_OF_A_GAP = 8
+_LAST_MS = 4 * MAX_TIME_MS
+"""After the end of every window."""
 _EPOCH = datetime.datetime(1970, 1, 1)
 _FIRST_DAY = (datetime.datetime.min - _EPOCH).days + 2
 _LAST_DAY = (datetime.datetime.max - _EPOCH).days - 2
@@ -118,9 +121,9 @@ class FixedWindows(Assigner):
     def starts(self, times: Times) -> Times:
         return times - (times - self.offset_ms) % self.slice_ms
 
-    def number(self, start_ms: int) -> int:
-        """The number of the slice that begins at ``start_ms``."""
-        return (start_ms - self.offset_ms) // self.slice_ms
+    def number(self, time_ms: int) -> int:
+        """The number of the slice that a time is in."""
+        return (time_ms - self.offset_ms) // self.slice_ms
 
     def boundary(self, number: int) -> int:
         """The start of a slice."""
@@ -150,6 +153,10 @@ class FixedWindows(Assigner):
     def end(self, window: int) -> int:
         """The end of a window."""
         return self.boundary(window + self.slices)
+
+    def last_ended(self, watermark_ms: int) -> int:
+        """The last window that ends at a time or before it. All windows up to it do, and none after it."""
+        return (self.number(min(watermark_ms, _LAST_MS)) - self.slices) // self.hops * self.hops
 
 
 @dataclass(frozen=True)
@@ -185,7 +192,7 @@ class CalendarWindows(FixedWindows):
             )
         try:
             ZoneInfo(self.zone)
-        except (ValueError, OSError, LookupError) as error:
+        except (ValueError, OSError, LookupError, TypeError) as error:
             raise ConfigurationError(
                 f"operator {operator!r}: {self.zone!r} is not a time zone; names are like 'Europe/Berlin'"
             ) from error
@@ -208,8 +215,8 @@ class CalendarWindows(FixedWindows):
         return self.boundaries(self.numbers(times))
 
     @override
-    def number(self, start_ms: int) -> int:
-        return int(self.numbers(np.array([start_ms], np.int64))[0])
+    def number(self, time_ms: int) -> int:
+        return int(self.numbers(np.array([time_ms], np.int64))[0])
 
     @override
     def numbers(self, starts: Times) -> Times:

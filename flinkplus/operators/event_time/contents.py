@@ -35,6 +35,7 @@ from flinkplus.operators.event_time.tables import (
     partials_schema,
 )
 from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.operators.keyed.conditions import Where, described
 from flinkplus.operators.keyed.top import MAX_K
 from flinkplus.operators.rows.rows import Collector
 
@@ -105,6 +106,11 @@ class Content(ABC):
         """What must be equal for tables to keep their meaning; JSON."""
 
     @property
+    def wheres(self) -> Sequence[Where | None]:
+        """Conditions that it has on rows."""
+        return ()
+
+    @property
     def shown(self) -> Content:
         """What shows the same tables without users' functions."""
         return self
@@ -139,10 +145,14 @@ class Aggregated(Content):
     @override
     def settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"aggregates": [aggregate.kind for aggregate in self.aggregates]}
-        if any(aggregate.where is not None for aggregate in self.aggregates):
-            filters = [aggregate.where for aggregate in self.aggregates]
-            settings["where"] = [each if each is None or isinstance(each, str) else "function" for each in filters]
+        if any(where is not None for where in self.wheres):
+            settings["where"] = list(map(described, self.wheres))
         return settings
+
+    @property
+    @override
+    def wheres(self) -> Sequence[Where | None]:
+        return [aggregate.where for aggregate in self.aggregates]
 
     @property
     @override
@@ -268,7 +278,7 @@ class Ranked(Content):
             raise ConfigurationError(
                 f"operator {operator!r}: column {self.by!r} is {value}; only numbers and times can be ranked"
             )
-        own = [field for field in lead if field.name in keys or field.name not in schema.names]
+        own = list(lead)[: len(keys)] + [field for field in list(lead)[len(keys) :] if field.name not in schema.names]
         rest = [field for field in schema if field.name not in keys]
         return pa.schema([*own, pa.field(self.output, pa.int64()), *rest])
 
@@ -307,13 +317,11 @@ def ranks_of(keys: pa.Array) -> Integers:
 class _RankedInstance(ContentInstance):
     def __init__(self, content: Ranked, ctx: OperatorContext, keys: Sequence[str], output: pa.Schema) -> None:
         self._content = content
-        self._keys = keys
-        self._lead = output.names[: output.names.index(content.output)]
+        self._own = output.names[len(keys) : output.names.index(content.output)]
         self._output = output
         bounds = [
-            output.field(name) if name in self._lead else pa.field(name, pa.timestamp("us")) for name in (START, END)
+            output.field(name) if name in self._own else pa.field(name, pa.timestamp("us")) for name in (START, END)
         ]
-        self._names = [*keys, START, END, TIMING]
         self._all = Lead(pa.schema(bounds), with_timing=True)
         self.tables = [RowTable(ctx.input_schema, content.best)]
 
@@ -323,11 +331,11 @@ class _RankedInstance(ContentInstance):
         if not rows.num_rows:
             return
         keys = rows.column(0)
-        row = {name.removeprefix("row "): rows.column(at) for at, name in enumerate(rows.schema.names) if at > 1}
-        lead = dict(zip(self._names, self._all.columns(emission, keys, [row[key] for key in self._keys]), strict=True))
-        lead[self._content.output] = pa.array(ranks_of(keys))
-        own = [*self._lead, self._content.output]
-        columns = [lead[name] if name in own else row[name] for name in self._output.names]
+        found = {name.removeprefix("row "): rows.column(at) for at, name in enumerate(rows.schema.names) if at > 1}
+        bounds = dict(zip((START, END, TIMING), self._all.columns(emission, keys, []), strict=True))
+        found |= {name: bounds[name] for name in self._own}
+        found[self._content.output] = pa.array(ranks_of(keys))
+        columns = [found[name] for name in self._output.names]
         yield from cut(pa.RecordBatch.from_arrays(columns, schema=self._output))
 
 

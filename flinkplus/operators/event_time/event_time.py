@@ -87,19 +87,25 @@ class TimeMetrics:
         for metric in (LATE_ROWS, MAX_LATE_MS, WITHOUT_TIME):
             self._metrics.setdefault(metric, 0)
 
-    def in_time(
-        self, times: EventTimes, starts_ms: npt.NDArray[np.int64], length_ms: int, watermark_ms: int | None
+    def in_time(self, times: EventTimes, watermark_ms: int | None) -> npt.NDArray[np.bool_]:
+        """Which rows have a time that is not before the watermark; counts the others."""
+        return times.known & ~self.late(times, times.ms + 1, watermark_ms, watermark_ms)
+
+    def late(
+        self, times: EventTimes, ends_ms: npt.NDArray[np.int64], over_ms: int | None, watermark_ms: int | None
     ) -> npt.NDArray[np.bool_]:
-        """Which rows have a time, and end after the watermark, ``length_ms`` after their start; counts the others."""
+        """Which rows come too late; counts them, and those without a time, which are not late.
+
+        ``ends_ms``: when what each row belongs to ends; it is over if that is at ``over_ms`` or before.
+        """
         self._metrics[WITHOUT_TIME] += times.missing
-        if watermark_ms is None:
-            return times.known
-        late = times.known & (starts_ms <= watermark_ms - length_ms)
-        if not late.any():
-            return times.known
-        self._metrics[LATE_ROWS] += int(np.count_nonzero(late))
-        self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times.ms[late].min()))
-        return times.known & ~late
+        if over_ms is None or watermark_ms is None:
+            return np.zeros(len(ends_ms), np.bool_)
+        late = times.known & (ends_ms <= over_ms)
+        if late.any():
+            self._metrics[LATE_ROWS] += int(np.count_nonzero(late))
+            self._metrics[MAX_LATE_MS] = max(self._metrics[MAX_LATE_MS], watermark_ms - int(times.ms[late].min()))
+        return late
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ class _WithWatermarkInstance(WatermarkMaker):
         if not batch.num_rows:
             return ()
         times = event_times(batch, self._column)
-        self._metrics.in_time(times, times.ms, 1, self.watermark_ms)
+        self._metrics.in_time(times, self.watermark_ms)
         ms = times.ms[times.known] if times.missing else times.ms
         if len(ms):
             latest = int(ms.max())

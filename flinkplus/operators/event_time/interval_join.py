@@ -327,7 +327,7 @@ class _IntervalJoinInstance(OperatorInstance):
 
     def _in_time(self, batch: pa.RecordBatch, side: _Side) -> pa.RecordBatch | None:
         times = event_times(batch, side.side.column)
-        wanted = self._metrics.in_time(times, times.ms, 1, self._watermark_ms)
+        wanted = self._metrics.in_time(times, self._watermark_ms)
         for key in side.side.keys:
             column = plain_array(batch.column(key), side.side.schema.field(key).type)
             wanted = wanted & column.is_valid().to_numpy(zero_copy_only=False)

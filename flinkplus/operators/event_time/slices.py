@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flinkplus.operators.base.operator import Inherited, KeyedState
 from flinkplus.operators.base.parts import Shelves
@@ -61,6 +62,10 @@ class Slices:
         batch = self._whole(self._shelves[0], start)
         assert batch is not None
         return batch
+
+    def read_keys(self, start: int, keys: pa.Array | pa.ChunkedArray) -> list[pa.RecordBatch]:
+        """As ``read``, the rows of one slice that have one of ``keys``."""
+        return only_keys(self.read([start]), keys)
 
     def take(self, start: int) -> list[pa.RecordBatch]:
         """The rows of each table in a slice, which is removed."""
@@ -114,6 +119,11 @@ class Slices:
         other.restore(saved)
         for mine, theirs in zip(self._shelves, other._shelves, strict=True):
             mine.inherit(theirs, partial(_owned_rows, part))
+
+
+def only_keys(tables: Sequence[pa.RecordBatch], keys: pa.Array | pa.ChunkedArray) -> list[pa.RecordBatch]:
+    """The rows of each table that have one of ``keys``."""
+    return [table.filter(pc.is_in(table.column(0), value_set=keys)) for table in tables]
 
 
 def _owned_rows(part: Inherited, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:

@@ -28,7 +28,7 @@ from flinkplus.operators.base.columns import plain, plain_array
 from flinkplus.operators.base.keys import KeyCodes, encode_keys
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.operators.keyed.aggregates import Aggregate, Groups
-from flinkplus.operators.keyed.conditions import Where, passed
+from flinkplus.operators.keyed.conditions import Conditions, Where
 from flinkplus.state.hashing import small_unsigned
 
 Integers = npt.NDArray[np.int64]
@@ -45,23 +45,23 @@ class Bundle:
     """
 
     def __init__(
-        self, batch: pa.RecordBatch, times: Integers, starts: Integers, keys: Sequence[str], ctx: OperatorContext
+        self, batch: pa.RecordBatch, times: Integers, starts: Integers, keys: Sequence[str], conditions: Conditions
     ) -> None:
         self.batch = batch
         self.times = times
-        self._keys, self._ctx = keys, ctx
+        self._keys, self._conditions = keys, conditions
         self.key: KeyCodes = encode_keys(batch, keys).made_distinct()
         if starts[0] == starts[-1] and (starts == starts[0]).all():
             self.slices = starts[:1]
             self.slice_codes: Integers = np.zeros(len(starts), np.int64)
         else:
             self.slices, self.slice_codes = np.unique(starts, return_inverse=True)
-        self._passed: dict[Where, Flags] = {}
+        self._passing = conditions.on(batch)
 
     def only(self, rows: Flags) -> Bundle:
         """Some of the rows, at least one."""
         starts = self.slices[self.slice_codes[rows]]
-        return Bundle(self.batch.filter(pa.array(rows)), self.times[rows], starts, self._keys, self._ctx)
+        return Bundle(self.batch.filter(pa.array(rows)), self.times[rows], starts, self._keys, self._conditions)
 
     @cached_property
     def groups(self) -> Groups:
@@ -73,11 +73,7 @@ class Bundle:
 
     def passed(self, where: Where | None) -> Flags | None:
         """Which rows pass ``where``; ``None``: all."""
-        if where is None:
-            return None
-        if where not in self._passed:
-            self._passed[where] = passed(self.batch, where, self._ctx)
-        return self._passed[where]
+        return self._passing.of(where)
 
     def keys_of(self, rows: Integers) -> pa.Array:
         """The bytes of the keys of rows."""

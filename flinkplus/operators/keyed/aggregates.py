@@ -5,8 +5,10 @@ partials (``merge``); ``result`` makes the output column of it.
 
 Rules:
 
-- the result depends on the order of the values in each group alone, on every machine;
+- the result depends on the order of the values in each group alone, on every machine. Sums and means of floating-point
+  numbers, which are rounded, depend also on which partials were merged;
 - a null counts for nothing; all aggregates of nothing but the counts are null, as in SQL;
+- NaN is the largest number, as in Spark SQL: the least of numbers is NaN only if all are;
 - a row that does not pass the filter ``where`` counts for nothing;
 - the first and the last value are those by time; of equal times by the order of the rows;
 - decimals are exact; the types of their sums and means are those of Spark SQL (``decimals``);
@@ -113,7 +115,7 @@ class Groups:
 class Aggregate:
     """``kind`` (one of ``KINDS``) of ``column``, as the column ``output``; a count without a column is of rows.
 
-    ``where``: counts the rows alone that pass (``conditions``).
+    ``where``: counts only the rows that pass (``conditions``).
     """
 
     output: str
@@ -193,7 +195,7 @@ class Aggregate:
             valid = valid & passed
         if self.kind == "count":
             return [pa.array(groups.sums(valid.astype(np.int64)))]
-        values = plain_array(column, types[0])
+        values = _rounded(column) if types[0] == pa.float64() else plain_array(column, types[0])
         if self.kind in PICKED:
             assert times is not None
             return self._picked(values, times, valid, groups)
@@ -231,7 +233,7 @@ class Aggregate:
             numbers = values.fill_null(pa.scalar(nothing, values.type)).to_numpy(zero_copy_only=False)
             if pa.types.is_floating(values.type):
                 numbers = numbers + 0.0  # one zero only: which of two is the less is not the same everywhere
-        reduced = (np.minimum if least else np.maximum).reduceat(numbers[groups.order], groups.starts)
+        reduced = (np.fmin if least else np.maximum).reduceat(numbers[groups.order], groups.starts)
         none = ~groups.some(valid)
         if is_decimal:
             return decimals.from_unscaled(np.where(none, 0, reduced) if none.any() else reduced, values.type, none)
@@ -257,15 +259,25 @@ def sum_type(dtype: pa.DataType) -> pa.DataType:
 def _beyond_all(dtype: pa.DataType, least: bool) -> float:
     """What stands for a null where the least, or the greatest, is looked for."""
     if pa.types.is_floating(dtype):
-        return np.inf if least else -np.inf
+        return np.nan if least else -np.inf
     limits = np.iinfo(np.int32 if dtype == pa.int32() else np.int64)
     return limits.max if least else limits.min
 
 
+def _rounded(column: pa.Array) -> pa.Array:
+    """Numbers as float64, rounded where they have more digits."""
+    return plain_array(column, value_type(column.type)).cast(pa.float64(), safe=False)
+
+
+def value_type(dtype: pa.DataType) -> pa.DataType:
+    """The type of the values of a column, which may be dictionary-encoded."""
+    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
+
+
 def _valid(column: pa.Array) -> npt.NDArray[np.bool_]:
-    if isinstance(column, pa.DictionaryArray):
-        column = column.dictionary.take(column.indices)
-    valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    valid: npt.NDArray[np.bool_] = (
+        plain_array(column, value_type(column.type)).is_valid().to_numpy(zero_copy_only=False)
+    )
     return valid
 
 

@@ -36,7 +36,7 @@ from flinkplus.operators.base.schema import repeated
 from flinkplus.operators.base.stored_state import ObjectView, StateView
 from flinkplus.operators.base.values import is_counted, numbers_of
 from flinkplus.operators.keyed.aggregates import Aggregate
-from flinkplus.operators.keyed.conditions import passed
+from flinkplus.operators.keyed.conditions import Conditions, Passing, described
 from flinkplus.operators.keyed.distinct import PAIRS, DistinctValues
 from flinkplus.operators.keyed.views import as_arrow
 from flinkplus.protocol.program.description import StateDescription
@@ -87,7 +87,9 @@ class RunningAggregates(KeyedOperator):
         kinds = [aggregate.kind for aggregate in self.aggregates]
         types = [str(aggregate.result_type(schema)) for aggregate in self.aggregates]
         rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
-        settings = {"aggregates": kinds, "types": types}
+        settings: dict[str, Any] = {"aggregates": kinds, "types": types}
+        if any(aggregate.where is not None for aggregate in self.aggregates):
+            settings["where"] = [described(aggregate.where) for aggregate in self.aggregates]
         return StateDescription(keys=self._key_types(schema), settings=settings, rows=rows)
 
     @override
@@ -108,6 +110,7 @@ class _RunningInstance(OperatorInstance):
         state = ctx.keyed_state()
         self._state = state.object_state(ctx.operator)
         self._values = {at: DistinctValues(state, ctx.operator + name) for at, name in descriptor.distinct.items()}
+        self._conditions = Conditions([aggregate.where for aggregate in descriptor.aggregates], ctx)
         self._runs = [_Run(aggregate, ctx) for aggregate in descriptor.aggregates]
 
     @override
@@ -119,9 +122,10 @@ class _RunningInstance(OperatorInstance):
         nothing = (None,) * len(self._runs)
         kept = list(zip(*(found or nothing for found in self._state.get_many(keys)), strict=True))
         columns = [plain_array(batch.column(name), self._output.field(name).type) for name in self._keys]
+        passing = self._conditions.on(batch)
         after = []
         for at, (run, before) in enumerate(zip(self._runs, kept, strict=True)):
-            counted = run.counted(batch)
+            counted = run.counted(batch, passing)
             values = self._new(at, batch, key, counted) if at in self._values else run.values(batch)
             so_far = list(before)
             try:
@@ -174,7 +178,6 @@ class _Run:
 
     def __init__(self, aggregate: Aggregate, ctx: OperatorContext) -> None:
         self.aggregate = aggregate
-        self._ctx = ctx
         self._result = aggregate.result_type(ctx.input_schema)
         column = aggregate.column
         self._column_type = None if column is None else ctx.input_schema.field(column).type
@@ -182,10 +185,12 @@ class _Run:
         self._is_mean = aggregate.kind == "mean"
         self._is_count = aggregate.kind in ("count", "count_distinct")
 
-    def counted(self, batch: pa.RecordBatch) -> Flags:
+    def counted(self, batch: pa.RecordBatch, passing: Passing) -> Flags:
         """Which rows count."""
-        where, column = self.aggregate.where, self.aggregate.column
-        counted = np.ones(batch.num_rows, np.bool_) if where is None else passed(batch, where, self._ctx)
+        column = self.aggregate.column
+        counted = passing.of(self.aggregate.where)
+        if counted is None:
+            counted = np.ones(batch.num_rows, np.bool_)
         if column is None:
             return counted
         valid: Flags = plain_array(batch.column(column), self._column_type).is_valid().to_numpy(zero_copy_only=False)
@@ -249,7 +254,7 @@ class _Run:
 
 
 def _least(kept: Any, value: Any) -> Any:
-    if kept is None or value != value:
+    if kept is None or kept != kept:  # NaN, the largest number
         return value
     return value if value < kept else kept
 

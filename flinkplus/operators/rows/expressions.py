@@ -70,25 +70,20 @@ def _field(name: str, bound: Bound, schema: pa.Schema) -> pa.Field:
     return pa.field(name, bound.dtype, bound.nullable)
 
 
-class _ExpressionInstance(OperatorInstance):
-    def __init__(self, ctx: OperatorContext) -> None:
-        self._ctx = ctx
-
-    def _values(self, batch: pa.RecordBatch) -> RowValues:
-        return RowValues(batch, self._ctx.now_ms)
-
-    def _failure(self, batch: pa.RecordBatch, bounds: Sequence[tuple[str, Bound]]) -> UserFunctionError | None:
-        """The error of the first row for which one of the expressions is one."""
-        for name, bound in bounds:
-            try:
-                bound.array(self._values(batch))
-            except FAILURES as error:
-                if batch.num_rows > 1:
-                    half = batch.num_rows // 2
-                    return self._failure(batch.slice(0, half), bounds) or self._failure(batch.slice(half), bounds)
-                cause = f"{name}: {printable(error, LONGEST_REASON)}"
-                return user_error(self._ctx.operator, self._ctx.subtask, _shown(batch, self._ctx), cause)
-        return None
+def _failure(
+    batch: pa.RecordBatch, bounds: Sequence[tuple[str, Bound]], ctx: OperatorContext
+) -> UserFunctionError | None:
+    """The error of the first row for which one of the expressions is one."""
+    for name, bound in bounds:
+        try:
+            bound.array(RowValues(batch, ctx.now_ms))
+        except FAILURES as error:
+            if batch.num_rows > 1:
+                half = batch.num_rows // 2
+                return _failure(batch.slice(0, half), bounds, ctx) or _failure(batch.slice(half), bounds, ctx)
+            cause = f"{name}: {printable(error, LONGEST_REASON)}"
+            return user_error(ctx.operator, ctx.subtask, _shown(batch, ctx), cause)
+    return None
 
 
 def _shown(row: pa.RecordBatch, ctx: OperatorContext) -> object:
@@ -98,11 +93,11 @@ def _shown(row: pa.RecordBatch, ctx: OperatorContext) -> object:
         return Verbatim(error.row)
 
 
-class _SelectInstance(_ExpressionInstance):
+class _SelectInstance(OperatorInstance):
     gives_row_for_row = True
 
     def __init__(self, descriptor: Select, ctx: OperatorContext) -> None:
-        super().__init__(ctx)
+        self._ctx = ctx
         self._columns = columns(descriptor.parts, ctx.input_schema)
         self._schema = descriptor.output_schema(ctx.input_schema)
         self.joins_steps = not any(bound.tells_time for _, bound in self._columns)
@@ -111,14 +106,14 @@ class _SelectInstance(_ExpressionInstance):
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if not batch.num_rows:
             return
-        rows = self._values(batch)
+        rows = RowValues(batch, self._ctx.now_ms)
         try:
             arrays = [
                 batch.column(bound.column) if bound.column is not None else bound.array(rows)
                 for _, bound in self._columns
             ]
         except FAILURES as error:
-            raise self._failure(batch, self._columns) or error from error
+            raise _failure(batch, self._columns, self._ctx) or error from error
         yield from cut(pa.RecordBatch.from_arrays(arrays, schema=self._as_it_is(arrays)))
 
     def _as_it_is(self, arrays: Sequence[pa.Array]) -> pa.Schema:
@@ -129,6 +124,28 @@ class _SelectInstance(_ExpressionInstance):
         return pa.schema(fields)
 
 
+def bound_condition(part: Part, schema: pa.Schema) -> Bound:
+    """A condition on rows of ``schema``. Raises ``ConfigurationError``."""
+    return condition(bind(part, schema))
+
+
+class Condition:
+    """A condition in one subtask."""
+
+    def __init__(self, part: Part, ctx: OperatorContext) -> None:
+        self._ctx = ctx
+        self._text = str(part)
+        self._bound = bound_condition(part, ctx.input_schema)
+        self.tells_time = self._bound.tells_time
+
+    def of(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """Its value, which may be null, for each row. Raises ``UserFunctionError`` for a row that has none."""
+        try:
+            return self._bound.array(RowValues(batch, self._ctx.now_ms))
+        except FAILURES as error:
+            raise _failure(batch, [(self._text, self._bound)], self._ctx) or error from error
+
+
 @dataclass(frozen=True)
 class Where(_ExpressionOperator):
     """The rows for which a condition is true; neither false nor null."""
@@ -136,16 +153,9 @@ class Where(_ExpressionOperator):
     condition: Part
     on_error: OnError = "fail"
 
-    def bound(self, schema: pa.Schema) -> Bound:
-        """The condition, for rows of ``schema``. Raises ``ConfigurationError``."""
-        try:
-            return condition(bind(self.condition, schema))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"operator {self.name!r}: {error}") from error.__cause__
-
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        self.bound(schema)
+        self._named(lambda: bound_condition(self.condition, schema))
         return schema
 
     @override
@@ -157,21 +167,16 @@ class Where(_ExpressionOperator):
         return rejecting(_WhereInstance(self, ctx), ctx, self.on_error)
 
 
-class _WhereInstance(_ExpressionInstance):
+class _WhereInstance(OperatorInstance):
     def __init__(self, descriptor: Where, ctx: OperatorContext) -> None:
-        super().__init__(ctx)
-        self._text = str(descriptor.condition)
-        self._condition = descriptor.bound(ctx.input_schema)
+        self._condition = Condition(descriptor.condition, ctx)
         self.joins_steps = not self._condition.tells_time
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if not batch.num_rows:
             return
-        try:
-            kept = self._condition.array(self._values(batch))
-        except FAILURES as error:
-            raise self._failure(batch, [(self._text, self._condition)]) or error from error
+        kept = self._condition.of(batch)
         if kept.true_count == batch.num_rows:
             yield from cut(batch)
         elif kept.true_count:

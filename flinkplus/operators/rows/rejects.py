@@ -30,7 +30,10 @@ from flinkplus.printable import printable
 
 OnError = Literal["fail", "skip", "dead-letter"]
 CHOICES = ("fail", "skip", "dead-letter")
-DEAD_LETTERS = "dead letters"
+DEAD_LETTERS, LATE_ROWS = "dead letters", "late rows"
+METHODS = {DEAD_LETTERS: "dead_letters()", LATE_ROWS: "late_rows()"}
+"""What gives these side outputs of a stream; ``side_output(name)`` gives any."""
+ADVICE = {DEAD_LETTERS: "; give it on_error='dead-letter'", LATE_ROWS: "; give its windows on_late='side-output'"}
 SKIPPED_ROWS, DEAD_ROWS = "skipped_rows", "dead_letters"
 LONGEST_REASON = 2_000
 _TAG = b"flinkplus.side_output"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from flinkplus import agg
 from flinkplus.errors import ConfigurationError
+from flinkplus.functions import col
 from flinkplus.operators.event_time.event_time import WithWatermark
 from tests.unit.api.drawing import environment, numbers, shape
 
@@ -126,7 +127,8 @@ def test_windows_of_all_kinds() -> None:
     keyed = numbers(env, "numbers").with_watermark("v", "10 seconds").key_by("k")
     plain = keyed.hopping_window("v", "1 minute", "20 seconds").aggregate(n=agg("count"), mean=("avg", "v"))
     assert plain.schema.names == ["k", "window_start", "window_end", "n", "mean"]
-    for options in ({"allowed_lateness": "5 seconds"}, {"emit_every": "5 seconds"}):
+    timings: list[dict[str, Any]] = [{"allowed_lateness": "5 seconds"}, {"emit_every": "5 seconds"}]
+    for options in timings:
         timed = keyed.tumbling_window("v", "1 day", time_zone="Europe/Berlin", offset="6 hours", **options).count()
         assert timed.schema.names == ["k", "window_start", "window_end", "window_timing", "count"]
     sessions = keyed.session_window("v", "1 minute").aggregate(values=("collect_list", "v"))
@@ -139,6 +141,31 @@ def test_windows_of_all_kinds() -> None:
     assert running.schema.names == ["k", "n", "different", "average"]
     timed = numbers(env, "others").with_processing_time("at").key_by("k").tumbling_window("at", "1 second").count()
     assert timed.schema.field("window_end").type == pa.timestamp("us", "UTC")
+
+
+def test_late_rows_are_a_stream() -> None:
+    env = environment()
+    keyed = numbers(env, "numbers").with_watermark("v", 1).key_by("k")
+    for windows in (
+        keyed.tumbling_window("v", 1, on_late="side-output"),
+        keyed.hopping_window("v", 2, 1, on_late="side-output"),
+        keyed.session_window("v", 1, on_late="side-output"),
+    ):
+        counts = windows.count()
+        counts.discard()
+        with pytest.raises(ConfigurationError, match=r"late rows' go nowhere: end late_rows\(\) of what"):
+            env.graph.fuse()
+        assert counts.late_rows().schema == keyed.schema
+        counts.late_rows().discard()
+    env.graph.fuse()
+
+
+def test_filters_of_aggregates_are_sql_columns_or_functions() -> None:
+    keyed = numbers(environment(), "numbers").with_watermark("v", 1).key_by("k")
+    wheres: list[Any] = ["v > 3 AND k IS NOT NULL", col("v") > 3, lambda batch: batch["v"].is_valid()]
+    for where in wheres:
+        assert keyed.aggregate(n=agg("count", where=where)).schema.names == ["k", "n"]
+        assert keyed.tumbling_window("v", 1).aggregate(n=agg("sum", "v", where=where)).schema.names[-1] == "n"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +187,19 @@ def test_windows_of_all_kinds() -> None:
         ),
         (lambda keyed: keyed.tumbling_window("v", 1).aggregate(n=agg("median", "v")), "'median' is not an aggregate"),
         (lambda keyed: keyed.aggregate(n=("collect_list", "v")), "collect_list is for windows"),
+        (lambda keyed: keyed.aggregate(n=5), r"aggregate 'n' must be a name or \(name, column\), not 5"),
+        (
+            lambda keyed: keyed.aggregate(n=agg("sum", cast(Any, 5))),
+            "names of an aggregate and of a column, not 'sum' and",
+        ),
+        (lambda keyed: keyed.aggregate(n=agg("count", where="v +")), "v +"),
+        (lambda keyed: keyed.aggregate(n=agg("count", where="v + 1")), "operator 'aggregate': where: .*condition"),
+        (
+            lambda keyed: keyed.aggregate(n=agg("count", where=cast(Any, [True]))),
+            "an expression is SQL text or a column",
+        ),
+        (lambda keyed: keyed.tumbling_window("v", 1, on_late="keep").count(), "on_late must be 'drop' or"),
+        (lambda keyed: keyed.tumbling_window("v", 1).count().late_rows(), "give its windows on_late='side-output'"),
         (lambda keyed: keyed.count().with_processing_time(), "before the first key_by or union"),
     ],
 )

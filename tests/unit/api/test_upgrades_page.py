@@ -324,6 +324,18 @@ CASES: dict[str, list[Case]] = {
             {"window": "refused"},
             "its where",
         ),
+        Case(
+            drawn(window(c=agg("count", where="n > 1"))),
+            drawn(window(c=agg("count", where="n > 2"))),
+            {"window": "refused"},
+            "its where was ['(n > 1)'] and is ['(n > 2)']",
+        ),
+        Case(
+            drawn(running(c=agg("count", where="n > 1"))),
+            drawn(running(c=agg("count", where="n > 2"))),
+            {"running": "refused"},
+            "its where",
+        ),
     ],
     "running aggregates": [
         Case(
@@ -350,7 +362,7 @@ CASES: dict[str, list[Case]] = {
     "expressions of `select`, `where` and their like": [
         Case(drawn(chosen("n > 1")), drawn(chosen("n > 2 OR k = 'a'")), {"chosen": "unchanged", "count": "unchanged"}),
     ],
-    "`on_error`, side outputs": [
+    "`on_error`, `on_late`, side outputs": [
         Case(drawn(chosen("n > 1")), drawn(chosen("n > 1", "skip")), {"chosen": "unchanged", "count": "unchanged"}),
         Case(
             drawn(chosen("n > 1")),

@@ -60,6 +60,21 @@ def test_a_ranking_of_windows_keeps_their_bounds() -> None:
     assert best.to_pylist() == [{"rank": 1, **rows[1]}]
 
 
+def test_a_ranking_for_each_window_of_the_windows_before() -> None:
+    """By ``window_start`` as the key, so that several subtasks share the work."""
+    counts = pa.schema([("k", pa.string()), ("window_start", pa.int64()), ("count", pa.int64())])
+    window = KeyedWindow(
+        "top", ("window_start",), "window_start", FixedWindows(4, 4), Ranked(1, "count", ascending=False, output="rank")
+    )
+    assert window.output_schema(counts).names == ["window_start", "window_end", "rank", "k", "count"]
+    instance = window.create(context(window, counts, FakeState()))
+    rows = [{"k": k, "window_start": at, "count": n} for k, at, n in (("a", 5, 2), ("b", 5, 3), ("c", 6, 1))]
+    list(instance.process(pa.RecordBatch.from_pylist(rows, counts)))
+    (best,) = instance.on_watermark(8)
+    best = best.drop_columns("window_end")
+    assert sorted(best.to_pylist(), key=lambda row: row["k"]) == [{"rank": 1, **rows[1]}, {"rank": 1, **rows[2]}]
+
+
 def called(key: Any, window: Any, rows: list[Any]) -> Any:
     if key == "fails":
         raise ValueError("no")
@@ -102,6 +117,22 @@ def test_days_of_a_time_zone_are_those_of_the_calendar(zone: str) -> None:
     assert (windows.last_ends(starts) > times).all()
 
 
+def test_a_day_that_a_zone_left_out_is_in_no_other_day() -> None:
+    """Apia had no 30 December 2011. Windows of two days, one for each day."""
+    window = KeyedWindow("days", (), "ts", CalendarWindows(2 * DAY_MS, DAY_MS, 0, "Pacific/Apia"), COUNT)
+    instance = window.create(context(window, SCHEMA, FakeState()))
+    times = [
+        int(datetime.datetime(2011, 12, day, 12, tzinfo=ZoneInfo("Pacific/Apia")).timestamp() * 1000)
+        for day in (28, 29, 31)
+    ]
+    list(instance.process(minutes([("a", ms, 1, None) for ms in times])))
+    found = shown(window, instance.on_watermark(END_OF_TIME_MS))
+    assert [row["rows"] for row in found] == [
+        sum(row["window_start"] <= ms < row["window_end"] for ms in times) for row in found
+    ]
+    assert len(found) == 5
+
+
 def test_a_day_of_berlin_has_23_24_or_25_hours() -> None:
     window = KeyedWindow("days", (), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, "Europe/Berlin"), COUNT)
     instance = window.create(context(window, SCHEMA, FakeState()))
@@ -125,6 +156,47 @@ def windows_of_days(times: list[int]) -> list[int]:
     return starts
 
 
+def test_what_was_over_stays_over_with_a_longer_lateness() -> None:
+    """The rows of such a window are gone: a late row must not replace its result."""
+    state = FakeState()
+
+    def windows(lateness_ms: int) -> Any:
+        window = KeyedWindow("w", ("k",), "ts", FixedWindows(10, 10), COUNT, lateness_ms)
+        return window, window.create(context(window, SCHEMA, state))
+
+    window, instance = windows(5)
+    list(instance.process(minutes([("a", ts, 1, None) for ts in (1, 2, 11)])))
+    assert [row["rows"] for row in shown(window, instance.on_watermark(20))] == [2, 1]
+    saved = instance.snapshot(1)
+    window, instance = windows(1_000)
+    instance.restore(saved)
+    list(instance.process(minutes([("a", ts, 1, None) for ts in (3, 12)])))
+    found = shown(window, instance.on_watermark(30))
+    assert [(row["window_start"], row["window_timing"], row["rows"]) for row in found] == [(10, "late", 2)]
+
+
+def test_a_watermark_costs_what_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the number of slices times that of the windows of each."""
+    calls = 0
+    real = FixedWindows.boundary
+
+    def counted(self: FixedWindows, number: int) -> int:
+        nonlocal calls
+        calls += 1
+        return real(self, number)
+
+    for early_ms in (None, 1_000):
+        window = KeyedWindow("w", ("k",), "ts", FixedWindows(500, 1), COUNT, early_ms=early_ms)
+        instance = window.create(context(window, SCHEMA, FakeState()))
+        list(instance.process(minutes([("a", ts, 1, None) for ts in range(2_000, 2_400)])))
+        list(instance.on_watermark(2_001))
+        list(instance.process(minutes([("a", ts, 1, None) for ts in range(2_100, 2_400)])))
+        monkeypatch.setattr(FixedWindows, "boundary", counted)
+        assert [row["rows"] for row in shown(window, instance.on_watermark(2_002))] == [2]
+        assert calls < 20
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize(
     ("window", "message"),
     [
@@ -138,6 +210,10 @@ def windows_of_days(times: list[int]) -> list[int]:
         (
             KeyedWindow("w", ("k",), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, "../x"), COUNT),
             "is not a time",
+        ),
+        (
+            KeyedWindow("w", ("k",), "ts", CalendarWindows(DAY_MS, DAY_MS, 0, 5), COUNT),  # type: ignore[arg-type]
+            "5 is not a time zone",
         ),
         (KeyedWindow("w", ("k",), "ts", Sessions(9), COUNT, 5), "sessions have neither allowed_lateness"),
         (KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(0, "n", False, "rank")), "k is a number from 1"),

@@ -21,13 +21,17 @@ from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
 from flinkplus.operators.event_time.contents import Aggregated
 from flinkplus.operators.event_time.sessions import SessionSlices
 from flinkplus.operators.event_time.tables import DistinctTable, concatenated
-from flinkplus.operators.event_time.windows import FixedInstance, KeyedWindow
+from flinkplus.operators.event_time.windows import FixedInstance, KeyedWindow, OnLate
+from flinkplus.operators.expressions.sql import parsed
+from flinkplus.operators.expressions.tree import Name
 from flinkplus.operators.keyed.aggregates import Aggregate, Groups
+from flinkplus.operators.rows.rejects import tag_of
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from tests.unit.operators.operator_fakes import FakeState, context
 
 SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.int64()), ("n", pa.int32()), ("w", pa.bool_())])
 TIMES = range(-40, 70)
+ON_LATE: tuple[OnLate, OnLate] = ("drop", "side-output")
 Row = tuple[Any, ...]
 AGGREGATES = (
     Aggregate("rows", "count"),
@@ -36,10 +40,10 @@ AGGREGATES = (
     Aggregate("first", "first", "n"),
     Aggregate("last", "last", "n"),
     Aggregate("listed", "collect_list", "n"),
-    Aggregate("marked", "count", where="w"),
+    Aggregate("marked", "count", where=Name(("w",))),
     Aggregate("greatest", "max", "n", where=lambda batch: pc.equal(batch["w"], True)),
-    Aggregate("marked_list", "collect_list", "n", where="w"),
-    Aggregate("marked_different", "count_distinct", "n", where="w"),
+    Aggregate("marked_list", "collect_list", "n", where=parsed("w AND k = k OR w")),
+    Aggregate("marked_different", "count_distinct", "n", where=Name(("w",))),
     Aggregate("latest", "max", "ts"),
 )
 
@@ -78,7 +82,7 @@ class FixedModel:
     lateness: int
     early: int | None
     watermark: int | None = None
-    late: int = 0
+    late: list[Row] = field(default_factory=list)
     rows: list[tuple[Row, frozenset[int]]] = field(default_factory=list)
     fresh: list[tuple[Row, frozenset[int]]] = field(default_factory=list)
 
@@ -93,7 +97,7 @@ class FixedModel:
             return
         windows = self.windows(row[1])
         if all(self.over(start, self.watermark) for start in windows):
-            self.late += 1
+            self.late.append(row)
         else:
             mine = frozenset(start for start in windows if not self.over(start, self.watermark))
             self.rows.append((row, mine))
@@ -139,7 +143,7 @@ class FixedModel:
 class SessionModel:
     gap: int
     watermark: int | None = None
-    late: int = 0
+    late: list[Row] = field(default_factory=list)
     open: list[list[Row]] = field(default_factory=list)
 
     @property
@@ -153,7 +157,7 @@ class SessionModel:
         if row[1] is None:
             return
         if self.is_over(row[1]):
-            self.late += 1
+            self.late.append(row)
             return
         mine, others = [row], []
         for session in self.open:
@@ -210,13 +214,16 @@ def shown(window: KeyedWindow, batches: Any) -> list[dict[str, Any]]:
 def compare(window: KeyedWindow, model: Any, rng: random.Random) -> None:
     """Feed both; the output must be equal at each watermark, and nothing may be left at the end."""
     rows, state, late = drawn_rows(rng), FakeState(), 0
+    rows_late: list[Row] = []
     ctx = context(window, SCHEMA, state)
     instance = window.create(ctx)
     reached, behind, at = -1_000, rng.choice([0, 5, 15]), 0
     while at < len(rows):
         part = rows[at : at + rng.choice([1, 1, 3, 10])]
         at += len(part)
-        assert list(instance.process(batch_of(part))) == []
+        for out in instance.process(batch_of(part)):
+            assert tag_of(out) == b"late rows"
+            rows_late += [tuple(row.values()) for row in out.to_pylist()]
         for row in part:
             model.add(row)
         latest = max([row[1] for row in rows[:at] if row[1] is not None], default=None)
@@ -231,7 +238,8 @@ def compare(window: KeyedWindow, model: Any, rng: random.Random) -> None:
             reached = latest - behind
             assert shown(window, instance.on_watermark(reached)) == model.advance(reached)
     assert shown(window, instance.on_watermark(END_OF_TIME_MS)) == model.advance(END_OF_TIME_MS)
-    assert late + ctx.metrics.get("late_rows", 0) == model.late
+    assert late + ctx.metrics.get("late_rows", 0) == len(model.late)
+    assert rows_late == ([] if window.on_late == "drop" else model.late)
     instance.snapshot(2)
     assert all(objects.content == {} for objects in state.objects.values()), "nothing is left behind"
 
@@ -251,14 +259,17 @@ def fixed(seed: int) -> None:
     rng = random.Random(seed)
     size, hop = rng.choice([(10, 10), (10, 5), (10, 4), (7, 3), (12, 1)])
     offset, lateness, early = rng.choice([0, 3, -4]), rng.choice([0, 0, 6, 40]), rng.choice([None, None, 4, 15])
-    window = KeyedWindow("w", ("k",), "ts", FixedWindows(size, hop, offset), Aggregated(AGGREGATES), lateness, early)
+    window = KeyedWindow(
+        "w", ("k",), "ts", FixedWindows(size, hop, offset), Aggregated(AGGREGATES), lateness, early, ON_LATE[seed % 2]
+    )
     compare(window, FixedModel(size, hop, offset, lateness, early), rng)
 
 
 def sessions(seed: int) -> None:
     rng = random.Random(seed)
     gap = rng.choice([1, 3, 5, 9, 16])
-    compare(KeyedWindow("w", ("k",), "ts", Sessions(gap), Aggregated(AGGREGATES)), SessionModel(gap), rng)
+    window = KeyedWindow("w", ("k",), "ts", Sessions(gap), Aggregated(AGGREGATES), on_late=ON_LATE[seed % 2])
+    compare(window, SessionModel(gap), rng)
 
 
 @pytest.mark.parametrize("check", [fixed, sessions])
@@ -290,8 +301,8 @@ FAULTS: dict[str, tuple[Callable[[int], None], Any, str, Any]] = {
     ),
     "rows are late too soon": (fixed, FixedWindows, "last_ends", lambda self, starts: starts + self.slice_ms),
     "rows are late too late": (fixed, FixedWindows, "last_ends", lambda self, starts: starts + self.size_ms + 50),
-    "an end is reached twice": (fixed, FixedInstance, "_drop_over", lambda self, watermark_ms: None),
-    "late rows change nothing": (fixed, FixedInstance, "_changed", lambda self, fresh, window, timing: iter(())),
+    "an end is reached twice": (fixed, FixedInstance, "_drop_over", lambda self: None),
+    "late rows change nothing": (fixed, FixedInstance, "_changed", lambda self, fresh, timings: iter(())),
     "the last value is the first": (
         fixed,
         Groups,

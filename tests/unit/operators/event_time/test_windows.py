@@ -162,6 +162,27 @@ def test_windows_as_by_a_model(
         assert all(objects.content == {} for objects in state.objects.values()), "nothing is left behind"
 
 
+@pytest.mark.parametrize("cuts", [(), (1,), (2, 4)])
+def test_not_a_number_is_the_largest_one_and_means_are_of_any_numbers(cuts: tuple[int, ...]) -> None:
+    """As in Spark SQL."""
+    large, nan = (1 << 60) + 1, math.nan
+    aggregates = [Aggregate("low", "min", "x"), Aggregate("high", "max", "x"), Aggregate("mean", "mean", "ts")]
+    window = tumbling("window", ("word",), "n", SIZE_MS, aggregates)
+    instance = window.create(context(window, SCHEMA, FakeState()))
+    x: dict[str, list[float | None]] = {
+        "a": [nan, 2.0, None, 1.0, nan, None],
+        "b": [nan, None, None, None, None, nan],
+        "c": [None] * 6,
+    }
+    for first, end in pairwise((0, *cuts, 6)):
+        given = [(word, 0, large, 1, value) for word in x for value in x[word][first:end]]
+        list(instance.process(batch_of(given)))
+    (out,) = instance.on_watermark(SIZE_MS)
+    assert out.column("mean").to_pylist() == [float(large)] * 3
+    assert [str(value) for value in out.column("low").to_pylist()] == ["1.0", "nan", "None"]
+    assert [str(value) for value in out.column("high").to_pylist()] == ["nan", "nan", "None"]
+
+
 def test_many_keys_on_rocksdb(tmp_path: Path) -> None:
     """Large parts leave memory, are merged, restored by another process, and come out whole."""
     storage = CheckpointStorage(str(tmp_path / "storage"))
@@ -186,7 +207,7 @@ def test_many_keys_on_rocksdb(tmp_path: Path) -> None:
     for begin in (0, count):
         list(instance.process(batch(begin)))
     handle = first.persist(first.freeze(1, OperatorState(operators={"operator": part_of(state=instance.snapshot(1))})))
-    assert len(json.dumps(handle.operator_state.to_json())) < 500
+    assert len(json.dumps(handle.operator_state.to_json())) < 550
     second = SubtaskState(tmp_path / "other", storage.state_files, "window[0]", 2)
     second.restore(handle)
     instance = operator.create(context(operator, SCHEMA, second))

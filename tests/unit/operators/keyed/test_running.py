@@ -20,6 +20,7 @@ import pytest
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base import parts
 from flinkplus.operators.base.columns import plain
+from flinkplus.operators.expressions.sql import parsed
 from flinkplus.operators.keyed import distinct
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.running import RunningAggregates
@@ -41,7 +42,7 @@ AGGREGATES = (
     Aggregate("rows", "count"),
     *(Aggregate(f"{kind}_{column}", kind, column) for kind in KINDS for column in "nxd"),
     *(Aggregate(f"{kind}_at", kind, "at") for kind in ("min", "max", "last", "count_distinct")),
-    Aggregate("marked", "sum", "n", where="w"),
+    Aggregate("marked", "sum", "n", where=parsed("w")),
     Aggregate("marked_values", "count_distinct", "n", where=lambda batch: batch["w"]),
 )
 RUNNING = RunningAggregates("running", ("k",), AGGREGATES)
@@ -152,13 +153,19 @@ def test_not_a_number_and_sums_beyond_64_bits() -> None:
     running = RunningAggregates(
         "running",
         ("k",),
-        (Aggregate("m", "max", "x"), Aggregate("d", "count_distinct", "x"), Aggregate("s", "sum", "n")),
+        (
+            Aggregate("m", "max", "x"),
+            Aggregate("l", "min", "x"),
+            Aggregate("d", "count_distinct", "x"),
+            Aggregate("s", "sum", "n"),
+        ),
     )
     instance = running.create(context(running, schema, FakeState()))
     x = [1.0, math.nan, 2.0, math.nan, -0.0, 0.0]
     (out,) = instance.process(pa.RecordBatch.from_pydict({"k": ["a"] * 6, "n": [1] * 6, "x": x}, schema=schema))
     assert out.column("d").to_pylist() == [1, 2, 3, 3, 4, 4]
     assert out.column("m")[0].as_py() == 1.0 and all(map(math.isnan, out.column("m").to_pylist()[1:]))
+    assert out.column("l").to_pylist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
     big = pa.RecordBatch.from_pydict({"k": ["a"], "n": [2**63 - 1], "x": [None]}, schema=schema)
     with pytest.raises(UserFunctionError, match=r"running\[1\].*beyond 64 bits"):
         list(instance.process(big))
@@ -170,9 +177,9 @@ def test_not_a_number_and_sums_beyond_64_bits() -> None:
         ((), "name at least one aggregate"),
         ((Aggregate("l", "collect_list", "n"),), "collect_list is for windows"),
         ((Aggregate("k", "count"),), "the column 'k' twice"),
-        ((Aggregate("c", "count", where="n"),), "where names column 'n', which is int32, not boolean"),
-        ((Aggregate("c", "count", where="no"),), "no column 'no'"),
-        ((Aggregate("c", "count", where=3),), "where is the name of a boolean column or a function"),  # type: ignore[arg-type]
+        ((Aggregate("c", "count", where=parsed("n")),), "operator 'running': where: .*condition"),
+        ((Aggregate("c", "count", where=parsed("no > 1")),), "operator 'running': where: no column 'no'"),
+        ((Aggregate("c", "count", where=3),), "where is SQL text, a column of flinkplus.functions or a function"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_aggregated(aggregates: tuple[Aggregate, ...], message: str) -> None:
@@ -187,10 +194,11 @@ def test_what_cannot_be_aggregated(aggregates: tuple[Aggregate, ...], message: s
         (lambda batch: [True], "returned list, not a boolean array"),
         (lambda batch: pa.array([True] * 7), "not a boolean array with a value for each of the rows"),
         (lambda batch: batch["none"], "KeyError"),
+        (parsed("1 / n > 0"), r"\(\(1 / n\) > 0\): division by zero.*n=0"),
     ],
 )
 def test_filters_that_fail(where: Any, message: str) -> None:
     running = RunningAggregates("running", ("k",), (Aggregate("c", "count", where=where),))
     instance = running.create(context(running, SCHEMA, FakeState()))
     with pytest.raises(UserFunctionError, match=message):
-        list(instance.process(pa.RecordBatch.from_pylist([{"k": "a"}, {"k": "b"}], SCHEMA)))
+        list(instance.process(pa.RecordBatch.from_pylist([{"k": "a", "n": 1}, {"k": "b", "n": 0}], SCHEMA)))
