@@ -30,19 +30,18 @@ def q3(events: Events) -> Stream:
     return pairs.select("name", "city", "state", "auction")
 
 
-def bids_in_time(events: Events) -> Stream:
+def bids_in_time(auctions: Stream, bids: Stream) -> Stream:
     """Of q4, q6 and q9: each auction with each bid that came while it was open."""
-    bids = events.bids().key_by("auction")
-    pairs = (
-        events.auctions()
-        .key_by("id")
-        .interval_join(bids, left_time="dateTime", right_time="dateTime", lower=0, upper=LONGEST)
+    pairs = auctions.key_by("id").interval_join(
+        bids.key_by("auction"), left_time="dateTime", right_time="dateTime", lower=0, upper=LONGEST
     )
     return pairs.where("right_dateTime <= expires")
 
 
 def highest_bids(events: Events) -> Stream:
     """Of q4 and q6: the highest bid of each auction, once, when the auction is over."""
+    auctions = events.auctions().select("id", "category", "seller", "dateTime", "expires")
+    pairs = bids_in_time(auctions, events.bids().select("auction", "price", "dateTime"))
 
     def on_bid(auction: int, bid: Any, ctx: Any) -> None:
         best = ctx.state("best")
@@ -55,11 +54,8 @@ def highest_bids(events: Events) -> Stream:
         best = ctx.state("best").get()
         yield best.category, best.seller, best.price, best.right_dateTime
 
-    return (
-        bids_in_time(events)
-        .key_by("id")
-        .process(on_bid, on_timer=on_end, schema="category long, seller long, final long, dateTime timestamp_ntz")
-    )
+    schema = "category long, seller long, final long, dateTime timestamp_ntz"
+    return pairs.key_by("id").process(on_bid, on_timer=on_end, schema=schema)
 
 
 def q4(events: Events) -> Stream:
@@ -92,7 +88,7 @@ def q9(events: Events) -> Stream:
     def better(best: Any, bid: Any) -> Any:
         return bid if (bid.price, best.right_dateTime) > (best.price, bid.right_dateTime) else best
 
-    return bids_in_time(events).key_by("id").reduce(better)
+    return bids_in_time(events.auctions(), events.bids()).key_by("id").reduce(better)
 
 
 def q18(events: Events) -> Stream:

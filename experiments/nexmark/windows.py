@@ -13,8 +13,8 @@ from flinkplus.api.streams.stream import Stream
 
 def q5(events: Events) -> Stream:
     """Hot items: of each ten seconds, every two, the auctions with the most bids."""
-    hops = events.bids().key_by("auction").hopping_window("dateTime", "10 seconds", "2 seconds")
-    counts = hops.count(output="num")
+    bids = events.bids().select("auction", "dateTime")
+    counts = bids.key_by("auction").hopping_window("dateTime", "10 seconds", "2 seconds").count(output="num")
     most = counts.gather().tumbling_window("window_start", "2 seconds").aggregate(maxn=("max", "num"))
     pairs = counts.key_by("num").interval_join(
         most.key_by("maxn"), left_time="window_start", right_time="window_start", lower=0, upper=0
@@ -35,36 +35,38 @@ def q7(events: Events) -> Stream:
 
 def q8(events: Events) -> Stream:
     """Monitor new users: persons who have begun to sell within the ten seconds in which they came."""
-    people = events.persons().key_by("id", "name").tumbling_window("dateTime", "10 seconds").count(output="persons")
-    sellers = events.auctions().key_by("seller").tumbling_window("dateTime", "10 seconds").count(output="auctions")
-    pairs = people.key_by("id").interval_join(
-        sellers.key_by("seller"), left_time="window_start", right_time="window_start", lower=0, upper=0
+    people = events.persons().select("id", "name", "dateTime").key_by("id", "name")
+    sellers = events.auctions().select("seller", "dateTime").key_by("seller")
+    new = people.tumbling_window("dateTime", "10 seconds").count(output="persons")
+    selling = sellers.tumbling_window("dateTime", "10 seconds").count(output="auctions")
+    pairs = new.key_by("id").interval_join(
+        selling.key_by("seller"), left_time="window_start", right_time="window_start", lower=0, upper=0
     )
     return pairs.select("id", "name", "left_window_start AS starttime")
 
 
 def q11(events: Events) -> Stream:
     """User sessions: bids of a bidder with at most ten seconds between."""
-    sessions = events.bids().key_by("bidder").session_window("dateTime", "10 seconds").count(output="bid_count")
+    bids = events.bids().select("bidder", "dateTime")
+    sessions = bids.key_by("bidder").session_window("dateTime", "10 seconds").count(output="bid_count")
     return sessions.select("bidder", "bid_count", "window_start AS starttime", "window_end AS endtime")
 
 
 def q12(events: Events) -> Stream:
     """Processing-time windows: bids of a bidder in each ten seconds of the clock."""
-    bids = events.bids().with_processing_time("p_time")
+    bids = events.bids().select("bidder").with_processing_time("p_time")
     windows = bids.key_by("bidder").tumbling_window("p_time", "10 seconds").count(output="bid_count")
     return windows.select("bidder", "bid_count", "window_start AS starttime", "window_end AS endtime")
 
 
-def ranked(bids: Stream) -> Stream:
-    """Of q15, q16 and q17: bids with their day, and which of three ranks of prices they are of."""
-    return bids.with_columns(
-        {
-            "day": "date_format(dateTime, 'yyyy-MM-dd')",
-            "rank1": "price < 10000",
-            "rank2": "price >= 10000 AND price < 1000000",
-            "rank3": "price >= 1000000",
-        }
+def ranked(bids: Stream, *columns: str) -> Stream:
+    """Of q15, q16 and q17: these columns of bids, their day, and which of three ranks of prices they are of."""
+    return bids.select(
+        *columns,
+        "date_format(dateTime, 'yyyy-MM-dd') AS day",
+        "price < 10000 AS rank1",
+        "price >= 10000 AND price < 1000000 AS rank2",
+        "price >= 1000000 AS rank3",
     )
 
 
@@ -76,14 +78,14 @@ def by_rank(what: str, kind: str, column: str | None = None) -> dict[str, NamedA
 
 def q15(events: Events) -> Stream:
     """Bidding statistics: of each day numbers of bids, bidders and auctions, by ranks of prices."""
-    days = ranked(events.bids()).key_by("day")
+    days = ranked(events.bids(), "bidder", "auction").key_by("day")
     bidders, auctions = by_rank("bidders", "count_distinct", "bidder"), by_rank("auctions", "count_distinct", "auction")
     return days.aggregate(**by_rank("bids", "count"), **bidders, **auctions)
 
 
 def q16(events: Events) -> Stream:
     """Channel statistics: the same of each channel and day, with the last minute."""
-    days = ranked(events.bids()).key_by("channel", "day")
+    days = ranked(events.bids(), "channel", "bidder", "auction", "dateTime").key_by("channel", "day")
     bidders, auctions = by_rank("bidders", "count_distinct", "bidder"), by_rank("auctions", "count_distinct", "auction")
     found = days.aggregate(minute=("max", "dateTime"), **by_rank("bids", "count"), **bidders, **auctions)
     return found.with_column("minute", "date_format(minute, 'HH:mm')")
@@ -92,4 +94,5 @@ def q16(events: Events) -> Stream:
 def q17(events: Events) -> Stream:
     """Auction statistics: of each auction and day numbers of bids, and least, highest, mean and sum of prices."""
     prices = {f"{kind}_price": (kind, "price") for kind in ("min", "max", "avg", "sum")}
-    return ranked(events.bids()).key_by("auction", "day").aggregate(**by_rank("bids", "count"), **prices)
+    days = ranked(events.bids(), "auction", "price").key_by("auction", "day")
+    return days.aggregate(**by_rank("bids", "count"), **prices)
