@@ -6,8 +6,10 @@ A query of days keeps its numbers up to date: each bid gives a row, which takes 
 
 from __future__ import annotations
 
+from typing import Any
+
 from experiments.nexmark.streams import Events
-from flinkplus.api.streams.aggregates import NamedAggregate, agg
+from flinkplus.api.streams.aggregates import agg
 from flinkplus.api.streams.stream import Stream
 
 
@@ -70,7 +72,7 @@ def ranked(bids: Stream, *columns: str) -> Stream:
     )
 
 
-def by_rank(what: str, kind: str, column: str | None = None) -> dict[str, NamedAggregate]:
+def by_rank(what: str, kind: str, column: str | None = None) -> dict[str, Any]:
     """Of q15, q16 and q17: an aggregate of all bids, and of those of each rank."""
     ranks = {f"rank{rank}_{what}": agg(kind, column, where=f"rank{rank}") for rank in (1, 2, 3)}
     return {f"total_{what}": agg(kind, column), **ranks}
@@ -93,6 +95,6 @@ def q16(events: Events) -> Stream:
 
 def q17(events: Events) -> Stream:
     """Auction statistics: of each auction and day numbers of bids, and least, highest, mean and sum of prices."""
-    prices = {f"{kind}_price": (kind, "price") for kind in ("min", "max", "avg", "sum")}
+    prices: dict[str, Any] = {f"{kind}_price": (kind, "price") for kind in ("min", "max", "avg", "sum")}
     days = ranked(events.bids(), "auction", "price").key_by("auction", "day")
     return days.aggregate(**by_rank("bids", "count"), **prices)
