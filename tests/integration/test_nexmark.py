@@ -26,6 +26,7 @@ def runs(spark: SparkSession, directory: Path, **given: Any) -> list[dict[str, A
     return list(experiment.runs(Context(spark, settings, directory)))
 
 
+@pytest.mark.long
 def test_windows_and_joins_are_exact(spark: SparkSession, tmp_path: Path) -> None:
     """q7: windows of windows, and a join with them."""
     (run,) = runs(spark, tmp_path, queries=("q7",), events=30_000, throughput=False)

@@ -109,7 +109,7 @@ class Stream(StreamRows):
         delay_ms = duration_ms(delay, f"operator {name!r}: the delay")
         every_ms = duration_ms(every, f"operator {name!r}: every", least=1)
         idle_ms = None if idle_after is None else duration_ms(idle_after, f"operator {name!r}: idle_after", least=1)
-        if idle_ms is not None and not self._is_fused_with_source:
+        if idle_ms is not None and not _is_fused_with_source(self):
             raise ConfigurationError(
                 f"operator {name!r}: idle_after needs with_watermark before the first key_by or union, fused with its "
                 "source"
@@ -129,16 +129,11 @@ class Stream(StreamRows):
         """
         name = self._env.name_for("with_processing_time", name)
         every_ms = duration_ms(every, f"operator {name!r}: every", least=1)
-        if not self._is_fused_with_source:
+        if not _is_fused_with_source(self):
             raise ConfigurationError(
                 f"operator {name!r}: processing time is taken before the first key_by or union, fused with the source"
             )
         return self._then(WithProcessingTime(name, output, every_ms))
-
-    @property
-    def _is_fused_with_source(self) -> bool:
-        vertices = self._env.graph.fuse_draft()
-        return len(self._origins) == 1 and any(v.is_source for v in vertices if self._origins[0] in v.nodes)
 
     def throttle(self, rows_per_s: float) -> Stream:
         """Pace the source so that at most ``rows_per_s``, over all subtasks, leave this operator.
@@ -254,6 +249,12 @@ def _output(graph: JobGraph, node: int, operator: Operator, output: str | None, 
     """Draws one output of an operator that has several. ``output``: the name of a side output."""
     body = SideOutput(f"{operator.name} {output or 'rows'}", operator.name, output, schema)
     return graph.add(Node(body.name, "operator", body, schema), node)
+
+
+def _is_fused_with_source(stream: Stream) -> bool:
+    """Whether no exchange lies between the stream and its source."""
+    vertices = stream._env.graph.fuse_draft()
+    return len(stream._origins) == 1 and any(v.is_source for v in vertices if stream._origins[0] in v.nodes)
 
 
 class _UnitedStream(Stream):

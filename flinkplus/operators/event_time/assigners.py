@@ -69,6 +69,10 @@ class FixedWindows(Assigner):
     hop_ms: int
     offset_ms: int = 0
 
+    @override
+    def __str__(self) -> str:
+        return f"{self.size_ms} ms" if self.hop_ms == self.size_ms else f"{self.size_ms} ms every {self.hop_ms} ms"
+
     @property
     def slice_ms(self) -> int:
         return gcd(self.size_ms, self.hop_ms)
@@ -156,6 +160,10 @@ class CalendarWindows(FixedWindows):
     """
 
     zone: str = "UTC"
+
+    @override
+    def __str__(self) -> str:
+        return f"{super().__str__()} in {self.zone}"
 
     @property
     @override
@@ -249,6 +257,10 @@ class Sessions(Assigner):
     """Rows of a key, each at most ``gap_ms`` after the one before."""
 
     gap_ms: int
+
+    @override
+    def __str__(self) -> str:
+        return f"rows at most {self.gap_ms} ms apart"
 
     @property
     def slice_ms(self) -> int:
