@@ -39,6 +39,8 @@ class Query:
 
 
 COUNTED = (windows.ranked, windows.by_rank)
+ROW_BY_ROW = "running aggregates take a step in Python for each row and aggregate"
+DISTINCT = f"{ROW_BY_ROW}; count_distinct looks up the values of each filter on their own"
 QUERIES = {
     query.name: query
     for query in (
@@ -74,13 +76,13 @@ QUERIES = {
             awkward="deduplicate(keep='last') by several columns: of equal prices the earliest; reduce is row by row",
         ),
         Query("q10", stateless.q10, partition_by=("dt", "hm")),
-        Query("q11", windows.q11),
+        Query("q11", windows.q11, awkward="a row of a session takes several times as long as one of a hopping window"),
         Query("q12", windows.q12, found=FOUND["q12"]),
         Query("q13", stateless.q13, awkward="lookup join with a DataFrame that is sent to all slots"),
         Query("q14", stateless.q14),
-        Query("q15", windows.q15, ("day",), helpers=COUNTED),
-        Query("q16", windows.q16, ("channel", "day"), helpers=COUNTED),
-        Query("q17", windows.q17, ("auction", "day"), helpers=COUNTED),
+        Query("q15", windows.q15, ("day",), helpers=COUNTED, awkward=DISTINCT),
+        Query("q16", windows.q16, ("channel", "day"), helpers=COUNTED, awkward=DISTINCT),
+        Query("q17", windows.q17, ("auction", "day"), helpers=COUNTED, awkward=ROW_BY_ROW),
         Query("q18", stateful.q18, ("bidder", "auction")),
         Query("q19", stateful.q19, ("auction", "rank_number"), awkward="top of whole rows, by several columns"),
         Query("q20", stateful.q20, awkward="a regular join, as q3"),
