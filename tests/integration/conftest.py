@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,8 +29,12 @@ THREADS = 6
 PATIENCE_S = 150.0
 """How long a test waits for what is to come: only one that fails waits so long, however busy the machine is."""
 
-HANG_TIMEOUT_S = "3"
-"""Of jobs that do not set it: on a busy machine a healthy process may not run for longer than the default, 0.4 s."""
+ON_A_BUSY_MACHINE: dict[str, Any] = {
+    "spark.flinkplus.hangTimeout": "3",  # a healthy process may not run for longer than the default, 0.4 s
+    "spark.flinkplus.slotTimeout": str(PATIENCE_S),  # its start may take longer than the default, 60 s
+    "spark.flinkplus.deployTimeout": str(PATIENCE_S),
+}
+"""Settings of jobs that do not set them."""
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +46,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.python.daemon.module", "flinkplus.runtime.daemon")
         .config("spark.log.level", "OFF")
-        .config("spark.flinkplus.hangTimeout", HANG_TIMEOUT_S)
+        .config(map=ON_A_BUSY_MACHINE)
         .getOrCreate()
     )
     yield session
@@ -100,6 +104,11 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATI
 def wait_for_checkpoint(job: JobHandle, count: int = 1) -> None:
     """Wait until ``count`` checkpoints are complete."""
     wait_until(lambda: job.metrics()["checkpoints_completed"] >= count or job.done, f"{count} complete checkpoints")
+
+
+def wait_for_standbys(job: JobHandle) -> None:
+    """Wait until every standby could take over. Behind a complete checkpoint some may still be catching up."""
+    wait_until(lambda: job.done or job.missing_standbys() == 0, "standbys")
 
 
 def running_job(job: JobHandle) -> RunningJob:

@@ -114,7 +114,8 @@ class KafkaTransactions:
             codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         }
         self._lasting = {
-            codes.MSG_SIZE_TOO_LARGE: "raise max.message.bytes of the topic, or make rows smaller",
+            codes.MSG_SIZE_TOO_LARGE: "raise max.message.bytes of the topic and message.max.bytes in config, or "
+            "make rows smaller",
             codes.RECORD_LIST_TOO_LARGE: "raise segment.bytes of the topic",
             codes.UNKNOWN_TOPIC_OR_PART: "the topic or partition is not there: create it",
             codes._UNKNOWN_TOPIC: "the topic is not there: create it",

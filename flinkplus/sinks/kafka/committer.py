@@ -8,10 +8,12 @@ Rules and invariants:
 - Staged files are removed after their rows are committed; what nothing describes any more goes with the next commit
   of a new generation, or at the end.
 - What is committed stays: ``retract_after`` refuses to go back behind it.
+- Connections are closed after each failure, and when the job has ended, however it did.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
@@ -63,21 +65,23 @@ class TopicSession:
 
     def reach(self, goal: Goal, records: RecordsOf = lambda order: ()) -> OutputProgress | None:
         """The progress once ``goal`` is reached. ``records``: those of a transaction."""
-        while True:
-            order = next_order(self._session, goal)
-            if isinstance(order, Done):
-                return order.progress
-            if isinstance(order, Refuse):
-                raise self._refused(order)
-            try:
+        try:
+            while not isinstance(order := next_order(self._session, goal), Done):
                 self._session = self._carried_out(order, records)
-            except BaseException:
-                self._session = failed(self._session)
-                self.client.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
+        return order.progress
 
-    def _carried_out(self, order: Open | Check | Read | Write, records: RecordsOf) -> Session:
+    def close(self) -> None:
+        """Let the connections go. It may be used again."""
+        self._session = failed(self._session)
+        self.client.close()
+
+    def _carried_out(self, order: Open | Check | Read | Write | Refuse, records: RecordsOf) -> Session:
         match order:
+            case Refuse():
+                raise OutputTopicError(f"topic {self._topic!r} {why_refused(order)}")
             case Open():
                 self.client.open()
                 return opened(self._session)
@@ -90,9 +94,6 @@ class TopicSession:
             case Write():
                 self.client.write(records(order), dict(order.progress))
                 return written(self._session, order)
-
-    def _refused(self, order: Refuse) -> OutputTopicError:
-        return OutputTopicError(f"topic {self._topic!r} {why_refused(order)}")
 
 
 def why_refused(order: Refuse) -> str:
@@ -134,6 +135,8 @@ class KafkaCommitter(LastingCommitter):
         self._staging = StagingFolder(files, staging)
         self._own: TopicSession | None = None
         self._committed_through = 0
+        self._in_use = threading.Lock()
+        self._is_over = False
 
     def _session_of(self, job: str) -> TopicSession:
         return TopicSession(job, self._connect(job), self._check, self._topic)
@@ -162,7 +165,11 @@ class KafkaCommitter(LastingCommitter):
         self._staging.make()
 
     def _reached(self, goal: Begin | Continue | Add, records: RecordsOf = lambda order: ()) -> OutputProgress:
-        progress = self._session.reach(goal, records)
+        try:
+            with self._in_use:
+                progress = self._session.reach(goal, records)
+        finally:
+            self._close_when_over()
         if progress is None:
             raise InvariantViolation(f"topic {self._topic!r}: nothing is known of the job's output")
         return progress
@@ -187,7 +194,7 @@ class KafkaCommitter(LastingCommitter):
             try:
                 former.reach(HandOver(self._job_id, checkpoint))
             finally:
-                former.client.close()
+                former.close()
         self._ready(Begin(checkpoint, again=True))
 
     # --- while the job runs -------------------------------------------------------------------------------------------
@@ -236,5 +243,20 @@ class KafkaCommitter(LastingCommitter):
 
     @override
     def discard(self) -> None:
-        self._session.client.close()
+        if self._own is not None:
+            self._own.close()
         super().discard()
+
+    @override
+    def close(self) -> None:
+        """If a transaction is under way, its thread closes the connections after it."""
+        self._is_over = True
+        self._close_when_over()
+
+    def _close_when_over(self) -> None:
+        if self._is_over and self._in_use.acquire(blocking=False):
+            try:
+                if self._own is not None:
+                    self._own.close()
+            finally:
+                self._in_use.release()

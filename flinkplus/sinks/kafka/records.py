@@ -46,6 +46,8 @@ MAX_BYTES = 1_000_000
 HEADER = ("key", "value")
 BYTES_OF_HEADER = 10
 """Beside its name and value, at most."""
+BYTES_OF_RECORD = 36
+"""Beside its key, value and headers, as librdkafka counts when it compares a record with ``message.max.bytes``."""
 
 Staged = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None, int | None]
 """Key, value, headers, partition; ``None``: the partition follows from the key."""
@@ -169,8 +171,8 @@ class RecordForm:
         sizes = pc.add(*(pc.fill_null(pc.binary_length(records.column(name)), 0) for name in ("key", "value")))
         if self.headers is not None:
             sizes = pc.add(sizes, pa.array(map(_bytes_of, records.column("headers").to_pylist()), pa.int32()))
-        largest = pc.max(sizes).as_py()
-        if largest is not None and largest > self.max_bytes:
+        content = pc.max(sizes).as_py()
+        if content is not None and (largest := content + BYTES_OF_RECORD) > self.max_bytes:
             raise InputError(
                 f"sink {sink!r}: a record of {largest} bytes is larger than message.max.bytes ({self.max_bytes}): "
                 "raise that in config and max.message.bytes of the topic, or make rows smaller"

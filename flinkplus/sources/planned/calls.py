@@ -28,11 +28,12 @@ log = logging.getLogger("flinkplus")
 
 
 class PlanCalls:
-    """Makes a reader of ``source``, and calls it until ``stop``. Raises ``InputError``."""
+    """Makes a reader of ``source``, and calls it until ``stop``. Raises ``InputError``, and at the start
+    ``ConfigurationError`` for a secret option that is missing."""
 
     def __init__(self, source: DataSourceBatches) -> None:
-        self._source = source
-        self._reader = self._call("streamReader", source.stream_reader)
+        self._source = source.with_known_secrets()
+        self._reader = self._call("streamReader", self._source.stream_reader)
         # Without parameters it is as before PySpark 4.2.
         self._is_limited = bool(inspect.signature(self._reader.latestOffset).parameters)
         self._limit: Any = None

@@ -81,18 +81,20 @@ class PlannedReader(PartitionByPartition):
 
     @override
     def _upcoming(self) -> list[OpenFile[PlannedPartition]]:
-        batches = self._watch.batches if self._watch is not None else ()
-        if not batches:
+        if self._watch is None or not (batches := self._watch.batches):
             return []
-        if self._at.floor < batches[0].first:
-            raise InputError(
-                f"source {self._source.name!r}: partition {self._at.floor} of {self._source.shown} was planned in a "
-                f"batch that is not there; the first one is batch {batches[0].number}"
-            )
+        floor = self._at.floor  # also batches without partitions are forgotten; the last one says how many there are
+        self._watch.forget(next((batch.number for batch in batches if batch.next > floor), batches[-1].number))
         firsts = [batch.first for batch in batches]
 
         def of(number: int) -> PlannedPartition:
-            return PlannedPartition(number, batches[bisect_right(firsts, number) - 1])
+            batch = batches[max(0, bisect_right(firsts, number) - 1)]
+            if not batch.first <= number < batch.next:
+                raise InputError(
+                    f"source {self._source.name!r}: partition {number} of {self._source.shown} was planned in a batch "
+                    f"that is not there; the batches from {batches[0].number} to {batches[-1].number} do not have it"
+                )
+            return PlannedPartition(number, batch)
 
         return [OpenFile(of(number), rows) for number, rows in self._at.upcoming(batches[-1].next, AHEAD)]
 
@@ -108,10 +110,6 @@ class PlannedReader(PartitionByPartition):
     def _advance(self, rows: int, ended: bool) -> None:
         self._at = self._at.after(rows, ended)
         self.metrics["partitions"] = self._at.partitions
-        if ended and self._watch is not None:
-            needed = [batch.number for batch in self._watch.batches if batch.next > self._at.floor]
-            if needed:
-                self._watch.forget(needed[0])
 
     @override
     def gauges(self) -> Mapping[str, int]:

@@ -112,6 +112,10 @@ class DataSourceRows(Source):
     def with_secrets(self, secrets: Mapping[str, str]) -> Self:
         return replace(self, source=replace(self.source, secrets=dict(secrets)))
 
+    def with_known_secrets(self) -> Self:
+        """For calls in the driver: also with those that only the environment has. Raises ``ConfigurationError``."""
+        return replace(self, source=replace(self.source, secrets=self.source.known_secrets(self.name)))
+
 
 @dataclass(frozen=True)
 class DataSourceStream(DataSourceRows):
@@ -142,7 +146,7 @@ class DataSourcePartitions(DataSourceRows):
     def planned(self) -> DataSourcePartitions:
         if self.partitions is not None:
             return self
-        source = replace(self.source, secrets=self.source.known_secrets(self.name))
+        source = self.with_known_secrets().source
         try:
             found = _partitions(source.instance().reader(self.spark_schema))
             return replace(self, partitions=tuple(map(cloudpickle.dumps, found)))

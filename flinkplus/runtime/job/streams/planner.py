@@ -4,7 +4,7 @@ Rules:
 
 - All methods of the data source but ``read`` are called here, by one thread, as Spark does in its driver. A new driver
   continues behind the last batch that is stored: that one is read as it is, and what was not stored was not read.
-- A batch is asked for while fewer than the limit are unread; at once when none is, otherwise after a pause.
+- A batch is asked for while fewer than the limit are unread, after a pause: also one without partitions is a file.
 - ``commit`` is called when all kept checkpoints have passed a batch, which is removed after that. The last one stays.
 - An error of the data source ends the job. A store that fails is tried again with the same batch.
 """
@@ -112,8 +112,6 @@ class BatchPlanner:
             end = calls.latest(start)
             if batches.is_new(end):
                 self._store(batches.following(end, calls.partitions(start, end)), area, batches)
-                if not batches.unread(self._read()):
-                    continue
             elif self._source.available_now:
                 return self._patient("write", lambda: area.end(self._check))
             self._pause(self._source.poll_s, area, batches, calls)

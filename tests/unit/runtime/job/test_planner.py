@@ -22,11 +22,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from flinkplus.errors import InputError, JobRunsElsewhere
+from flinkplus.errors import ConfigurationError, InputError, JobRunsElsewhere
 from flinkplus.runtime.job.streams import planner as planners
 from flinkplus.runtime.job.streams.planner import BatchPlanner
 from flinkplus.sources.planned import calls
 from flinkplus.sources.planned.area import PlanArea
+from flinkplus.sources.planned.calls import PlanCalls
 from flinkplus.sources.planned.planning import PlannedBatch
 from flinkplus.sources.planned.source import DataSourceBatches
 from flinkplus.sources.python.source import SparkDataSource
@@ -236,6 +237,17 @@ def test_batches_wait_for_their_readers(driver: Driver) -> None:
     assert {limit for _, limit in map(_hashable, driver.world.called("latestOffset"))} == {"ReadMaxRows(max_rows=2)"}
 
 
+def test_there_is_a_pause_behind_a_batch_without_partitions(driver: Driver) -> None:
+    """An offset may be a time, which is another one whenever it is asked for."""
+    driver.world.answers |= {"initialOffset": {"at": 0}, "partitions": []}
+    driver.world.size = 1
+    driver.start(poll_s=60.0)
+    until(lambda: len(driver.planned()) == 1 and driver.end() == '{"at": 1}', "a batch without partitions")
+    driver.world.size, looks = 2, driver.looks
+    until(lambda: driver.looks > looks + 3, "looks")
+    assert len(driver.world.called("latestOffset")) == 1
+
+
 def _hashable(call: tuple[Any, ...]) -> tuple[int, str]:
     return call[0], repr(call[1])
 
@@ -388,6 +400,24 @@ def test_a_gap_before_the_last_batches_is_what_a_savepoint_may_have(driver: Driv
     driver.start()
     until(lambda: driver.area.ready()[0][-1] == 4, "the next batch")
     assert _shown(driver.area.read(4)) == ('{"at": 4}', '{"at": 5}', 4, [4])
+
+
+class Locked(DataSource):
+    def streamReader(self, schema: Any) -> Any:
+        raise LookupError(self.options["password"])
+
+
+def test_a_driver_without_the_program_has_secrets_of_its_environment(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = cloudpickle.loads(
+        cloudpickle.dumps(replace(driver.source(), source=SparkDataSource(Locked, {}, ("password",))))
+    )
+    with pytest.raises(ConfigurationError, match="password"):
+        PlanCalls(stored)
+    monkeypatch.setenv("DATA_SOURCE_PASSWORD", "hunter2")
+    with pytest.raises(InputError, match=r"streamReader of Locked raised LookupError: \*\*\*"):
+        PlanCalls(stored)
 
 
 def test_neither_key_nor_secrets_are_pickled(driver: Driver) -> None:

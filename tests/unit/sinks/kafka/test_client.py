@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from flinkplus.errors import ConfigurationError, OutputTopicError, OutputUnavailable
+from flinkplus.errors import ConfigurationError, InputError, OutputTopicError, OutputUnavailable
 from flinkplus.protocol.checkpoints.transactions import OutputProgress
 from flinkplus.sinks.kafka import client
 from flinkplus.sinks.kafka.client import OWN, KafkaTransactions
-from flinkplus.sinks.kafka.records import Staged
+from flinkplus.sinks.kafka.records import RecordEncoder, RecordForm, Staged, staged_records
+from flinkplus.sources.kafka.columns import HEADERS
 from flinkplus.sources.kafka.connecting import KafkaConnection
 from tests.kafka_server import CALLS_S, MockCluster, Producing, new_topic, records_of, touch
 
@@ -177,6 +180,46 @@ def test_a_record_that_is_too_large_for_the_client(cluster: MockCluster, topic: 
     made.open()
     with pytest.raises(OutputTopicError, match="make rows smaller"):
         made.write([(None, b"v" * 2_000_000, None, None)], {})
+
+
+LARGEST = 20_000
+
+
+@pytest.mark.parametrize(
+    ("columns", "form"),
+    [
+        ({}, RecordForm("bytes", max_bytes=LARGEST)),
+        ({"k": pa.array([b"k" * 300])}, RecordForm("bytes", ("k",), max_bytes=LARGEST)),
+        (
+            {"h": pa.array([[{"key": "ü" * 70, "value": b"x" * 90}]], HEADERS)},
+            RecordForm("bytes", (), "h", max_bytes=LARGEST),
+        ),
+    ],
+    ids=["value", "key", "headers"],
+)
+def test_the_largest_record_of_a_slot_is_written(
+    cluster: MockCluster, topic: str, columns: dict[str, pa.Array], form: RecordForm
+) -> None:
+    """A row that a slot lets through and the client refuses could never be committed."""
+
+    def records(size: int) -> list[Staged]:
+        stream = pa.BufferOutputStream()
+        encoder = RecordEncoder(stream, form, "out")
+        encoder.write(pa.RecordBatch.from_pydict({"value": pa.array([b"v" * size]), **columns}))
+        encoder.finish()
+        return list(staged_records(stream.getvalue().to_pybytes()))
+
+    with pytest.raises(InputError, match=r"a record of \d+ bytes is larger") as raised:
+        records(LARGEST)
+    size = 2 * LARGEST - int(re.findall(r"\d+", str(raised.value))[0])
+    with pytest.raises(InputError, match=f"a record of {LARGEST + 1} bytes"):
+        records(size + 1)
+    made = transactions(cluster.servers, topic, {"message.max.bytes": LARGEST})
+    made.open()
+    made.write(records(size), {})
+    if not columns:
+        with pytest.raises(OutputTopicError, match="or make rows smaller"):
+            made.write([(None, b"v" * (size + 1), None, None)], {})
 
 
 def test_a_topic_that_is_not_there(cluster: MockCluster) -> None:

@@ -131,6 +131,40 @@ def test_a_driver_that_was_replaced_writes_no_more(cluster: ModelCluster, tmp_pa
     assert values(cluster) == expected(1, 2, 4)
 
 
+def is_closed(run: Run) -> bool:
+    client = run.committer._session.client
+    assert isinstance(client, ModelClient)
+    return client.is_closed
+
+
+def test_connections_are_closed_however_the_job_ends(cluster: ModelCluster, tmp_path: Path) -> None:
+    run = Run(cluster, tmp_path)
+    run.checkpoint(1)
+    assert not is_closed(run)
+    run.committer.close()
+    assert is_closed(run)
+    refused = run.new_committer()
+    with pytest.raises(OutputTopicError, match="holds output of this job already"):
+        refused.prepare(resume=False)
+    run.committer = refused
+    assert is_closed(run), "also after a refusal"
+
+
+def test_a_transaction_that_is_under_way_ends_before_its_connection_is_closed(
+    cluster: ModelCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, whole = Run(cluster, tmp_path), ModelClient.write
+
+    def closed_meanwhile(self: ModelClient, records: Any, progress: Any) -> None:
+        run.committer.close()
+        whole(self, records, progress)
+
+    monkeypatch.setattr(ModelClient, "write", closed_meanwhile)
+    run.checkpoint(1)
+    assert values(cluster) == expected(1)
+    assert is_closed(run)
+
+
 def test_what_is_committed_is_not_taken_back(cluster: ModelCluster, tmp_path: Path) -> None:
     run = Run(cluster, tmp_path)
     run.checkpoint(1)

@@ -170,13 +170,13 @@ def test_headers_and_partition_are_no_part_of_a_json_value() -> None:
         ),
         (
             batch(value=(pa.binary(), b"x" * 2_000)),
-            RecordForm("bytes", max_bytes=1_999),
-            r"a record of 2000 bytes is larger than message.max.bytes \(1999\)",
+            RecordForm("bytes", max_bytes=2_035),
+            r"a record of 2036 bytes is larger than message.max.bytes \(2035\)",
         ),
         (
             batch(value=(pa.binary(), b"x"), h=(HEADERS, [{"key": "ü" * 500, "value": b"y" * 1_000}])),
             RecordForm("bytes", headers="h", max_bytes=2_000),
-            "a record of 2011 bytes",
+            "a record of 2047 bytes",
         ),
     ],
 )

@@ -131,6 +131,23 @@ def test_partitions_are_read_when_they_are_planned(source: Planned) -> None:
         assert run.reader.metrics == {"rows": 6, "partitions": 4} and run.reader.gauges() == {"lag_partitions": 0}
 
 
+def test_batches_that_were_passed_are_not_held(source: Planned) -> None:
+    """Also if no partition is read behind them."""
+    source.plan(1)
+    with reading(source) as run:
+        while not run.reader.metrics["partitions"]:
+            run.step()
+        for _ in range(3):
+            source.plan()
+        watch = run.reader._watch
+        assert watch is not None
+        run.wait(lambda: run.reader.choose(9) is None and [batch.number for batch in watch.batches] == [3])
+        source.plan(2)
+        while len(run.rows) < 3:
+            run.step()
+        assert run.rows == [(0, 0), (4, 0), (4, 1)]
+
+
 def test_a_replay_reads_the_same_though_more_is_planned(source: Planned) -> None:
     source.plan(4, 7)
     source.plan(5)
@@ -222,6 +239,18 @@ def test_a_batch_that_was_removed_is_an_error_where_it_is_needed(source: Planned
     source.area().remove(0)
     with reading(source) as run, pytest.raises(InputError, match="partition 0 of Planned was planned in a batch that"):
         run.step()
+
+
+def test_a_batch_that_was_removed_between_others(source: Planned) -> None:
+    for _ in range(3):
+        source.plan(1)
+    source.area().remove(1)
+    message = (
+        r"partition 1 of Planned was planned in a batch that is not there; the batches from \d to 2 do not have it"
+    )
+    with reading(source) as run, pytest.raises(InputError, match=message):
+        while run.step():
+            pass
 
 
 def test_a_stored_batch_never_changes(source: Planned) -> None:

@@ -140,3 +140,9 @@ class Driven(Woken):
         """Steps until so many rows were read in all."""
         while self.reader.metrics["rows"] < rows:
             self.step(max_rows)
+
+    def end_batch(self, rows: int) -> None:
+        """As ``read_until``, and until the batch has ended. That may be known only after its last rows."""
+        kind = None
+        while self.reader.metrics["rows"] < rows or kind is not SourceChoice.LAST_ROWS:
+            kind = self.step()

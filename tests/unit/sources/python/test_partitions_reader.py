@@ -13,7 +13,7 @@ import pytest
 
 from flinkplus import UserFunctionError
 from flinkplus.errors import InputError
-from flinkplus.sources.python.choices import END
+from flinkplus.sources.python.choices import END, SourceChoice, encode
 from flinkplus.sources.python.partitions import PartitionsPosition, PartitionsReader, redealt
 from tests.unit.sources.python.stock import Woken
 
@@ -155,6 +155,7 @@ def test_a_row_that_does_not_fit_names_the_source(reading: Callable[..., Reading
 def test_other_rows_than_before_are_an_error(reading: Callable[..., Reading]) -> None:
     parts = Parts([5])
     one = reading(parts, 0, 1)
+    one.wait(lambda: one.reader.choose(10) == encode(SourceChoice.LAST_ROWS, 5))  # all of them, and no more
     one.step(10)
     for size in (4, 6):
         parts.sizes[0] = size
