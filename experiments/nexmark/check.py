@@ -72,7 +72,10 @@ def _order(path: str) -> tuple[int, ...]:
 
 
 def compare(query: Query, output: pa.Table, tables: dict[str, pa.Table]) -> Findings:
-    """The rows of ``output`` that count, beside what is expected. Raises ``RunError`` for other columns."""
+    """The rows of ``output`` that count, or what is made of them, beside what is expected.
+
+    Raises ``RunError`` for other columns.
+    """
     import duckdb
 
     with duckdb.connect(config={"threads": 2}) as connection:
@@ -96,7 +99,7 @@ def compare(query: Query, output: pa.Table, tables: dict[str, pa.Table]) -> Find
 
 
 def _counted(query: Query) -> str:
-    rows = 'SELECT * EXCLUDE ("#at") FROM made'
+    rows = query.found or 'SELECT * EXCLUDE ("#at") FROM made'
     if not query.last_of:
         return rows
     keys = ", ".join(f'"{name}"' for name in query.last_of)

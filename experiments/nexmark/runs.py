@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from experiments.harness.running import Context, RunError, complete, measure, wait_until
-from experiments.nexmark.catalogue import QUERIES, Query
+from experiments.nexmark.catalogue import QUERIES
 from experiments.nexmark.check import compare, input_tables, output_table
 from experiments.nexmark.streams import NUMBERS, Events
 from flinkplus.api.environment import StreamEnvironment
@@ -50,7 +50,7 @@ class FlinkPlusRuns:
     def throughput(self, name: str) -> dict[str, Any]:
         """Events per second of an input without an end, whose output is counted and dropped."""
         env = self._environment()
-        _drawn(QUERIES[name], Events(env)).discard(name=SINK)
+        QUERIES[name].draw(Events(env)).discard(name=SINK)
         with env.execute(f"nexmark {name}") as job:
             rate, usage = measure(job, NUMBERS, self.context.settings.seconds, self.context.stop)
             job.cancel()
@@ -67,7 +67,7 @@ class FlinkPlusRuns:
         query, settings = QUERIES[name], self.context.settings
         with self.context.run_directory(name) as directory:
             env, path = self._environment(), str(directory / SINK)
-            rows = _drawn(query, Events(env, settings.events, rate))
+            rows = query.draw(Events(env, settings.events, rate))
             rows.to_parquet(path, partition_by=query.partition_by, name=SINK)
             deadline = time.monotonic() + PATIENCE_S + (settings.events / rate if rate else 0.0)
             with env.execute(f"nexmark {name}") as job:
@@ -117,9 +117,3 @@ class FlinkPlusRuns:
             "recovery_ms": first["recovery_ms"],
             "restart_ms": None if None in phases else round(sum(phases), 3),
         }
-
-
-def _drawn(query: Query, events: Events) -> Any:
-    if query.draw is None:
-        raise RunError(f"{query.name} cannot be drawn: {query.lacks}")
-    return query.draw(events)

@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from experiments.nexmark.streams import Events
 from flinkplus.api.streams.stream import Stream
@@ -23,45 +22,26 @@ LONGEST = "1 hour"
 
 def q3(events: Events) -> Stream:
     """Local items: who sells auctions of category 10 in three states."""
-
-    def local(persons: pa.RecordBatch) -> pa.RecordBatch:
-        wanted = pc.is_in(persons["state"], pa.array(["OR", "ID", "CA"]))
-        return persons.select(["id", "name", "city", "state", "dateTime"]).filter(wanted)
-
-    def of_category(auctions: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [auctions["id"], auctions["seller"], auctions["dateTime"]]
-        opened = pa.record_batch(columns, names=["auction", "seller", "opened"])
-        return opened.filter(pc.equal(auctions["category"], 10))
-
-    people = events.persons().map_batches(
-        local, schema="id long, name string, city string, state string, dateTime timestamp_ntz"
-    )
-    items = events.auctions().map_batches(of_category, schema="auction long, seller long, opened timestamp_ntz")
+    people = events.persons().where("state IN ('OR', 'ID', 'CA')").select("id", "name", "city", "state", "dateTime")
+    items = events.auctions().where("category = 10").select("id AS auction", "seller", "dateTime AS opened")
     pairs = people.key_by("id").interval_join(
         items.key_by("seller"), left_time="dateTime", right_time="opened", lower=f"-{EVER}", upper=EVER
     )
-    return pairs.map_batches(
-        lambda rows: rows.select(["name", "city", "state", "auction"]),
-        schema="name string, city string, state string, auction long",
-    )
+    return pairs.select("name", "city", "state", "auction")
 
 
-def bids_in_time(events: Events) -> Stream:
+def bids_in_time(auctions: Stream, bids: Stream) -> Stream:
     """Of q4, q6 and q9: each auction with each bid that came while it was open."""
-    pairs = (
-        events.auctions()
-        .key_by("id")
-        .interval_join(
-            events.bids().key_by("auction"), left_time="dateTime", right_time="dateTime", lower=0, upper=LONGEST
-        )
+    pairs = auctions.key_by("id").interval_join(
+        bids.key_by("auction"), left_time="dateTime", right_time="dateTime", lower=0, upper=LONGEST
     )
-    return pairs.map_batches(
-        lambda rows: rows.filter(pc.less_equal(rows["right_dateTime"], rows["expires"])), schema=pairs.schema
-    )
+    return pairs.where("right_dateTime <= expires")
 
 
 def highest_bids(events: Events) -> Stream:
     """Of q4 and q6: the highest bid of each auction, once, when the auction is over."""
+    auctions = events.auctions().select("id", "category", "seller", "dateTime", "expires")
+    pairs = bids_in_time(auctions, events.bids().select("auction", "price", "dateTime"))
 
     def on_bid(auction: int, bid: Any, ctx: Any) -> None:
         best = ctx.state("best")
@@ -74,23 +54,13 @@ def highest_bids(events: Events) -> Stream:
         best = ctx.state("best").get()
         yield best.category, best.seller, best.price, best.right_dateTime
 
-    return (
-        bids_in_time(events)
-        .key_by("id")
-        .process(on_bid, on_timer=on_end, schema="category long, seller long, final long, dateTime timestamp_ntz")
-    )
+    schema = "category long, seller long, final long, dateTime timestamp_ntz"
+    return pairs.key_by("id").process(on_bid, on_timer=on_end, schema=schema)
 
 
 def q4(events: Events) -> Stream:
     """Average price for a category: of the highest bids of its auctions so far."""
-    sums = highest_bids(events).map_batches(
-        lambda rows: pa.record_batch({"category": rows["category"], "total": rows["final"], "n": [1] * len(rows)}),
-        schema="category long, total long, n long",
-    )
-    running = sums.key_by("category").reduce(
-        lambda one, other: (one.category, one.total + other.total, one.n + other.n)
-    )
-    return running.map(lambda row: (row.category, row.total / row.n), schema="category long, avg double")
+    return highest_bids(events).key_by("category").aggregate(avg=("avg", "final"))
 
 
 def q6(events: Events) -> Stream:
@@ -118,20 +88,17 @@ def q9(events: Events) -> Stream:
     def better(best: Any, bid: Any) -> Any:
         return bid if (bid.price, best.right_dateTime) > (best.price, bid.right_dateTime) else best
 
-    return bids_in_time(events).key_by("id").reduce(better)
+    return bids_in_time(events.auctions(), events.bids()).key_by("id").reduce(better)
 
 
 def q18(events: Events) -> Stream:
     """Last bid: of each bidder for each auction."""
-    return (
-        events.bids()
-        .key_by("bidder", "auction")
-        .reduce(lambda last, bid: bid if bid.dateTime >= last.dateTime else last)
-    )
+    return events.bids().deduplicate("bidder", "auction", keep="last", order_by="dateTime")
 
 
 def q19(events: Events) -> Stream:
     """Auction top ten: of each auction the ten highest bids so far, the earliest of equal ones first."""
+    bids = events.bids()
 
     def on_bid(auction: int, bid: Any, ctx: Any) -> Iterator[Any]:
         before = ctx.state("top").get() or []
@@ -142,23 +109,14 @@ def q19(events: Events) -> Stream:
                 if rank >= len(before) or before[rank] != row:
                     yield (*row, rank + 1)
 
-    return (
-        events.bids()
-        .key_by("auction")
-        .process(
-            on_bid,
-            schema="auction long, bidder long, price long, channel string, url string, dateTime timestamp_ntz, "
-            "extra string, rank_number long",
-        )
-    )
+    return bids.key_by("auction").process(on_bid, schema=bids.schema.append(pa.field("rank_number", pa.int64())))
 
 
 def q20(events: Events) -> Stream:
     """Expand bids: every bid for an auction of category 10, with the auction."""
-    items = events.auctions()
-    chosen = items.map_batches(lambda rows: rows.filter(pc.equal(rows["category"], 10)), schema=items.schema)
+    items = events.auctions().where("category = 10").key_by("id")
     return (
         events.bids()
         .key_by("auction")
-        .interval_join(chosen.key_by("id"), left_time="dateTime", right_time="dateTime", lower=f"-{EVER}", upper=EVER)
+        .interval_join(items, left_time="dateTime", right_time="dateTime", lower=f"-{EVER}", upper=EVER)
     )
