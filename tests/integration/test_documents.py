@@ -108,7 +108,15 @@ def outputs_of(program: str) -> list[str]:
     return re.findall(r"\.to_(?:parquet|text)\(\s*\"([^\"]+)\"", program)
 
 
-@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+LONGER = ("docs/sources.md, python 2", *(f"docs/operators.md, python {number}" for number in (2, 3, 4, 5, 7)))
+"""Programs that the long check runs: other tests show what they use."""
+
+
+def block_or_long(block: Block) -> Any:
+    return pytest.param(block, marks=pytest.mark.long) if str(block) in LONGER else block
+
+
+@pytest.mark.parametrize("block", [block_or_long(block) for block in PROGRAMS], ids=str)
 def test_a_program(spark: SparkSession, place: Path, block: Block) -> None:
     program = compile(block.text, str(block), "exec")
     if any(part in block.text for part in NOT_RUN):

@@ -242,6 +242,7 @@ def in_zookeeper(job: JobHandle) -> set[int]:
     return set() if found is None or found._registry is None else set(found._registry._slots)
 
 
+@pytest.mark.long  # three rescales and three kills; `test_rescaling_drivers` and the others above show a rescale
 def test_one_slot_has_standbys_as_soon_as_there_is_another(spark: SparkSession, tmp_path: Path, corpus: Path) -> None:
     """A job that begins small: no ZooKeeper, and recovery by rollback; with the second slot both are as in any job."""
     env = StreamEnvironment(spark, checkpoint_interval=0.15, parallelism=1, checkpoint_dir=tmp_path / "checkpoints")

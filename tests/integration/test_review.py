@@ -62,7 +62,7 @@ def test_broken_streams_between_living_slots(spark: SparkSession, corpus: Path, 
     assert sum(int(path.read_text()) for path in cuts.iterdir()) > 5
 
 
-@pytest.mark.parametrize("recovery", ["standby", "rollback"])
+@pytest.mark.parametrize("recovery", ["standby", pytest.param("rollback", marks=pytest.mark.long)])
 def test_a_malformed_frame_is_made_good_by_new_streams(
     spark: SparkSession, corpus: Path, tmp_path: Path, recovery: Any
 ) -> None:
