@@ -23,7 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
+from typing_extensions import Self, override
 
+from flinkplus.errors import InvariantViolation
 from flinkplus.operators.base.columns import SMALL_ROWS, merge, plain
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
 from flinkplus.protocol.program.description import LOCATION
@@ -31,7 +33,7 @@ from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 from flinkplus.sinks.earlier import OutputForm
 from flinkplus.sinks.file_committer import FileCommitter
-from flinkplus.sinks.file_names import OpenName, PartName, job_tag, staging_directory
+from flinkplus.sinks.file_names import OpenName, PartName, job_tag, staging_directory, table_staging
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.partitions import divided, without_partitions
 
@@ -154,6 +156,30 @@ class _File:
         """Close it as it is. An encoder may write its end when it goes, so it goes before its stream is closed."""
         self.encoder = None
         self.stream.close()
+
+
+@dataclass(frozen=True)
+class StagedSink(FileSink):
+    """Its rows go to a far end that is no directory. Until they do, their files are staged in ``path``: the checkpoint
+    directory."""
+
+    path: str = ""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The far end, for users."""
+
+    @property
+    @override
+    def staging(self) -> str:
+        if not self.path:
+            raise InvariantViolation(f"sink {self.name!r} is used before it knows the checkpoint directory")
+        return table_staging(self.job_id, self.place)
+
+    @override
+    def staged_in(self, checkpoint_dir: str) -> Self:
+        return replace(self, path=checkpoint_dir)
 
 
 class FileSinkWriter(SinkWriter):

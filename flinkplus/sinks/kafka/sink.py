@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from typing_extensions import Self, override
+from typing_extensions import override
 
-from flinkplus.errors import ConfigurationError, InvariantViolation
+from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.sinks.base import SinkCommitter
-from flinkplus.sinks.file_names import table_staging
-from flinkplus.sinks.file_writer import Encoder, FileSink
+from flinkplus.sinks.file_writer import Encoder, StagedSink
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.kafka.client import OWN, KafkaTransactions
 from flinkplus.sinks.kafka.committer import KafkaCommitter
@@ -32,31 +31,20 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class KafkaSink(FileSink):
+class KafkaSink(StagedSink):
     """Records in ``topic``. ``path``: the checkpoint directory, where they are staged."""
 
     suffix: ClassVar[str] = "arrow"
-    path: str = ""
     connection: KafkaConnection = field(default_factory=lambda: KafkaConnection(""))
     topic: str = ""
     progress_topic: str = PROGRESS_TOPIC
     form: RecordForm = field(default_factory=RecordForm)
 
-    @override
-    def staged_in(self, checkpoint_dir: str) -> Self:
-        return replace(self, path=checkpoint_dir)
-
     @property
+    @override
     def place(self) -> str:
         """The topic, as a location. The servers of a cluster may change."""
         return f"{SCHEME}{self.topic}"
-
-    @property
-    @override
-    def staging(self) -> str:
-        if not self.path:
-            raise InvariantViolation(f"sink {self.name!r} is used before it knows the checkpoint directory")
-        return table_staging(self.job_id, self.place)
 
     @override
     def check_schema(self, schema: pa.Schema) -> None:

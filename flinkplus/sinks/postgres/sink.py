@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from typing_extensions import Self, override
+from typing_extensions import override
 
-from flinkplus.errors import ConfigurationError, InvariantViolation
+from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import JsonValue
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.sinks.base import SinkCommitter
-from flinkplus.sinks.file_names import table_staging
-from flinkplus.sinks.file_writer import Encoder, FileSink
+from flinkplus.sinks.file_writer import Encoder, StagedSink
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.at_once import PostgresAtOnceSink
 from flinkplus.sinks.postgres.columns import LONGEST_NAME, CopyEncoder, check_columns, is_name
@@ -28,34 +27,23 @@ VISIBILITIES = ("checkpoint", "at_once")
 
 
 @dataclass(frozen=True)
-class PostgresSink(FileSink):
+class PostgresSink(StagedSink):
     """Rows in ``table`` of the database at ``address``. ``path``: the checkpoint directory, where rows are staged.
 
     ``keys``: for ``mode`` ``upsert``: a row replaces the one with the same values in these columns.
     """
 
     suffix: ClassVar[str] = "csv"
-    path: str = ""
     address: Address = field(default_factory=lambda: Address({}))
     table: tuple[str, ...] = ()
     mode: str = "append"
     keys: tuple[str, ...] = ()
 
-    @override
-    def staged_in(self, checkpoint_dir: str) -> Self:
-        return replace(self, path=checkpoint_dir)
-
     @property
+    @override
     def place(self) -> str:
         """The database and table, for users."""
         return f"{self.address.database}/{'.'.join(self.table)}"
-
-    @property
-    @override
-    def staging(self) -> str:
-        if not self.path:
-            raise InvariantViolation(f"sink {self.name!r} is used before it knows the checkpoint directory")
-        return table_staging(self.job_id, self.place)
 
     @override
     def check_schema(self, schema: pa.Schema) -> None:
