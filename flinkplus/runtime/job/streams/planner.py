@@ -12,12 +12,12 @@ Rules:
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from flinkplus.errors import FlinkPlusError, InputError, described
+from flinkplus.runtime.job.streams.beside import SourceThread
 from flinkplus.sources.files.watch import RareWarning
 from flinkplus.sources.planned.area import PlanArea
 from flinkplus.sources.planned.calls import PlanCalls
@@ -26,7 +26,6 @@ from flinkplus.sources.planned.source import DataSourceBatches
 
 LOOK_S = 0.1
 RETRY_S = 1.0
-STOP_TIMEOUT_S = 20.0
 T = TypeVar("T")
 
 log = logging.getLogger("flinkplus")
@@ -56,21 +55,18 @@ class BatchPlanner:
     ) -> None:
         self._source, self._begun = source, begun
         self._check, self._read, self._floor, self._failed = check, read, floor, failed
-        self._stopping = threading.Event()
         self._warn = RareWarning()
-        self._thread = threading.Thread(target=self._run, name=f"flinkplus-planner-{source.name}", daemon=True)
+        late = f"a method of the data source of source {source.name!r} has not returned yet"
+        self._thread = SourceThread(f"flinkplus-planner-{source.name}", self._run, late)
+        self._stopping = self._thread.stopping
 
     def begin(self) -> None:
         """Start to plan, in a thread of its own."""
-        self._thread.start()
+        self._thread.begin()
 
     def stop(self) -> None:
-        """End, and wait for that. May be called twice, and without ``begin``."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_TIMEOUT_S)
-            if self._thread.is_alive():
-                log.warning("a method of the data source of source %r has not returned yet", self._source.name)
+        """End it, and wait for that. May be called twice, and without ``begin``."""
+        self._thread.stop()
 
     # --- the thread
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +26,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from flinkplus.errors import FlinkPlusError, InputError, described
 from flinkplus.runtime.job.staging import spark_reason
+from flinkplus.runtime.job.streams.beside import SourceThread
 from flinkplus.sources.batches.area import QUERY, ReadyBatch, StagingArea
 from flinkplus.sources.batches.source import StreamedBatches
 
 LOOK_S = 0.1
-STOP_TIMEOUT_S = 20.0
 ENDS_BY_ITSELF = ("once", "availableNow")
 
 log = logging.getLogger("flinkplus")
@@ -63,21 +62,18 @@ class StreamQuery:
         self._check, self._rows_read, self._floor, self._failed = check, rows_read, floor, failed
         self._area = StagingArea(source.location)
         self._staged: deque[ReadyBatch] = deque()
-        self._stopping = threading.Event()
         self._cause: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"flinkplus-query-{source.name}", daemon=True)
+        late = f"the streaming query of source {source.name!r} has not ended yet"
+        self._thread = SourceThread(f"flinkplus-query-{source.name}", self._run, late)
+        self._stopping = self._thread.stopping
 
     def begin(self) -> None:
         """Start the query, in a thread of its own."""
-        self._thread.start()
+        self._thread.begin()
 
     def stop(self) -> None:
         """End the query, and wait for that. May be called twice, and without ``begin``."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_TIMEOUT_S)
-            if self._thread.is_alive():
-                log.warning("the streaming query of source %r has not ended yet", self._source.name)
+        self._thread.stop()
 
     # --- the thread of the query
 
