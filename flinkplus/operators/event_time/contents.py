@@ -339,9 +339,8 @@ class _RankedInstance(ContentInstance):
         yield from cut(pa.RecordBatch.from_arrays(columns, schema=self._output))
 
 
-@dataclass(frozen=True)
-class Kept(Content):
-    """The rows themselves, by time."""
+class KeptRows(Content):
+    """Contents that keep every row until the window ends."""
 
     @property
     @override
@@ -351,6 +350,11 @@ class Kept(Content):
     @override
     def table_schemas(self, schema: pa.Schema, keys: Sequence[str]) -> dict[str, pa.Schema]:
         return {"": RowTable(schema).schema}
+
+
+@dataclass(frozen=True)
+class Kept(KeptRows):
+    """The rows themselves, by time."""
 
     @override
     def output_schema(self, operator: str, schema: pa.Schema, keys: Sequence[str], lead: pa.Schema) -> pa.Schema:
@@ -380,7 +384,7 @@ def by_key_and_time(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class WindowBounds:
-    """What a function is told of a window: ``start_ms`` and ``end_ms`` (exclusive), in milliseconds since 1970, and
+    """What a function gets of a window: ``start_ms`` and ``end_ms`` (exclusive), in milliseconds since 1970, and
     ``timing``: ``"early"``, ``"on time"`` or ``"late"``.
     """
 
@@ -406,7 +410,7 @@ class WindowBounds:
 
 
 @dataclass(frozen=True)
-class Called(Content):
+class Called(KeptRows):
     """The rows of ``schema`` that ``fn(key, window, rows)`` gives for each key and window."""
 
     fn: Callable[[Any, WindowBounds, list[Any]], Any]
@@ -416,15 +420,6 @@ class Called(Content):
     @override
     def shown(self) -> Content:
         return Kept()
-
-    @property
-    @override
-    def settings(self) -> dict[str, Any]:
-        return {}
-
-    @override
-    def table_schemas(self, schema: pa.Schema, keys: Sequence[str]) -> dict[str, pa.Schema]:
-        return {"": RowTable(schema).schema}
 
     @override
     def output_schema(self, operator: str, schema: pa.Schema, keys: Sequence[str], lead: pa.Schema) -> pa.Schema:

@@ -267,18 +267,7 @@ def text_of_float(number: float, digits: str | None = None) -> str:
 def _float_to_text(value: Bound, dtype: pa.DataType) -> Bound:
     if value.dtype == pa.float32():
         return by_value(dtype, lambda number: text_of_float(number, str(np.float32(number))), value)
-    return _by_bits(value)
-
-
-def _by_bits(value: Bound) -> Bound:
-    """Zero and minus zero are equal, so values are told apart by their bits."""
-
-    def kernel(array: pa.Array) -> pa.Array:
-        return pa.array(
-            [None if number is None else text_of_float(number) for number in array.to_pylist()], pa.string()
-        )
-
-    return on_arrays(pa.string(), kernel, value)
+    return by_value(dtype, text_of_float, value)
 
 
 def _moment_to_text(values: Values) -> Values:
