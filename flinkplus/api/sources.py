@@ -1,6 +1,6 @@
 """Where the rows of a job come from: the methods of ``StreamEnvironment`` that begin a stream.
 
-Rules: nothing is read before ``execute``, but for what a source must know to be drawn: its files, its schema.
+Rules: before ``execute`` a source reads only what it must know to be drawn: its files, its schema.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class WindowInstance(OperatorInstance):
         raise NotImplementedError
 
     def _over_at(self, starts: np.ndarray) -> np.ndarray:
-        """For the slice of each row, when all is over that rows of it belong to, but for ``allowed_lateness``."""
+        """For the slice of each row, the end of the last window that it is in, without ``allowed_lateness``."""
         raise NotImplementedError
 
     def _rise(self, watermark_ms: int) -> None:

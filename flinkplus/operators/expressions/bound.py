@@ -3,8 +3,8 @@
 Rules:
 
 - ``run`` gives an array with a value for each row, or a scalar that counts for all rows. It raises for a row whose
-  value is an error: overflow, division by zero, text that is no number. Which row that is, is found by whoever asked,
-  by asking for fewer rows.
+  value is an error: overflow, division by zero, text that is no number. The caller finds out which row that
+  is, by asking for fewer rows.
 - a value depends on its row alone, except for ``current_timestamp``, which is the time of the step;
 - a value that is not wanted is not computed where it could be an error (``chosen``).
 """
@@ -164,7 +164,7 @@ def by_value(
     ``of_null``: it also gets nulls (as ``None``); otherwise a null makes the result null.
     """
 
-    keys = [_told_apart if pa.types.is_floating(argument.dtype) else _as_it_is for argument in arguments]
+    keys = [_with_signs_of_zero if pa.types.is_floating(argument.dtype) else _as_it_is for argument in arguments]
 
     def computed(arrays: Sequence[pa.Array], function: Callable[..., Any]) -> pa.Array:
         known: dict[tuple[Any, ...], Any] = {}
@@ -199,7 +199,7 @@ def _as_it_is(values: list[Any]) -> list[Any]:
     return values
 
 
-def _told_apart(numbers: list[float | None]) -> list[str]:
+def _with_signs_of_zero(numbers: list[float | None]) -> list[str]:
     """Zero and minus zero are equal, and may have different results: as texts they are not."""
     return list(map(repr, numbers))
 

@@ -110,8 +110,8 @@ def why_refused(order: Refuse) -> str:
             )
         case "lost":
             return (
-                "has lost what is known of this job's output: the topic of progress was changed or made anew, and rows "
-                "may be missing"
+                "has lost what is known of this job's output: the topic of progress was changed or created again, and "
+                "rows may be missing"
             )
         case "taken":
             return (

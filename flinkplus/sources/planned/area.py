@@ -81,7 +81,7 @@ class PlanArea:
         self._files.delete(_name(number))
 
     def sign_again(self) -> None:
-        """Sign what is there with our own key, whoever has signed it: the user trusts it."""
+        """Sign what is there with this job's key, also what another key has signed: the user trusts it."""
         for number in self.ready()[0]:
             self._files.write(_name(number), self._signed(self._read(number, None)))
 
