@@ -25,7 +25,10 @@ from typing_extensions import override
 from flinkplus.api.streams.stream import Stream
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.determinants.recipe import StoredOutput
+from flinkplus.protocol.determinants.recorded import Recorded
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.at_once.store import StepsUpdate, SubtaskStore
+from flinkplus.sinks.at_once.writer import AtOnceWriter
 from flinkplus.sinks.base import RecipeWriter, not_yet_committed
 from flinkplus.sinks.delta.columns import delta_schema
 from flinkplus.sinks.delta.committer import DeltaCommitter
@@ -34,9 +37,9 @@ from flinkplus.sinks.delta.sink import DeltaSink
 from flinkplus.sinks.delta.table import DeltaOutput
 from flinkplus.sinks.files import OutputFiles
 from flinkplus.sinks.postgres.at_once import AtOnceKeeper, PostgresAtOnceSink
-from flinkplus.sinks.postgres.at_once_writer import AtOnceWriter
 from flinkplus.sinks.postgres.connecting import Address
-from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsRow, StepsUpdate
+from flinkplus.sinks.postgres.recipe_tables import RecipeTables
+from flinkplus.sinks.postgres.subtask import PostgresSubtask
 
 FAULTS = APART, UNFENCED, FORGOTTEN, HALVES = ("apart", "unfenced", "forgotten", "halves")
 LATE = "late"
@@ -63,8 +66,10 @@ class BrokenSink(PostgresAtOnceSink):
 
     @override
     def writer(self, context: OperatorContext, generation: int) -> RecipeWriter:
-        made = {APART: ApartWriter, UNFENCED: UnfencedWriter, FORGOTTEN: ForgetfulWriter, LATE: LateWriter}
-        return made[self.fault](self, context, generation)
+        stores = {APART: ApartSubtask, UNFENCED: UnfencedSubtask}
+        writers = {UNFENCED: LateWriter, FORGOTTEN: ForgetfulWriter, LATE: LateWriter}
+        store = stores.get(self.fault, PostgresSubtask)(self, context.index, generation)
+        return writers.get(self.fault, AtOnceWriter)(self.name, context.index, generation, store)
 
     @override
     def committer(self) -> AtOnceKeeper:
@@ -76,35 +81,30 @@ class BrokenSink(PostgresAtOnceSink):
         return keeper
 
 
-class ApartWriter(AtOnceWriter):
+class ApartSubtask(PostgresSubtask):
     """Writes rows first, and then, in another transaction, that they are there."""
 
     @override
-    def _transact(self, step: int, rows: int, texts: Sequence[bytes]) -> None:
-        def once() -> None:
-            if self._connection is None:
-                self._connect()
-            with self._connection.transaction():
-                if texts:
-                    self._table.add(self._connection, texts)
-
-        self._patiently(once)
+    def store(self, update: StepsUpdate, rows: Sequence[bytes]) -> bool:
+        with self._calls(), self._connection.transaction():
+            if rows:
+                self._table.add(self._connection, rows)
         time.sleep(APART_S)
-        super()._transact(step, rows, [])
+        return super().store(update, [])
 
 
 class LateWriter(AtOnceWriter):
     """Is slow, and stores what waits when its subtask is retired, some seconds later."""
 
-    def __init__(self, sink: Any, context: OperatorContext, generation: int) -> None:
-        super().__init__(sink, context, generation)
+    def __init__(self, sink: str, index: int, generation: int, store: SubtaskStore[Any]) -> None:
+        super().__init__(sink, index, generation, store)
         self._retired = threading.Event()
 
     @override
-    def _transact(self, step: int, rows: int, texts: Sequence[bytes]) -> None:
+    def _transact(self, step: int, count: int, rows: Sequence[Any]) -> None:
         if self._retired.wait(LAG_S):
             time.sleep(LATE_S)
-        super()._transact(step, rows, texts)
+        super()._transact(step, count, rows)
 
     @override
     def close(self) -> None:
@@ -114,11 +114,11 @@ class LateWriter(AtOnceWriter):
         timer.start()
 
 
-class UnfencedWriter(LateWriter):
-    """Continues to write beside any other writer."""
+class UnfencedSubtask(PostgresSubtask):
+    """Stores beside any other writer."""
 
-    def __init__(self, sink: Any, context: OperatorContext, generation: int) -> None:
-        super().__init__(sink, context, generation)
+    def __init__(self, sink: Any, index: int, generation: int) -> None:
+        super().__init__(sink, index, generation)
         self._tables = UnfencedTables(self._table, sink.job_id, generation)
 
 
@@ -134,9 +134,9 @@ class UnfencedTables(RecipeTables):
         return super().fence(_WithoutEnding(connection), generation, subtasks)
 
     @override
-    def row(self, connection: Any, subtask: int) -> StepsRow | None:
+    def row(self, connection: Any, subtask: int) -> Recorded | None:
         found = super().row(connection, subtask)
-        return found if found is None or self._mine is None else replace(found, generation=self._mine)
+        return found if found is None or self._mine is None else found._replace(generation=self._mine)
 
     @override
     def update(self, connection: Any, subtask: int, generation: int, update: StepsUpdate) -> bool:
@@ -165,9 +165,9 @@ class ForgetfulWriter(AtOnceWriter):
     """Compares no digest."""
 
     @override
-    def _store(self, cuts: Any, texts: Sequence[bytes]) -> None:
-        self._recorded = replace(self._recorded, step=-1)  # no cut is the recorded one
-        super()._store(cuts, texts)
+    def _store(self, cuts: Any, encoded: Any) -> None:
+        self._recorded = self._recorded._replace(step=-1)  # no cut is the recorded one
+        super()._store(cuts, encoded)
 
 
 class ForgetfulKeeper(AtOnceKeeper):

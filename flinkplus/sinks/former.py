@@ -23,7 +23,7 @@ from flinkplus.sinks.earlier import OutputForm
 from flinkplus.sinks.file_committer import FileCommitter
 from flinkplus.sinks.file_names import staging_directory, table_staging
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.kafka import sink as kafka
+from flinkplus.sinks.kafka import cluster as kafka
 from flinkplus.sinks.postgres import connecting as postgres
 from flinkplus.sinks.staging import StagingFolder
 

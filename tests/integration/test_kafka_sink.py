@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkplus import ConfigurationError, JobFailed, JobHandle, OutputTopicError, OutputUnavailable
+from flinkplus import JobFailed, JobHandle, OutputTopicError, OutputUnavailable
 from flinkplus.protocol.checkpoints.transactions import OutputProgress
-from flinkplus.sinks.kafka import client
-from flinkplus.sinks.kafka.client import OWN, KafkaTransactions
+from flinkplus.sinks.kafka import cluster as kafka_cluster
+from flinkplus.sinks.kafka.client import KafkaTransactions
+from flinkplus.sinks.kafka.cluster import OWN
 from flinkplus.sources.kafka.connecting import KafkaConnection
 from tests.documents import all_blocks
 from tests.integration.conftest import PATIENCE_S, wait_for_checkpoint, wait_until
@@ -37,9 +38,9 @@ SECRET = "pass-word-of-kafka"
 
 @pytest.fixture
 def imitated(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
-    monkeypatch.setattr(client, "DESCRIBE_S", 0.01)  # it answers no questions about settings of topics
+    monkeypatch.setattr(kafka_cluster, "DESCRIBE_S", 0.01)  # it answers no questions about settings of topics
     # It aborts nothing: an attempt that is given up on a busy machine would leave its rows, and the next adds them.
-    monkeypatch.setattr(client, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(kafka_cluster, "PATIENCE_S", PATIENCE_S)
     cluster = MockCluster()
     touch(cluster, PROGRESS)
     yield cluster
@@ -232,11 +233,11 @@ def test_progress_behind_a_transaction_of_another_job_is_waited_for(
     other._produce_all([], {others: OutputProgress(checkpoint=1)})
     other._flush()
     one.write([], {mine: OutputProgress(checkpoint=7)})
-    monkeypatch.setattr(client, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(kafka_cluster, "PATIENCE_S", 1.0)
     with pytest.raises(OutputUnavailable, match="a transaction is under way there"):
         one.read(mine)
-    monkeypatch.setattr(client, "PATIENCE_S", 8.0)
-    other._producer.commit_transaction(client.PATIENCE_S)
+    monkeypatch.setattr(kafka_cluster, "PATIENCE_S", 8.0)
+    other._producer.commit_transaction(kafka_cluster.PATIENCE_S)
     assert one.read(mine) == OutputProgress(checkpoint=7)
     assert one.read(others) == OutputProgress(checkpoint=1)
 
@@ -286,9 +287,3 @@ def test_a_driver_killed_again_and_again(new_kafka: Cluster, tmp_path: Path) -> 
     kill_again_and_again(PROGRAM, tmp_path, json.dumps(given), visible, SECRET)
     assert written(new_kafka, topic) == EXPECTED
     assert has_no_secret(tmp_path / "checkpoints")
-
-
-def test_at_once_is_refused(spark: SparkSession) -> None:
-    _, counts = counting(spark, 1e6)
-    with pytest.raises(ConfigurationError, match="visibility='at_once' is not offered for Kafka"):
-        counts.to_kafka("kafka.example:9092", "out", visibility="at_once")

@@ -18,10 +18,12 @@ from flinkplus.errors import (
 )
 from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
 from flinkplus.protocol.vocabulary.ids import CheckpointId
-from flinkplus.sinks.postgres import at_once_writer, spare
+from flinkplus.sinks.at_once import writer as at_once_writer
+from flinkplus.sinks.at_once.store import StepsUpdate
+from flinkplus.sinks.at_once.writer import AtOnceWriter
+from flinkplus.sinks.postgres import spare
 from flinkplus.sinks.postgres.at_once import AtOnceKeeper, PostgresAtOnceSink
-from flinkplus.sinks.postgres.at_once_writer import AtOnceWriter
-from flinkplus.sinks.postgres.recipe_tables import RecipeTables, StepsUpdate, writer_name
+from flinkplus.sinks.postgres.recipe_tables import RecipeTables, writer_name
 from flinkplus.sinks.postgres.run_keeper import application
 from flinkplus.sinks.postgres.sink import postgres_sink
 from tests.integration.conftest import wait_until

@@ -21,7 +21,8 @@ from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.delta.sink import delta_sink
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sinks.foreach_batch import foreach_batch_sink
-from flinkplus.sinks.kafka.sink import PROGRESS_TOPIC, KafkaOutputOptions, kafka_sink
+from flinkplus.sinks.kafka.cluster import PROGRESS_TOPIC
+from flinkplus.sinks.kafka.sink import KafkaOutputOptions, kafka_sink
 from flinkplus.sinks.parquet import parquet_sink
 from flinkplus.sinks.postgres.sink import postgres_sink
 from flinkplus.sinks.text import TextSink
@@ -110,14 +111,15 @@ class StreamOutputs:
     ) -> str:
         """Exactly-once records in ``topic`` of a Kafka cluster, by transactions; returns the sink's name.
 
-        All rows that a checkpoint covers become visible together when it completes, to consumers that read committed
-        records.
+        Consumers that read committed records see each row once.
 
         ``value``: ``json``: an object of the row's columns; ``bytes``, ``text``: the column ``value``.
         ``key``: a column of text or bytes, as it is; others, and several, as JSON. Equal keys meet in one partition.
         ``headers``: a column with the record's headers. ``partition``: a column with the partition's number; a null
         leaves it to the key. Both are left out of a JSON value.
-        ``visibility``: ``checkpoint``.
+        ``visibility``: ``checkpoint``: all rows that a checkpoint covers become visible together when it completes;
+        ``at_once``: each row some ten milliseconds after it was made, and none is taken back by a recovery. Not with
+        every option: see ``docs/kafka.md``.
         ``config``: settings of librdkafka; passwords among them are not stored with the job.
         ``progress_topic``: where the job notes what is committed; created, with one partition, if it is not there.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -202,10 +202,26 @@ def staged_records(content: bytes) -> Iterator[Staged]:
     if (reader.schema.metadata or {}).get(b"flinkplus") != STAGED_FORMAT or reader.schema.names != STAGED.names:
         raise ValueError("its format is another one")
     for batch in reader:
-        keys, values, headers, partitions = (column.to_pylist() for column in batch.columns)
-        for key, value, pairs, partition in zip(keys, values, headers, partitions, strict=True):
-            named = None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs]
-            yield key, value, named, partition
+        yield from records_in(batch)
+
+
+def records_in(made: pa.RecordBatch) -> Iterator[Staged]:
+    """The records that ``RecordForm.records`` has made."""
+    keys, values, headers, partitions = (column.to_pylist() for column in made.columns)
+    for key, value, pairs, partition in zip(keys, values, headers, partitions, strict=True):
+        named = None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs]
+        yield key, value, named, partition
+
+
+def content_of(records: Iterable[Staged]) -> bytes:
+    """Bytes that say what ``records`` are: equal for equal records, and different for others."""
+    parts: list[bytes] = []
+    for key, value, headers, partition in records:
+        names = [] if headers is None else [part for name, text in headers for part in (name.encode(), text)]
+        for part in (key, value, *names):
+            parts.append(b"-" if part is None else b"%d:%b" % (len(part), part))
+        parts.append(b"%d/%d;" % (-1 if headers is None else len(headers), -1 if partition is None else partition))
+    return b"".join(parts)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

@@ -16,18 +16,18 @@ from flinkplus.protocol.program.description import LOCATION
 from flinkplus.sinks.base import SinkCommitter
 from flinkplus.sinks.file_writer import Encoder, StagedSink
 from flinkplus.sinks.files import OutputFiles
-from flinkplus.sinks.kafka.client import OWN, KafkaTransactions
+from flinkplus.sinks.kafka.at_once import TAG_BYTES, KafkaAtOnceSink
+from flinkplus.sinks.kafka.client import KafkaTransactions
+from flinkplus.sinks.kafka.cluster import OWN, PROGRESS_TOPIC, SCHEME
 from flinkplus.sinks.kafka.committer import KafkaCommitter
 from flinkplus.sinks.kafka.records import MAX_BYTES, VALUES, RecordEncoder, RecordForm
 from flinkplus.sources.kafka.client import confluent_module
 from flinkplus.sources.kafka.connecting import KafkaConnection
 
-SCHEME = "kafka:"
-"""Before the topic, where it is a sink's location."""
-PROGRESS_TOPIC = "flinkplus-progress"
-VISIBILITIES = ("checkpoint",)
+VISIBILITIES = ("checkpoint", "at_once")
 MAX_BYTES_SETTING = "message.max.bytes"
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+LONGEST_TOPIC = 249
+_TOPIC = re.compile(rf"[a-zA-Z0-9._-]{{1,{LONGEST_TOPIC}}}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,12 @@ class KafkaOutputOptions:
     progress_topic: str
 
 
-def kafka_sink(name: str, servers: str | Sequence[str], topic: str, options: KafkaOutputOptions) -> KafkaSink:
+def kafka_sink(
+    name: str, servers: str | Sequence[str], topic: str, options: KafkaOutputOptions
+) -> KafkaSink | KafkaAtOnceSink:
     """See ``Stream.to_kafka``. Raises ``ConfigurationError``."""
     confluent_module("to_kafka")
     owner = f"sink {name!r}"
-    if options.visibility == "at_once":
-        raise ConfigurationError(
-            f"{owner}: visibility='at_once' is not offered for Kafka: use 'checkpoint' with a short checkpoint_interval"
-        )
     if options.visibility not in VISIBILITIES:
         raise ConfigurationError(f"{owner}: visibility {options.visibility!r} must be one of {VISIBILITIES}")
     if options.value not in VALUES:
@@ -100,6 +98,10 @@ def kafka_sink(name: str, servers: str | Sequence[str], topic: str, options: Kaf
             )
     if topic == options.progress_topic:
         raise ConfigurationError(f"{owner}: topic {topic!r} keeps the progress of jobs; give another topic")
+    if options.visibility == "at_once" and len(options.progress_topic) > (longest := LONGEST_TOPIC - 1 - 2 * TAG_BYTES):
+        raise ConfigurationError(
+            f"{owner}: progress_topic must have at most {longest} characters where rows are visible at once"
+        )
     config = dict(options.config or {})
     largest = config.get(MAX_BYTES_SETTING, MAX_BYTES)
     if type(largest) is not int or largest < 1_000:
@@ -109,7 +111,8 @@ def kafka_sink(name: str, servers: str | Sequence[str], topic: str, options: Kaf
         if column is not None and not isinstance(column, str):
             raise ConfigurationError(f"{owner}: {what} {column!r} must be the name of a column")
     connection = KafkaConnection.parse(owner, servers, config, OWN)
-    return KafkaSink(name, connection=connection, topic=topic, progress_topic=options.progress_topic, form=form)
+    made = KafkaAtOnceSink if options.visibility == "at_once" else KafkaSink
+    return made(name, connection=connection, topic=topic, progress_topic=options.progress_topic, form=form)
 
 
 def _columns(owner: str, key: object) -> tuple[str, ...]:

@@ -16,13 +16,15 @@ from flinkplus.operators.base.operator import JsonValue, OperatorContext
 from flinkplus.protocol.determinants.recipe import Division, StoredOutput
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.at_once.attempts import patiently
+from flinkplus.sinks.at_once.writer import AtOnceWriter
 from flinkplus.sinks.base import RecipeKeeper, RecipeWriter, Sink
-from flinkplus.sinks.postgres.at_once_writer import AtOnceWriter
 from flinkplus.sinks.postgres.columns import check_columns
-from flinkplus.sinks.postgres.connecting import SCHEME, Address, patiently
+from flinkplus.sinks.postgres.connecting import SCHEME, Address
 from flinkplus.sinks.postgres.kept import KeptConnection
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables
 from flinkplus.sinks.postgres.run_keeper import SETTINGS, RunKeeper
+from flinkplus.sinks.postgres.subtask import PostgresSubtask
 from flinkplus.sinks.postgres.table import BEGIN_LOCK_TIMEOUT, OutputTable
 
 PASSWORD = "PGPASSWORD"
@@ -69,7 +71,8 @@ class PostgresAtOnceSink(Sink):
 
     @override
     def writer(self, context: OperatorContext, generation: int) -> RecipeWriter:
-        return AtOnceWriter(self, context, generation)
+        store = PostgresSubtask(self, context.index, generation)
+        return AtOnceWriter(self.name, context.index, generation, store)
 
     @override
     def committer(self) -> AtOnceKeeper:

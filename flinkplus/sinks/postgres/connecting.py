@@ -6,16 +6,14 @@ Rules: a password is in no pickle, ``repr``, log or error. Psycopg is imported o
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from flinkplus.errors import HIDDEN, ConfigurationError, OutputTableError, OutputUnavailable, without_secrets
 from flinkplus.printable import printable
 
-T = TypeVar("T")
 SCHEME = "postgresql://"
 SECRET_WORDS = ("password", "secret", "scram_")
 DEFAULTS = {
@@ -36,7 +34,6 @@ SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', false) WHERE curren
 """As ``CONFIRM``, for all transactions of a connection."""
 PATIENCE_S = 8.0
 """How long one call tries to reach a server; the coordinator repeats a failed commit several times."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 READ_ONLY = "25006"
 """The server is a standby, or has become one: another host may be the primary."""
 FATAL = ("FATAL", "PANIC")
@@ -162,22 +159,3 @@ def translated(address: Address, what: str) -> Iterator[None]:
             )
             raise OutputUnavailable(f"{what}: {text}{advice}") from None
         raise OutputTableError(f"{what}: {text}") from None
-
-
-def patiently(action: Callable[[], T], patience_s: float, log_as: str) -> T:
-    """``action``, repeated while it raises ``OutputUnavailable``; after ``patience_s`` that error is raised."""
-    begun, pause_s = time.monotonic(), FIRST_PAUSE_S
-    while True:
-        try:
-            done = action()
-        except OutputUnavailable as error:
-            left_s = begun + patience_s - time.monotonic()
-            if left_s <= pause_s:
-                raise
-            log.warning("%s; trying again for %.1f s", error, left_s)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        else:
-            if pause_s > FIRST_PAUSE_S:
-                log.info("%s: done after %.1f s", log_as, time.monotonic() - begun)
-            return done

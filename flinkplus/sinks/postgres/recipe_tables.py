@@ -7,13 +7,14 @@ the step at which their cut ended (``protocol.determinants.recipe``). One transa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from typing import Any
 
 from flinkplus.protocol.determinants.recipe import Division, RecipeEntry, StoredOutput
+from flinkplus.protocol.determinants.recorded import Recorded
 from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.sinks.at_once.store import StepsUpdate
 from flinkplus.sinks.postgres.connecting import psycopg_module, together
 from flinkplus.sinks.postgres.table import OutputTable
 
@@ -36,31 +37,6 @@ _END_WRITERS = (
     "AND datname = current_database() AND usename = current_user AND pid <> pg_backend_pid() "
     f"AND NOT EXISTS (SELECT FROM {{steps}} {_SUBTASKS} AND generation > %s)"
 )
-
-
-@dataclass(frozen=True)
-class StepsRow:
-    """The row of a subtask. ``step``: the first one whose rows are not in the table."""
-
-    generation: int
-    step: int
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class StepsUpdate:
-    """What a transaction changes: steps ``before`` to ``step``, with the ``digest`` after them, and ``rows`` of them.
-
-    ``entries``: with the step at which each cut ended.
-    ``trim``: entries before this complete checkpoint go.
-    """
-
-    before: int
-    step: int
-    digest: bytes
-    rows: int
-    entries: Sequence[tuple[int, RecipeEntry]]
-    trim: int
 
 
 class RecipeTables:
@@ -187,12 +163,12 @@ class RecipeTables:
 
     # --- by the writers
 
-    def row(self, connection: Any, subtask: int) -> StepsRow | None:
+    def row(self, connection: Any, subtask: int) -> Recorded | None:
         """The row of a subtask, locked until the end of the transaction. Raises ``OutputTableError`` for another
         format."""
         return self._first(self._locked(connection, subtask))
 
-    def named_row(self, connection: Any, subtask: int) -> StepsRow | None:
+    def named_row(self, connection: Any, subtask: int) -> Recorded | None:
         """As ``row``; before that the connection gets the name of the subtask's writers."""
         with together(connection):
             name = writer_name(self._job, self._table.output, subtask)
@@ -204,16 +180,16 @@ class RecipeTables:
         text = self._named(f"SELECT {_ROW} FROM {{steps}} WHERE job = %s AND output = %s AND subtask = %s FOR UPDATE")
         return connection.execute(text, [*self._key, subtask])
 
-    def _first(self, found: Any) -> StepsRow | None:
+    def _first(self, found: Any) -> Recorded | None:
         row = found.fetchone()
         return None if row is None else self._row(*row)
 
-    def _row(self, version: int, generation: int, step: int, digest: bytes) -> StepsRow:
+    def _row(self, version: int, generation: int, step: int, digest: bytes) -> Recorded:
         if version != STEPS_FORMAT:
             raise self._table.error(
                 f"the format of its rows in {STEPS} is {version}; this version reads {STEPS_FORMAT}"
             )
-        return StepsRow(generation, step, bytes(digest))
+        return Recorded(generation, step, bytes(digest))
 
     def update(self, connection: Any, subtask: int, generation: int, update: StepsUpdate) -> bool:
         """Record what a transaction has; false if another generation may write, or has written."""

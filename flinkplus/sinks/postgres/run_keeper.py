@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from flinkplus.errors import InvariantViolation, JobRunsElsewhere, OutputTableError
+from flinkplus.sinks.at_once.attempts import patiently
 from flinkplus.sinks.base import SinkCommitter
-from flinkplus.sinks.postgres.connecting import PATIENCE_S, Address, patiently, transaction
+from flinkplus.sinks.postgres.connecting import PATIENCE_S, Address, transaction
 from flinkplus.sinks.postgres.table import BEGIN_LOCK_TIMEOUT, OutputTable, Progress
 
 T = TypeVar("T")

@@ -20,11 +20,12 @@ from pyspark import cloudpickle
 
 from flinkplus.errors import ConfigurationError, InputError, InvariantViolation, OutputUnavailable
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.sinks.at_once.attempts import patiently
 from flinkplus.sinks.file_names import PartName
 from flinkplus.sinks.former import former_sink
 from flinkplus.sinks.postgres import connecting
 from flinkplus.sinks.postgres.columns import CopyEncoder, names_in, sql_type
-from flinkplus.sinks.postgres.connecting import Address, patiently
+from flinkplus.sinks.postgres.connecting import Address
 from flinkplus.sinks.postgres.sink import PostgresSink, postgres_sink
 from flinkplus.sinks.postgres.table import TableColumn
 from flinkplus.sinks.staging import written_order

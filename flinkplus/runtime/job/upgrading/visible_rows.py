@@ -105,7 +105,7 @@ def _are_closed(
     if gone:
         raise ConfigurationError(
             f"sink {gone[0]!r} is gone, and only it can find out whether rows are visible that were made behind "
-            f"checkpoint {checkpoint}: keep it, with the same database and table"
+            f"checkpoint {checkpoint}: keep it, with the same table or topic"
         )
     return all([commits.close_output(followers[former], generation, checkpoint) for former in sinks])
 

@@ -13,8 +13,9 @@ import pytest
 
 from flinkplus.errors import ConfigurationError, InputError, OutputTopicError, OutputUnavailable
 from flinkplus.protocol.checkpoints.transactions import OutputProgress
-from flinkplus.sinks.kafka import client
-from flinkplus.sinks.kafka.client import OWN, KafkaTransactions
+from flinkplus.sinks.kafka import cluster as kafka_cluster
+from flinkplus.sinks.kafka.client import KafkaTransactions
+from flinkplus.sinks.kafka.cluster import OWN
 from flinkplus.sinks.kafka.records import RecordEncoder, RecordForm, Staged, staged_records
 from flinkplus.sources.kafka.columns import HEADERS
 from flinkplus.sources.kafka.connecting import KafkaConnection
@@ -43,7 +44,7 @@ def cluster() -> Iterator[MockCluster]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The imitation answers no questions about settings of topics."""
-    monkeypatch.setattr(client, "DESCRIBE_S", 0.01)
+    monkeypatch.setattr(kafka_cluster, "DESCRIBE_S", 0.01)
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def test_an_answer_that_is_late_leaves_the_outcome_open(
     """The client gives up in time; the next one finds out what became of the transaction."""
     made = transactions(cluster.servers, topic)
     made.open()
-    monkeypatch.setattr(client, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(kafka_cluster, "PATIENCE_S", 0.3)
 
     def slow() -> Iterator[Staged]:
         yield from ONE
@@ -263,7 +264,7 @@ def test_an_answer_that_is_late_leaves_the_outcome_open(
 def test_brokers_that_are_away(cluster: MockCluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = transactions(cluster.servers, topic)
     made.open()
-    monkeypatch.setattr(client, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(kafka_cluster, "PATIENCE_S", 0.5)
     cluster.is_up(False)
     try:
         begun = time.monotonic()
@@ -274,7 +275,7 @@ def test_brokers_that_are_away(cluster: MockCluster, topic: str, monkeypatch: py
         assert time.monotonic() - begun < CALLS_S
     finally:
         cluster.is_up(True)
-    monkeypatch.setattr(client, "PATIENCE_S", 8.0)
+    monkeypatch.setattr(kafka_cluster, "PATIENCE_S", 8.0)
     made.open()
     made.write(ONE, {"job-1": OutputProgress(checkpoint=1)})
 
@@ -300,7 +301,7 @@ def test_no_secret_is_in_an_error(cluster: MockCluster, topic: str) -> None:
 
 @pytest.mark.long
 def test_credentials_that_are_refused(cluster: MockCluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(kafka_cluster, "PATIENCE_S", 1.0)
     login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
     with pytest.raises((OutputTopicError, OutputUnavailable), match="open transactions") as raised:
         transactions(cluster.servers, topic, {**login, "sasl.password": SECRET}).open()

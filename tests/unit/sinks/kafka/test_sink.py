@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -11,14 +12,15 @@ from pyspark import cloudpickle
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.sinks.former import FormerStagedSink, former_sink
-from flinkplus.sinks.kafka.sink import KafkaOutputOptions, KafkaSink, kafka_sink
+from flinkplus.sinks.kafka.at_once import KafkaAtOnceSink
+from flinkplus.sinks.kafka.sink import KafkaOutputOptions, kafka_sink
 from tests.unit.sinks.harness import SCHEMA
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed: pip install 'flinkplus[kafka]'")
 SECRET = "pass-word-of-kafka"
 
 
-def sink(topic: Any = "orders", servers: Any = "kafka.example:9092", **given: Any) -> KafkaSink:
+def sink(topic: Any = "orders", servers: Any = "kafka.example:9092", **given: Any) -> Any:
     defaults = {"value": "json", "key": None, "headers": None, "partition": None, "visibility": "checkpoint"}
     options = {**defaults, "config": None, "progress_topic": "flinkplus-progress", **given}
     return kafka_sink("out", servers, topic, KafkaOutputOptions(**options))
@@ -51,11 +53,28 @@ def test_a_sink_is_known_by_its_topic() -> None:
         assert sink().bind(SCHEMA, "job-1").staging
 
 
+def test_rows_that_are_visible_at_once_are_written_by_slots_which_get_the_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = sink(visibility="at_once", config={"sasl.password": SECRET, "linger.ms": 1}).bind(SCHEMA, "job-1")
+    assert isinstance(made, KafkaAtOnceSink) and made.keeps_recipe
+    assert made.settings() == {"location": "kafka:orders", "value": "json", "visibility": "at_once"}
+    assert SECRET not in repr(made) and SECRET.encode() not in pickle.dumps(made)
+    assert made.secrets() == {"sasl.password": SECRET}
+    there = pickle.loads(pickle.dumps(made))
+    with pytest.raises(ConfigurationError, match="KAFKA_SASL_PASSWORD"):
+        there.secrets()
+    assert there.with_secrets(made.secrets()).connection.secrets == {"sasl.password": SECRET}
+    other = sink(visibility="at_once").bind(SCHEMA, "job-2")
+    assert isinstance(other, KafkaAtOnceSink) and made.recipe_topic != other.recipe_topic
+    assert re.fullmatch("flinkplus-progress-[0-9a-f]{24}", made.recipe_topic)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"visibility": "at_once"}, "visibility='at_once' is not offered for Kafka: use 'checkpoint'"),
-        ({"visibility": "later"}, r"visibility 'later' must be one of \('checkpoint',\)"),
+        ({"visibility": "later"}, r"visibility 'later' must be one of \('checkpoint', 'at_once'\)"),
+        ({"visibility": "at_once", "progress_topic": "p" * 225}, "progress_topic must have at most 224 characters"),
         ({"value": "avro"}, "value 'avro' must be one of"),
         ({"topic": "a/b"}, "topic 'a/b' must be 1 to 249 letters"),
         ({"topic": ".."}, "topic '..' must be"),
