@@ -260,13 +260,16 @@ class KafkaAtOnceKeeper(RecipeKeeper):
         return self._division
 
     def _check_parallelism(self, parallelism: int) -> None:
-        """Raises ``OutputTopicError`` if subtasks beyond ``parallelism`` have written: no fence would look at them."""
-        beyond = [stored for index, stored in self._stored().items() if index >= parallelism]
-        if any(stored.state.division == self._begun for stored in beyond):
+        """Raises ``OutputTopicError`` if another number of subtasks has written: some would not be fenced."""
+        known = {stored.state.parallelism for stored in self._stored().values() if self._is_of_now(stored)}
+        if others := known - {0, parallelism}:
             raise OutputTopicError(
                 f"{self._place}: the job has written its rows, which are visible at once, at parallelism "
-                f"{max(stored.state.parallelism for stored in beyond)}: resume it at that"
+                f"{max(others)}: resume it at that"
             )
+
+    def _is_of_now(self, stored: Stored) -> bool:
+        return stored.state.division == self._begun
 
     def _fence_all(self, fence: Fence, subtasks: Collection[int], patience_s: float) -> dict[int, Stored | None]:
         until_s = time.monotonic() + patience_s
@@ -290,7 +293,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
 
     def _closed_behind(self, generation: int, behind: int, patience_s: float) -> bool:
         """Fence all subtasks that have written; whether nothing of them was made behind the checkpoint ``behind``."""
-        of_now = [index for index, stored in self._stored().items() if stored.state.division == self._begun]
+        of_now = [index for index, stored in self._stored().items() if self._is_of_now(stored)]
         stored = self._fence_all(Fence(generation), of_now, patience_s)
         return not any(
             entry.checkpoint >= behind for found in stored.values() if found is not None for entry in found.entries
