@@ -28,6 +28,7 @@ from flinkplus.sinks.base import RecipeKeeper, RecipeWriter, Sink
 from flinkplus.sinks.kafka.client import KafkaTransactions, TransactionClient
 from flinkplus.sinks.kafka.cluster import PATIENCE_S, PROGRESS_TOPIC, SCHEME
 from flinkplus.sinks.kafka.committer import TopicSession, why_refused
+from flinkplus.sinks.kafka.prepared import PreparedPartitions
 from flinkplus.sinks.kafka.recipe_records import Stored
 from flinkplus.sinks.kafka.recipe_topic import KafkaPartition, RecipePartition, RecipeTopic
 from flinkplus.sinks.kafka.records import RecordForm
@@ -138,19 +139,23 @@ class FarEnd(Protocol):
 
 
 class KafkaFarEnd:
-    """The cluster of a sink. Keeps the connection that recipes are read with."""
+    """The cluster of a sink. Keeps the connection that recipes are read with, and has producers ready."""
 
     def __init__(self, sink: KafkaAtOnceSink) -> None:
-        self._sink = sink
         self._topic = sink.recipes()
+        self._prepared = PreparedPartitions(lambda index: sink.partition(index, self._topic))
         self.transactions = sink.transactions
         self.partitions, self.make, self.grow = self._topic.partitions, self._topic.make, self._topic.grow
-        self.remove, self.read, self.close = self._topic.remove, self._topic.read, self._topic.close
+        self.remove, self.read = self._topic.remove, self._topic.read
 
     def partition(self, index: int, until_s: float) -> RecipePartition:
-        made = self._sink.partition(index, self._topic)
+        made = self._prepared.take(index)
         made.until_s = until_s
         return made
+
+    def close(self) -> None:
+        self._prepared.close()
+        self._topic.close()
 
 
 class KafkaAtOnceKeeper(RecipeKeeper):

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
+from typing_extensions import Self
+
 from flinkplus.errors import ConfigurationError, OutputError, OutputTopicError, OutputUnavailable
 from flinkplus.sources.kafka.client import confluent_module
 from flinkplus.sources.kafka.connecting import SERVERS, KafkaConnection, Setting
@@ -85,6 +87,7 @@ class OutputClient:
         self.until_s: float | None = None
         """When calls end, of the monotonic clock; ``None``: each ``PATIENCE_S`` after it began."""
         self._producer: Any = None
+        self._prepared: Any = None
         self._reported = self._denied = ""
         self._undelivered: Any = None
         codes = self._kafka.KafkaError
@@ -237,11 +240,23 @@ class OutputClient:
 
     # --- transactions
 
-    def open(self) -> None:
-        self.close()
-        own = {**self.defaults, **self._connection.settings, "transactional.id": self._id, **REQUIRED}
+    def prepare(self) -> Self:
+        """Connect the producer that ``open`` uses next. The name is not opened."""
         self._denied = ""
-        self._producer = self._made(self._kafka.Producer, own)
+        self._prepared = self._made_producer()
+        with self._calls("connect"):
+            self._prepared.list_topics(self._topic, timeout=self._patience_s)
+        return self
+
+    def _made_producer(self) -> Any:
+        own = {**self.defaults, **self._connection.settings, "transactional.id": self._id, **REQUIRED}
+        return self._made(self._kafka.Producer, own)
+
+    def open(self) -> None:
+        prepared = self._prepared
+        self.close()
+        self._denied = ""
+        self._producer = prepared or self._made_producer()
         with self._calls("open transactions"):
             self._producer.init_transactions(self._patience_s)
 
@@ -309,7 +324,7 @@ class OutputClient:
             self._producer.abort_transaction(POLL_S)
 
     def close(self) -> None:
-        producer, self._producer = self._producer, None
+        producer, self._producer, self._prepared = self._producer, None, None
         if producer is not None:
             with suppress(self._kafka.KafkaException, SystemError):
                 producer.purge()

@@ -34,6 +34,7 @@ WINDOW = 2_000
 WIDER = 8
 TRIM_EVERY = 1_000
 """Records are removed when there are so many."""
+CONNECTED_S = 0.06
 PIECE_SHARE = 2
 """A piece has at most the largest record's size divided by this."""
 
@@ -205,6 +206,15 @@ class KafkaPartition(OutputClient):
         self._trimming: Any = None
         self._admin: Any = None
         self._has_warned = False
+
+    @override
+    def open(self) -> None:
+        """A producer that has just connected opens its name in some milliseconds, or in half a second: what it asks too
+        early, librdkafka asks again after that time."""
+        if self._prepared is None:
+            self.prepare()
+            self._prepared.poll(CONNECTED_S)
+        super().open()
 
     def read(self) -> Stored | None:
         return self._reader.read(self._partition, self.until_s)
