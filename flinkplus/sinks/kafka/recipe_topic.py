@@ -213,7 +213,7 @@ class KafkaPartition(OutputClient):
         early, librdkafka asks again after that time."""
         if self._prepared is None:
             self.prepare()
-            self._prepared.poll(CONNECTED_S)
+            time.sleep(CONNECTED_S)
         super().open()
 
     def read(self) -> Stored | None:
