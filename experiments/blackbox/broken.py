@@ -27,7 +27,7 @@ from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.determinants.recipe import StoredOutput
 from flinkplus.protocol.determinants.recorded import Recorded
 from flinkplus.protocol.snapshot.files import StagedFile
-from flinkplus.sinks.at_once.store import StepsUpdate, SubtaskStore
+from flinkplus.sinks.at_once.store import OutputStore, StepsUpdate
 from flinkplus.sinks.at_once.writer import AtOnceWriter
 from flinkplus.sinks.base import RecipeWriter, not_yet_committed
 from flinkplus.sinks.delta.columns import delta_schema
@@ -96,7 +96,7 @@ class ApartSubtask(PostgresSubtask):
 class LateWriter(AtOnceWriter):
     """Is slow, and stores what waits when its subtask is retired, some seconds later."""
 
-    def __init__(self, sink: str, index: int, generation: int, store: SubtaskStore[Any]) -> None:
+    def __init__(self, sink: str, index: int, generation: int, store: OutputStore[Any]) -> None:
         super().__init__(sink, index, generation, store)
         self._retired = threading.Event()
 

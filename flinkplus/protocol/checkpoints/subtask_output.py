@@ -1,7 +1,7 @@
 """When the output of one subtask is opened, read and fenced, where only one producer can have a name open.
 
 For rows that are visible at once (``determinants.recipe``) in Kafka. Each subtask of a sink has a name for its
-transactions, and a part of the far end that only transactions under this name write: the newest ``SubtaskState``, and
+transactions, and a part of the far end that only transactions under this name write: the newest ``OutputState``, and
 the recipe. Opening a name ends what is under way under it, waits until its fate is settled, and refuses every producer
 that had opened it before.
 
@@ -29,7 +29,7 @@ from typing_extensions import assert_never
 
 
 @dataclass(frozen=True, slots=True)
-class SubtaskState:
+class OutputState:
     """What is recorded of a subtask.
 
     ``generation``: the one that may write. ``parallelism``: how many subtasks the sink has; 0: none has begun, and the
@@ -46,7 +46,7 @@ class SubtaskState:
     trimmed: int = 0
 
 
-BEGUN = SubtaskState(0, 0)
+BEGUN = OutputState(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Opening:
     """What a producer knows. ``state``: as it was read, or written, last; ``None``: there is none."""
 
     phase: Literal["closed", "opened", "known"] = "closed"
-    state: SubtaskState | None = None
+    state: OutputState | None = None
 
 
 CLOSED = Opening()
 
 
 @dataclass(frozen=True, slots=True)
-class OpenName:
+class OpenSubtaskName:
     """Open the name."""
 
 
@@ -74,30 +74,30 @@ class ReadState:
 class Raise:
     """Write this state, without rows."""
 
-    state: SubtaskState
+    state: OutputState
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class FenceEnd:
     """It is done. ``state``: what is recorded; ``None``: nothing is, and no writer was ever allowed."""
 
-    state: SubtaskState | None
+    state: OutputState | None
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class FenceRefusal:
     """``later``: a later generation, or subtasks of a later division, write already. ``parallelism``: rows are stored
     of another number of subtasks."""
 
     why: Literal["later", "parallelism"]
-    state: SubtaskState
+    state: OutputState
 
 
-Order = OpenName | ReadState | Raise | Fenced | Refused
+Order = OpenSubtaskName | ReadState | Raise | FenceEnd | FenceRefusal
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class SubtaskFence:
     """Refuse all generations before ``generation``. ``parallelism``, ``division``: of the subtasks that follow;
     ``parallelism`` 0: none do, and whatever is there stays."""
 
@@ -106,11 +106,11 @@ class Fence:
     division: int = 0
 
 
-def next_order(opening: Opening, fence: Fence) -> Order:
+def next_order(opening: Opening, fence: SubtaskFence) -> Order:
     """What the driver does next. After it, one of the functions below gives the opening."""
     match opening.phase:
         case "closed":
-            return OpenName()
+            return OpenSubtaskName()
         case "opened":
             return ReadState()
         case "known":
@@ -118,30 +118,27 @@ def next_order(opening: Opening, fence: Fence) -> Order:
     assert_never(opening.phase)
 
 
-def _decided(state: SubtaskState | None, fence: Fence) -> Order:
-    if state is not None and (state.generation > fence.generation or (fence.parallelism and _is_later(state, fence))):
-        return Refused("later", state)
-    if not fence.parallelism:
-        if state is None or state.generation == fence.generation:
-            return Fenced(state)
-        return Raise(replace(state, generation=fence.generation))
-    if state is None or not state.parallelism or state.division < fence.division:
-        fresh = SubtaskState(fence.generation, fence.parallelism, fence.division, trimmed=fence.division)
-        return Raise(fresh)
-    if state.parallelism != fence.parallelism:
-        return Refused("parallelism", state)
-    return Fenced(state) if state.generation == fence.generation else Raise(replace(state, generation=fence.generation))
-
-
-def _is_later(state: SubtaskState, fence: Fence) -> bool:
-    return state.division > fence.division
+def _decided(state: OutputState | None, fence: SubtaskFence) -> Order:
+    if state is not None and state.generation > fence.generation:
+        return FenceRefusal("later", state)
+    if fence.parallelism:
+        if state is None or not state.parallelism or state.division < fence.division:
+            fresh = OutputState(fence.generation, fence.parallelism, fence.division, trimmed=fence.division)
+            return Raise(fresh)
+        if state.division > fence.division:
+            return FenceRefusal("later", state)
+        if state.parallelism != fence.parallelism:
+            return FenceRefusal("parallelism", state)
+    if state is None or state.generation == fence.generation:
+        return FenceEnd(state)
+    return Raise(replace(state, generation=fence.generation))
 
 
 def opened(opening: Opening) -> Opening:
     return Opening("opened")
 
 
-def read(opening: Opening, state: SubtaskState | None) -> Opening:
+def read(opening: Opening, state: OutputState | None) -> Opening:
     """``state`` was read, or has been written."""
     return Opening("known", state)
 

@@ -41,7 +41,7 @@ class StepsUpdate:
     trim: int
 
 
-class SubtaskStore(ABC, Generic[Rows]):
+class OutputStore(ABC, Generic[Rows]):
     """The far end of one subtask in one generation. Used by one thread, but for ``is_connected``.
 
     Methods raise ``OutputUnavailable`` for what another attempt may mend, and ``OutputError`` for what it will not.

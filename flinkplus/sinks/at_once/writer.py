@@ -34,7 +34,7 @@ from flinkplus.protocol.determinants.recorded import Recorded, outcome
 from flinkplus.protocol.snapshot.files import StagedFile
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.sinks.at_once.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from flinkplus.sinks.at_once.store import Encoded, StepsUpdate, SubtaskStore
+from flinkplus.sinks.at_once.store import Encoded, OutputStore, StepsUpdate
 from flinkplus.sinks.base import RecipeWriter
 
 MAX_PENDING_BYTES, MAX_PENDING_CUTS = 16 << 20, 512
@@ -76,7 +76,7 @@ class _Cut:
 class AtOnceWriter(RecipeWriter):
     """Writes the rows of one subtask in one generation. ``sink``: its name. ``index``: the subtask's."""
 
-    def __init__(self, sink: str, index: int, generation: int, store: SubtaskStore[Any]) -> None:
+    def __init__(self, sink: str, index: int, generation: int, store: OutputStore[Any]) -> None:
         self._sink = sink
         self._index = index
         self._generation = generation

@@ -17,7 +17,7 @@ from typing_extensions import Self, override
 
 from flinkplus.errors import FlinkPlusError, InvariantViolation, OutputTopicError
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
-from flinkplus.protocol.checkpoints.subtask_output import Fence
+from flinkplus.protocol.checkpoints.subtask_output import SubtaskFence
 from flinkplus.protocol.checkpoints.transactions import Add, Begin, Continue, Goal, OutputProgress, Refuse
 from flinkplus.protocol.determinants.recipe import Division, StoredOutput
 from flinkplus.protocol.program.description import LOCATION
@@ -249,7 +249,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
             if self._fenced_at != parallelism:
                 self._far.grow(parallelism)
                 self._check_parallelism(parallelism)
-            stored = self._fence_all(Fence(generation, parallelism, self._begun), subtasks, patience_s)
+            stored = self._fence_all(SubtaskFence(generation, parallelism, self._begun), subtasks, patience_s)
             self._fenced_at = parallelism
             return {
                 index: StoredOutput() if found is None else StoredOutput(found.state.step, found.entries)
@@ -276,7 +276,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     def _is_of_now(self, stored: Stored) -> bool:
         return stored.state.division == self._begun
 
-    def _fence_all(self, fence: Fence, subtasks: Collection[int], patience_s: float) -> dict[int, Stored | None]:
+    def _fence_all(self, fence: SubtaskFence, subtasks: Collection[int], patience_s: float) -> dict[int, Stored | None]:
         until_s = time.monotonic() + patience_s
 
         def one(index: int) -> Stored | None:
@@ -299,7 +299,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     def _closed_behind(self, generation: int, behind: int, patience_s: float) -> bool:
         """Fence all subtasks that have written; whether nothing of them was made behind the checkpoint ``behind``."""
         of_now = [index for index, stored in self._stored().items() if self._is_of_now(stored)]
-        stored = self._fence_all(Fence(generation), of_now, patience_s)
+        stored = self._fence_all(SubtaskFence(generation), of_now, patience_s)
         return not any(
             entry.checkpoint >= behind for found in stored.values() if found is not None for entry in found.entries
         )

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flinkplus.documents import Document, parse_document
 from flinkplus.errors import OutputTopicError
-from flinkplus.protocol.checkpoints.subtask_output import SubtaskState
+from flinkplus.protocol.checkpoints.subtask_output import OutputState
 from flinkplus.protocol.determinants.recipe import RecipeEntry
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 
@@ -38,7 +38,7 @@ Piece = tuple[bytes, bytes]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeDocument(Document):
     """What a transaction adds. ``since``: the offset of the first document that counts, or ``ITSELF``. ``digest``: in
-    hexadecimal digits. ``entries``: ``[checkpoint, spans as base64]``. Others: see ``SubtaskState``."""
+    hexadecimal digits. ``entries``: ``[checkpoint, spans as base64]``. Others: see ``OutputState``."""
 
     FORMAT: ClassVar[int] = RECIPE_FORMAT
     REFUSED: ClassVar[type[Exception]] = OutputTopicError
@@ -57,13 +57,13 @@ class Stored(NamedTuple):
     """What a partition holds of its subtask. ``places``: offset and newest checkpoint of each document that has
     entries. ``end``: the offset behind the last record."""
 
-    state: SubtaskState
+    state: OutputState
     entries: tuple[RecipeEntry, ...]
     places: tuple[tuple[int, int], ...]
     end: int
 
 
-def pieces(state: SubtaskState, entries: Sequence[RecipeEntry], since: int, largest: int = PIECE_BYTES) -> list[Piece]:
+def pieces(state: OutputState, entries: Sequence[RecipeEntry], since: int, largest: int = PIECE_BYTES) -> list[Piece]:
     """The records of a document. ``largest``: bytes of a value."""
     document = RecipeDocument(
         generation=state.generation,
@@ -138,12 +138,12 @@ class RecipeScan:
         return Stored(_state(newest, self._what), tuple(entries), tuple(places), end)
 
 
-def _state(document: RecipeDocument, what: str) -> SubtaskState:
+def _state(document: RecipeDocument, what: str) -> OutputState:
     try:
         digest = bytes.fromhex(document.digest)
     except ValueError:
         raise OutputTopicError(f"{what}: the digest {document.digest!r:.100} is damaged") from None
-    return SubtaskState(
+    return OutputState(
         document.generation, document.parallelism, document.division, document.step, digest, document.trimmed
     )
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from typing_extensions import override
 
 from flinkplus.errors import OutputTopicError, OutputUnavailable
-from flinkplus.protocol.checkpoints.subtask_output import SubtaskState
+from flinkplus.protocol.checkpoints.subtask_output import OutputState
 from flinkplus.protocol.determinants.recipe import RecipeEntry
 from flinkplus.sinks.kafka.cluster import DEFAULTS, PATIENCE_S, OutputClient, admin_module, log
 from flinkplus.sinks.kafka.recipe_records import PIECE_BYTES, RecipeScan, Stored, pieces
@@ -49,7 +49,7 @@ class RecipePartition(Protocol):
         """What is stored; ``None``: nothing."""
 
     def append(
-        self, rows: Sequence[Staged], state: SubtaskState, entries: Sequence[RecipeEntry], since: int
+        self, rows: Sequence[Staged], state: OutputState, entries: Sequence[RecipeEntry], since: int
     ) -> tuple[int, int]:
         """One transaction; the offsets of its first and last record here. When it raises, it may have succeeded."""
 
@@ -220,7 +220,7 @@ class KafkaPartition(OutputClient):
         return self._reader.read(self._partition, self.until_s)
 
     def append(
-        self, rows: Sequence[Staged], state: SubtaskState, entries: Sequence[RecipeEntry], since: int
+        self, rows: Sequence[Staged], state: OutputState, entries: Sequence[RecipeEntry], since: int
     ) -> tuple[int, int]:
         offsets: list[int] = []
 

@@ -18,25 +18,25 @@ from flinkplus.operators.base.columns import plain
 from flinkplus.protocol.checkpoints.subtask_output import (
     BEGUN,
     CLOSED,
-    Fence,
-    Fenced,
-    OpenName,
+    FenceEnd,
+    FenceRefusal,
+    OpenSubtaskName,
     Raise,
     ReadState,
-    Refused,
+    SubtaskFence,
     may_append,
     next_order,
     opened,
     read,
 )
 from flinkplus.protocol.determinants.recorded import Recorded
-from flinkplus.sinks.at_once.store import Encoded, StepsUpdate, SubtaskStore
+from flinkplus.sinks.at_once.store import Encoded, OutputStore, StepsUpdate
 from flinkplus.sinks.kafka.recipe_records import ITSELF, Stored
 from flinkplus.sinks.kafka.recipe_topic import RecipePartition
 from flinkplus.sinks.kafka.records import RecordForm, Staged, content_of, records_in
 
 
-class KafkaSubtask(SubtaskStore[list[Staged]]):
+class KafkaSubtask(OutputStore[list[Staged]]):
     """``place``: of the output, for errors. ``connect``: returns the partition of the subtask. ``reader``: what it is
     read with; entered from the writer's beginning to its end."""
 
@@ -125,7 +125,7 @@ class KafkaSubtask(SubtaskStore[list[Staged]]):
         return OutputTopicError(f"{self.place}: {text}")
 
 
-def fence_subtask(partition: RecipePartition, fence: Fence, place: str) -> Stored | None:
+def fence_subtask(partition: RecipePartition, fence: SubtaskFence, place: str) -> Stored | None:
     """What is stored of a subtask once ``fence`` is carried out; ``None``: nothing. Closes ``partition``.
 
     Raises ``OutputUnavailable``, and ``OutputTopicError`` if others write already. ``place``: for errors.
@@ -135,7 +135,7 @@ def fence_subtask(partition: RecipePartition, fence: Fence, place: str) -> Store
         while True:
             order = next_order(opening, fence)
             match order:
-                case OpenName():
+                case OpenSubtaskName():
                     partition.open()
                     opening = opened(opening)
                 case ReadState():
@@ -144,9 +144,9 @@ def fence_subtask(partition: RecipePartition, fence: Fence, place: str) -> Store
                 case Raise():
                     stored = _raised(partition, stored, order, place)
                     opening = read(opening, order.state)
-                case Fenced():
+                case FenceEnd():
                     return stored
-                case Refused():
+                case FenceRefusal():
                     raise OutputTopicError(f"{place}: {_why_refused(order, fence)}")
                 case _:
                     assert_never(order)
@@ -176,7 +176,7 @@ def _raised(partition: RecipePartition, stored: Stored | None, order: Raise, pla
     return Stored(order.state, entries, places, last + 1)
 
 
-def _why_refused(order: Refused, fence: Fence) -> str:
+def _why_refused(order: FenceRefusal, fence: SubtaskFence) -> str:
     match order.why:
         case "later":
             return f"a later generation than {fence.generation} writes already"

@@ -14,7 +14,7 @@ from typing_extensions import override
 from flinkplus.errors import OutputError, OutputTableError, OutputUnavailable
 from flinkplus.operators.base.columns import plain
 from flinkplus.protocol.determinants.recorded import Recorded
-from flinkplus.sinks.at_once.store import Encoded, StepsUpdate, SubtaskStore
+from flinkplus.sinks.at_once.store import Encoded, OutputStore, StepsUpdate
 from flinkplus.sinks.postgres.columns import CopyEncoder
 from flinkplus.sinks.postgres.connecting import SYNCHRONOUS, connect, translated
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables
@@ -30,7 +30,7 @@ class RecipeSink(SpareOwner, Protocol):
     def bound_schema(self) -> pa.Schema: ...
 
 
-class PostgresSubtask(SubtaskStore[bytes]):
+class PostgresSubtask(OutputStore[bytes]):
     """The rows of subtask ``index``, as CSV. A new writer uses the spare connection of its process, if there is one."""
 
     def __init__(self, sink: RecipeSink, index: int, generation: int) -> None:

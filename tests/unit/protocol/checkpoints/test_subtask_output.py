@@ -18,15 +18,15 @@ import pytest
 from flinkplus.protocol.checkpoints import subtask_output
 from flinkplus.protocol.checkpoints.subtask_output import (
     CLOSED,
-    Fence,
-    Fenced,
+    FenceEnd,
+    FenceRefusal,
     Opening,
-    OpenName,
+    OpenSubtaskName,
     Order,
+    OutputState,
     Raise,
     ReadState,
-    Refused,
-    SubtaskState,
+    SubtaskFence,
     next_order,
 )
 from flinkplus.protocol.determinants import recorded
@@ -38,33 +38,33 @@ def replace(one: Any, **changes: Any) -> Any:
     return one._replace(**changes) if hasattr(one, "_replace") else dataclasses.replace(one, **changes)
 
 
-TWO = SubtaskState(3, 2, 0, 7, b"d", 5)
+TWO = OutputState(3, 2, 0, 7, b"d", 5)
 
 
-def known(state: SubtaskState | None) -> Opening:
+def known(state: OutputState | None) -> Opening:
     return subtask_output.read(CLOSED, state)
 
 
 @pytest.mark.parametrize(
     ("state", "fence", "order"),
     [
-        (None, Fence(3, 2), Raise(SubtaskState(3, 2))),
-        (None, Fence(3, 2, 9), Raise(SubtaskState(3, 2, 9, trimmed=9))),
-        (None, Fence(3), Fenced(None)),
-        (TWO, Fence(4, 2), Raise(replace(TWO, generation=4))),
-        (TWO, Fence(3, 2), Fenced(TWO)),
-        (TWO, Fence(2, 2), Refused("later", TWO)),
-        (TWO, Fence(2), Refused("later", TWO)),
-        (TWO, Fence(4), Raise(replace(TWO, generation=4))),
-        (TWO, Fence(4, 3), Refused("parallelism", TWO)),
-        (TWO, Fence(4, 3, 9), Raise(SubtaskState(4, 3, 9, trimmed=9))),
-        (subtask_output.BEGUN, Fence(3, 2), Raise(SubtaskState(3, 2))),
-        (TWO, Fence(2, 3, 9), Refused("later", TWO)),
-        (replace(TWO, division=9), Fence(4, 2), Refused("later", replace(TWO, division=9))),
+        (None, SubtaskFence(3, 2), Raise(OutputState(3, 2))),
+        (None, SubtaskFence(3, 2, 9), Raise(OutputState(3, 2, 9, trimmed=9))),
+        (None, SubtaskFence(3), FenceEnd(None)),
+        (TWO, SubtaskFence(4, 2), Raise(replace(TWO, generation=4))),
+        (TWO, SubtaskFence(3, 2), FenceEnd(TWO)),
+        (TWO, SubtaskFence(2, 2), FenceRefusal("later", TWO)),
+        (TWO, SubtaskFence(2), FenceRefusal("later", TWO)),
+        (TWO, SubtaskFence(4), Raise(replace(TWO, generation=4))),
+        (TWO, SubtaskFence(4, 3), FenceRefusal("parallelism", TWO)),
+        (TWO, SubtaskFence(4, 3, 9), Raise(OutputState(4, 3, 9, trimmed=9))),
+        (subtask_output.BEGUN, SubtaskFence(3, 2), Raise(OutputState(3, 2))),
+        (TWO, SubtaskFence(2, 3, 9), FenceRefusal("later", TWO)),
+        (replace(TWO, division=9), SubtaskFence(4, 2), FenceRefusal("later", replace(TWO, division=9))),
     ],
 )
-def test_what_a_fence_decides(state: SubtaskState | None, fence: Fence, order: Order) -> None:
-    assert next_order(CLOSED, fence) == OpenName()
+def test_what_a_fence_decides(state: OutputState | None, fence: SubtaskFence, order: Order) -> None:
+    assert next_order(CLOSED, fence) == OpenSubtaskName()
     assert next_order(subtask_output.opened(CLOSED), fence) == ReadState()
     assert next_order(known(state), fence) == order
 
@@ -107,7 +107,7 @@ class Transaction(NamedTuple):
 
     epoch: int
     rows: Rows
-    state: SubtaskState
+    state: OutputState
     entries: Rows
 
 
@@ -172,7 +172,7 @@ class Far:
         return replace(world, pending=None, log=(*world.log, (one, True)))
 
     @staticmethod
-    def read(world: World) -> tuple[SubtaskState | None, Rows]:
+    def read(world: World) -> tuple[OutputState | None, Rows]:
         committed = [one for one, is_committed in world.log if is_committed]
         return (committed[-1].state if committed else None), tuple(row for one in committed for row in one.entries)
 
@@ -181,7 +181,7 @@ class Acting:
     """What a fence and a writer do."""
 
     @staticmethod
-    def order(opening: Opening, fence: Fence) -> Order:
+    def order(opening: Opening, fence: SubtaskFence) -> Order:
         return next_order(opening, fence)
 
     @staticmethod
@@ -189,11 +189,11 @@ class Acting:
         return replace(actor, opening=CLOSED, half=None, attempts=actor.attempts - 1)
 
     @staticmethod
-    def transaction(actor: Actor, state: SubtaskState, rows: Rows) -> Transaction:
+    def transaction(actor: Actor, state: OutputState, rows: Rows) -> Transaction:
         return Transaction(actor.epoch, rows, state, rows)
 
     @staticmethod
-    def outcome(actor: Actor, state: SubtaskState | None) -> str:
+    def outcome(actor: Actor, state: OutputState | None) -> str:
         found = None if state is None else Recorded(state.generation, state.step, state.digest)
         return recorded.outcome(found, actor.generation, actor.at, actor.at + actor.unsure)
 
@@ -234,8 +234,8 @@ def connected(world: World, actor: Actor) -> Actor:
 
 
 def fenced(world: World, actor: Actor) -> Iterator[tuple[World, Actor]]:
-    match Acting.order(actor.opening, Fence(actor.generation, 1)):
-        case OpenName():
+    match Acting.order(actor.opening, SubtaskFence(actor.generation, 1)):
+        case OpenSubtaskName():
             after = Far.open(world)
             yield after, replace(actor, epoch=after.epoch, opening=replace(actor.opening, phase="opened"))
         case ReadState():
@@ -245,10 +245,10 @@ def fenced(world: World, actor: Actor) -> Iterator[tuple[World, Actor]]:
             one = Acting.transaction(actor, state, ())
             begun = Far.begin(world, one)
             yield (world, tried(actor)) if begun is None else (begun, replace(actor, half=one))
-        case Fenced(state):
+        case FenceEnd(state):
             at = 0 if state is None else state.step
             yield world, replace(actor, step="writes", told=actor.seen, at=at, opening=CLOSED, attempts=2)
-        case Refused():
+        case FenceRefusal():
             yield world, replace(actor, step="refused")
 
 
@@ -366,19 +366,19 @@ def test_a_recipe_that_is_not_in_the_transaction_is_found(monkeypatch: pytest.Mo
 
 
 def test_a_recipe_that_is_read_before_the_fence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_first(opening: Opening, fence: Fence) -> Order:
+    def read_first(opening: Opening, fence: SubtaskFence) -> Order:
         match opening.phase:
             case "closed":
-                return OpenName() if opening.state is not None else ReadState()
+                return OpenSubtaskName() if opening.state is not None else ReadState()
             case "opened":
                 return next_order(replace(opening, phase="known"), fence)
-        return OpenName() if opening.state is None else next_order(opening, fence)
+        return OpenSubtaskName() if opening.state is None else next_order(opening, fence)
 
-    def read(world: World) -> tuple[SubtaskState | None, Rows]:
+    def read(world: World) -> tuple[OutputState | None, Rows]:
         state, rows = Far_read(world)
-        return state or SubtaskState(0, 1), rows
+        return state or OutputState(0, 1), rows
 
-    def known_and_closed(state: SubtaskState | None) -> Opening:
+    def known_and_closed(state: OutputState | None) -> Opening:
         return Opening("closed", state)
 
     Far_read = Far.read
@@ -398,7 +398,7 @@ def test_a_recipe_that_is_read_before_the_fence_is_found(monkeypatch: pytest.Mon
 def test_aborted_records_that_are_read_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that does not leave out what was aborted, and reads beyond the last stable offset."""
 
-    def read(world: World) -> tuple[SubtaskState | None, Rows]:
+    def read(world: World) -> tuple[OutputState | None, Rows]:
         found = [one for one, _ in world.log] + ([] if world.pending is None else [world.pending])
         return (found[-1].state if found else None), tuple(row for one in found for row in one.entries)
 
@@ -407,7 +407,7 @@ def test_aborted_records_that_are_read_are_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_writer_that_does_not_check_the_generation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unchecked(actor: Actor, state: SubtaskState | None) -> str:
+    def unchecked(actor: Actor, state: OutputState | None) -> str:
         found = None if state is None else Recorded(actor.generation, state.step, state.digest)
         return recorded.outcome(found, actor.generation, actor.at, actor.at + actor.unsure)
 
@@ -418,9 +418,9 @@ def test_a_writer_that_does_not_check_the_generation_is_found(monkeypatch: pytes
 def test_a_fence_that_writes_no_generation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens the name and reads. A writer of before opens it again, and finds nothing that refuses it."""
 
-    def unwritten(opening: Opening, fence: Fence) -> Order:
+    def unwritten(opening: Opening, fence: SubtaskFence) -> Order:
         order = next_order(opening, fence)
-        return Fenced(order.state) if isinstance(order, Raise) and opening.state is not None else order
+        return FenceEnd(order.state) if isinstance(order, Raise) and opening.state is not None else order
 
     monkeypatch.setattr(Acting, "order", unwritten)
     broken()
@@ -439,7 +439,7 @@ def test_a_name_that_refuses_no_former_producer_is_found(monkeypatch: pytest.Mon
 def test_a_lost_answer_that_is_taken_for_an_outcome_is_found(taken_as: int, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Acting.outcome
 
-    def believed(actor: Actor, state: SubtaskState | None) -> str:
+    def believed(actor: Actor, state: OutputState | None) -> str:
         found = original(actor, state)
         return ("not stored", "stored")[taken_as] if actor.unsure and found in ("stored", "not stored") else found
 
@@ -454,7 +454,7 @@ def test_a_fence_that_keeps_what_it_has_read_after_a_failure_is_found(monkeypatc
         after = replace(actor, half=None, attempts=actor.attempts - 1)
         return replace(after, opening=replace(actor.opening if actor.step == "fences" else CLOSED, phase="closed"))
 
-    def order(opening: Opening, fence: Fence) -> Order:
+    def order(opening: Opening, fence: SubtaskFence) -> Order:
         if opening.phase == "opened" and opening.state is not None:
             return next_order(replace(opening, phase="known"), fence)
         return next_order(opening, fence)

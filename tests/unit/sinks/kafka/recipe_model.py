@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from flinkplus.errors import OutputUnavailable
-from flinkplus.protocol.checkpoints.subtask_output import SubtaskState
+from flinkplus.protocol.checkpoints.subtask_output import OutputState
 from flinkplus.protocol.determinants.recipe import RecipeEntry
 from flinkplus.sinks.kafka.client import TransactionClient
 from flinkplus.sinks.kafka.recipe_records import RecipeScan, Stored, pieces
@@ -97,7 +97,7 @@ class ModelPartition(RecipePartition):
 
     @override
     def append(
-        self, rows: Sequence[Staged], state: SubtaskState, entries: Sequence[RecipeEntry], since: int
+        self, rows: Sequence[Staged], state: OutputState, entries: Sequence[RecipeEntry], since: int
     ) -> tuple[int, int]:
         fails, far = self._called(), self._far
         if self._epoch is None or self._epoch != far.epochs.get(self._index):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from flinkplus.errors import JobRunsElsewhere, NondeterministicOperator, OutputTopicError
-from flinkplus.protocol.checkpoints.subtask_output import SubtaskState
+from flinkplus.protocol.checkpoints.subtask_output import OutputState
 from flinkplus.protocol.determinants.recipe import Division, RecipeEntry, StoredOutput
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.sinks.at_once import attempts
@@ -277,10 +277,10 @@ def test_a_job_that_is_cancelled_ends_what_its_slots_have_under_way(bench: Bench
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
-STATE = SubtaskState(3, 2, 1, 9, b"\x01digest", 4)
+STATE = OutputState(3, 2, 1, 9, b"\x01digest", 4)
 
 
-def scanned(records: list[tuple[bytes | None, bytes | None]], first: int = 0) -> RecipeScan:
+def scanned(records: Sequence[tuple[bytes | None, bytes | None]], first: int = 0) -> RecipeScan:
     scan = RecipeScan(first, "the recipe")
     for offset, (key, content) in enumerate(records, first):
         scan.add(offset, key, content)
