@@ -82,7 +82,7 @@ class KafkaAtOnceSink(Sink):
     @property
     def _producer(self) -> str:
         """What the names of all producers begin with."""
-        return f"flinkplus-{self.job_id}-{self.topic}"
+        return f"flinkplus-{self.job_id}/{self.topic}"
 
     @property
     def recipe_topic(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 import pyarrow as pa
@@ -53,6 +53,7 @@ class KafkaSubtask(OutputStore[list[Staged]]):
         self._sink, self.place, self._generation = sink, place, generation
         self._schema, self._form = schema, form
         self._connect, self._reader = connect, reader
+        self._entered = ExitStack()
         self._partition: RecipePartition | None = None
         self._opening = CLOSED
         self._places: deque[tuple[int, int]] = deque()
@@ -60,12 +61,11 @@ class KafkaSubtask(OutputStore[list[Staged]]):
     @override
     def begin(self, has_successors: bool) -> None:
         if self._reader is not None:
-            self._reader.__enter__()
+            self._entered.enter_context(self._reader)
 
     @override
     def end(self) -> None:
-        if self._reader is not None:
-            self._reader.__exit__(None, None, None)
+        self._entered.close()
 
     @override
     def encoded(self, batches: Sequence[pa.RecordBatch]) -> Encoded:
