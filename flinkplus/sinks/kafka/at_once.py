@@ -18,7 +18,7 @@ from typing_extensions import Self, override
 from flinkplus.errors import FlinkPlusError, InvariantViolation, OutputTopicError
 from flinkplus.operators.base.operator import JsonValue, OperatorContext
 from flinkplus.protocol.checkpoints.subtask_output import SubtaskFence
-from flinkplus.protocol.checkpoints.transactions import Add, Begin, Continue, Goal, OutputProgress, Refuse
+from flinkplus.protocol.checkpoints.transactions import Add, Begin, Continue, Goal, Refuse
 from flinkplus.protocol.determinants.recipe import Division, StoredOutput
 from flinkplus.protocol.program.description import LOCATION
 from flinkplus.protocol.snapshot.files import StagedFile
@@ -184,15 +184,19 @@ class KafkaAtOnceKeeper(RecipeKeeper):
         finally:
             session.close()
 
-    def _reached(self, goal: Goal) -> OutputProgress:
+    def _reached(self, goal: Goal) -> None:
         with self._session(self._job_id) as session:
-            progress = session.reach(goal)
+            self._reach(session, goal)
+
+    def _reach(self, session: TopicSession, goal: Goal) -> int:
+        """The division once ``goal`` is reached."""
+        progress = session.reach(goal)
         if progress is None:
             raise InvariantViolation(f"{self._place}: nothing is known of the job's output")
         if progress.checkpoint < (self._division or 0):
             raise OutputTopicError(f"{self._place} {why_refused(Refuse('lost'))}")
         self._division = progress.checkpoint
-        return progress
+        return progress.checkpoint
 
     # --- before the first deployment
 
@@ -307,14 +311,15 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     @override
     def divide(self, generation: int, division: Division, parallelism: int, patience_s: float) -> None:
         def action() -> None:
-            if self._reached(Continue()).checkpoint >= division.checkpoint:
-                return
-            if not self._closed_behind(generation, division.of, patience_s):
-                raise OutputTopicError(
-                    f"{self._place}: rows are visible that were made behind checkpoint {division.of}, of which "
-                    f"checkpoint {division.checkpoint} was made: what is stored was changed or restored"
-                )
-            self._reached(Add(division.checkpoint))
+            with self._session(self._job_id) as session:
+                if self._reach(session, Continue()) >= division.checkpoint:
+                    return
+                if not self._closed_behind(generation, division.of, patience_s):
+                    raise OutputTopicError(
+                        f"{self._place}: rows are visible that were made behind checkpoint {division.of}, of which "
+                        f"checkpoint {division.checkpoint} was made: what is stored was changed or restored"
+                    )
+                self._reach(session, Add(division.checkpoint))
             self._fenced_at = None
 
         patiently(action, patience_s, f"{self._place}: begun")

@@ -53,6 +53,8 @@ DEFAULTS: Mapping[str, Setting] = {
 PATIENCE_S = 8.0
 """How long one call waits for brokers; the coordinator repeats a failed commit several times."""
 LEAST_S = 0.05
+QUESTIONS = 3
+"""After so many answers a producer is connected to the broker that it has found."""
 POLL_S = 0.2
 DESCRIBE_S = 5.0
 
@@ -227,25 +229,30 @@ class OutputClient:
         finally:
             consumer.close()
 
-    def _made_consumer(self, isolation: str, **further: Setting) -> Any:
+    def _made_consumer(self, isolation: str) -> Any:
         own = {
             "group.id": self._id,
             "isolation.level": isolation,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
-            **{name.replace("_", "."): value for name, value in further.items()},
+            "fetch.wait.max.ms": 5,  # so long a reader waits for the answer that it is at the end
         }
         return self._made(self._kafka.Consumer, own)
 
     # --- transactions
 
     def prepare(self) -> Self:
-        """Connect the producer that ``open`` uses next. The name is not opened."""
+        """Connect the producer that ``open`` uses next. The name is not opened.
+
+        Without this, and with one question alone, librdkafka may ask for the name while it changes from the connection
+        to a given address to that of a known broker. It then asks again half a second later.
+        """
         self._denied = ""
         self._prepared = self._made_producer()
         with self._calls("connect"):
-            self._prepared.list_topics(self._topic, timeout=self._patience_s)
+            for _ in range(QUESTIONS):
+                self._prepared.list_topics(self._topic, timeout=self._patience_s)
         return self
 
     def _made_producer(self) -> Any:
@@ -253,10 +260,11 @@ class OutputClient:
         return self._made(self._kafka.Producer, own)
 
     def open(self) -> None:
+        if self._prepared is None:
+            self.prepare()
         prepared = self._prepared
         self.close()
-        self._denied = ""
-        self._producer = prepared or self._made_producer()
+        self._producer = prepared
         with self._calls("open transactions"):
             self._producer.init_transactions(self._patience_s)
 

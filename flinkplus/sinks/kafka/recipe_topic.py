@@ -34,7 +34,6 @@ WINDOW = 2_000
 WIDER = 8
 TRIM_EVERY = 1_000
 """Records are removed when there are so many."""
-CONNECTED_S = 0.06
 PIECE_SHARE = 2
 """A piece has at most the largest record's size divided by this."""
 
@@ -151,7 +150,7 @@ class RecipeTopic(OutputClient):
             self.until_s = until_s
             with self._calls(f"read topic {self.name!r}"):
                 if self._consumer_kept is None:
-                    self._consumer_kept = self._made_consumer("read_committed", fetch_wait_max_ms=5)
+                    self._consumer_kept = self._made_consumer("read_committed")
                 found = action(self._consumer_kept)
                 self._consumer_kept.unassign()
                 return found
@@ -206,15 +205,6 @@ class KafkaPartition(OutputClient):
         self._trimming: Any = None
         self._admin: Any = None
         self._has_warned = False
-
-    @override
-    def open(self) -> None:
-        """A producer that has just connected opens its name in some milliseconds, or in half a second: what it asks too
-        early, librdkafka asks again after that time."""
-        if self._prepared is None:
-            self.prepare()
-            time.sleep(CONNECTED_S)
-        super().open()
 
     def read(self) -> Stored | None:
         return self._reader.read(self._partition, self.until_s)
