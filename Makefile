@@ -58,7 +58,7 @@ cluster-check: setup ## Drills on a cluster in namespaces: hosts, networks and d
 kafka-check: setup ## The Kafka tests, all of them, against KAFKA_SERVERS, else apache/kafka in Docker, else the broker of `make long-check`
 	@$(JAVA) set -ex; if [ -z "$$KAFKA_SERVERS" ] && docker info >/dev/null 2>&1; then \
 	    docker compose --profile kafka up --detach --wait kafka; export KAFKA_SERVERS=127.0.0.1:9092; fi; \
-	$(BIN)/python -m pytest tests/unit/sources/kafka tests/unit/sinks/kafka $(addprefix tests/integration/test_kafka_,broker.py jobs.py sink.py)
+	$(BIN)/python -m pytest tests/unit/sources/kafka tests/unit/sinks/kafka $(addprefix tests/integration/test_kafka_,broker.py jobs.py sink.py at_once.py)
 
 security-check: setup ## Attacks on a job, each of which must fail; a part of them is in `make test`
 	@$(JAVA) set -x; $(BIN)/python -m pytest -q tests/security $(addprefix tests/integration/test_,signatures.py open_ports.py security.py)

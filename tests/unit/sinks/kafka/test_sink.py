@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.sinks.former import FormerStagedSink, former_sink
-from flinkplus.sinks.kafka.at_once import KafkaAtOnceSink
+from flinkplus.sinks.kafka.at_once import KafkaAtOnceSink, SharedReader
 from flinkplus.sinks.kafka.sink import KafkaOutputOptions, kafka_sink
 from tests.unit.sinks.harness import SCHEMA
 
@@ -68,6 +68,19 @@ def test_rows_that_are_visible_at_once_are_written_by_slots_which_get_the_secret
     other = sink(visibility="at_once").bind(SCHEMA, "job-2")
     assert isinstance(other, KafkaAtOnceSink) and made.recipe_topic != other.recipe_topic
     assert re.fullmatch("flinkplus-progress-[0-9a-f]{24}", made.recipe_topic)
+
+
+def test_writers_in_a_process_share_what_they_read_with() -> None:
+    made = sink(visibility="at_once").bind(SCHEMA, "job-1")
+    one, two = SharedReader(made), SharedReader(made)
+    with one:
+        first = one.topic
+        with two:
+            assert two.topic is first
+        assert one.topic is first
+    with two:
+        assert two.topic is not first
+    assert not SharedReader._topics
 
 
 @pytest.mark.parametrize(
