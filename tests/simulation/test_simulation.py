@@ -27,7 +27,7 @@ from tests.simulation.scenarios import all_scenarios, play, read
 from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 80
+SEEDS = 100
 LOOPED = 26
 JOINED = 26
 RESCALED = 22
