@@ -48,9 +48,17 @@ class RecipePartition(Protocol):
         """What is stored; ``None``: nothing."""
 
     def append(
-        self, rows: Sequence[Staged], state: OutputState, entries: Sequence[RecipeEntry], since: int
+        self,
+        rows: Sequence[Staged],
+        state: OutputState,
+        entries: Sequence[RecipeEntry],
+        since: int,
+        behind: int | None = None,
     ) -> tuple[int, int]:
-        """One transaction; the offsets of its first and last record here. When it raises, it may have succeeded."""
+        """One transaction; the offsets of its first and last record here. When it raises, it may have succeeded.
+
+        ``behind``: the offset that its first record must have; with another one it is aborted, and
+        ``OutputUnavailable`` raised."""
 
     def trim(self, before: int) -> None:
         """Records before this offset are needed no more."""
@@ -210,7 +218,12 @@ class KafkaPartition(OutputClient):
         return self._reader.read(self._partition, self.until_s)
 
     def append(
-        self, rows: Sequence[Staged], state: OutputState, entries: Sequence[RecipeEntry], since: int
+        self,
+        rows: Sequence[Staged],
+        state: OutputState,
+        entries: Sequence[RecipeEntry],
+        since: int,
+        behind: int | None = None,
     ) -> tuple[int, int]:
         offsets: list[int] = []
 
@@ -225,6 +238,11 @@ class KafkaPartition(OutputClient):
             for key, value in pieces(state, entries, since, self._piece_bytes):
                 self._produce(self._reader.name, key, value, None, self._partition, delivered)
             self._flush()  # which calls ``delivered``
+            if behind is not None and offsets and min(offsets) != behind:
+                raise OutputUnavailable(
+                    f"{self._owner}: the brokers had shown topic {self._reader.name!r} up to {behind}, and it ends at "
+                    f"{min(offsets)}"
+                )
 
         self._transact(produce)
         if not offsets:

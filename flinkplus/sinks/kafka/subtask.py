@@ -13,7 +13,7 @@ from dataclasses import replace
 import pyarrow as pa
 from typing_extensions import assert_never, override
 
-from flinkplus.errors import OutputError, OutputTopicError, OutputUnavailable
+from flinkplus.errors import OutputError, OutputTopicError
 from flinkplus.operators.base.columns import plain
 from flinkplus.protocol.checkpoints.subtask_output import (
     BEGUN,
@@ -142,7 +142,7 @@ def fence_subtask(partition: RecipePartition, fence: SubtaskFence, place: str) -
                     stored = partition.read()
                     opening = read(opening, None if stored is None else stored.state)
                 case Raise():
-                    stored = _raised(partition, stored, order, place)
+                    stored = _raised(partition, stored, order)
                     opening = read(opening, order.state)
                 case FenceEnd():
                     return stored
@@ -163,16 +163,12 @@ def begin_recipe(partition: RecipePartition) -> None:
         partition.close()
 
 
-def _raised(partition: RecipePartition, stored: Stored | None, order: Raise, place: str) -> Stored:
-    """Write a state without rows. Raises ``OutputUnavailable`` if it is not right behind what was read: the brokers
-    had not shown all."""
+def _raised(partition: RecipePartition, stored: Stored | None, order: Raise) -> Stored:
+    """Write a state without rows, right behind what was read: otherwise the brokers had not shown all."""
     begins = stored is None or stored.state.division < order.state.division
     entries, places = ((), ()) if stored is None or begins else (stored.entries, stored.places)
-    end = 0 if stored is None else stored.end
     since = places[0][0] if places else ITSELF
-    first, last = partition.append([], order.state, [], since)
-    if stored is not None and first != end:
-        raise OutputUnavailable(f"{place}: the brokers had shown the recipe up to {end}, and it ends at {first}")
+    _, last = partition.append([], order.state, [], since, None if stored is None else stored.end)
     return Stored(order.state, entries, places, last + 1)
 
 

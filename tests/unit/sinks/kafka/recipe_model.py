@@ -97,12 +97,19 @@ class ModelPartition(RecipePartition):
 
     @override
     def append(
-        self, rows: Sequence[Staged], state: OutputState, entries: Sequence[RecipeEntry], since: int
+        self,
+        rows: Sequence[Staged],
+        state: OutputState,
+        entries: Sequence[RecipeEntry],
+        since: int,
+        behind: int | None = None,
     ) -> tuple[int, int]:
         fails, far = self._called(), self._far
         if self._epoch is None or self._epoch != far.epochs.get(self._index):
             raise OutputUnavailable("another producer has opened the name")
         first = far.end(self._index)
+        if behind is not None and first != behind:
+            raise OutputUnavailable(f"read up to {behind}, and it ends at {first}")
         made = pieces(state, entries, since, far.piece)
         far.logs[self._index] += [(first + n, key, value) for n, (key, value) in enumerate(made)]
         far.visible += rows

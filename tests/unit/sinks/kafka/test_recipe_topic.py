@@ -79,6 +79,8 @@ def test_rows_and_recipe_are_written_and_the_recipe_is_read_from_its_end(
     assert stored.entries == tuple(map(entry, (2, 3, 4)))
     assert stored.places == tuple((first, number) for (first, _), number in zip(places[1:], (2, 3, 4), strict=True))
     assert [message.value() for message in records_of(cluster, topic._topic)] == [b"1", b"2", b"3", b"4"]
+    with pytest.raises(OutputUnavailable, match=f"had shown topic '{topic.name}' up to 3, and it ends at"):
+        one.append([], stored.state, [], ITSELF, behind=3)
     one.trim(0)
     one.trim(recipe_topic.TRIM_EVERY)  # which the imitation does not know
     one.close()
