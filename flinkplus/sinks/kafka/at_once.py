@@ -29,7 +29,7 @@ from flinkplus.sinks.kafka.client import KafkaTransactions, TransactionClient
 from flinkplus.sinks.kafka.cluster import PATIENCE_S, PROGRESS_TOPIC, SCHEME
 from flinkplus.sinks.kafka.committer import TopicSession, why_refused
 from flinkplus.sinks.kafka.prepared import PreparedPartitions
-from flinkplus.sinks.kafka.recipe_records import Stored
+from flinkplus.sinks.kafka.recipe_records import Shown, Stored
 from flinkplus.sinks.kafka.recipe_topic import KafkaPartition, RecipePartition, RecipeTopic
 from flinkplus.sinks.kafka.records import RecordForm
 from flinkplus.sinks.kafka.subtask import KafkaSubtask, begin_recipe, fence_subtask
@@ -133,7 +133,7 @@ class FarEnd(Protocol):
 
     def remove(self) -> None: ...
 
-    def read(self, index: int) -> Stored | None: ...
+    def read(self, index: int) -> Shown: ...
 
     def close(self) -> None: ...
 
@@ -204,7 +204,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     def prepare(self, resume: bool) -> None:
         if resume:
             self._reached(Continue())
-            if self._far.partitions() and self._far.read(0) is None:
+            if self._far.partitions() and self._far.read(0).stored is None:
                 raise OutputTopicError(f"{self._place}: what makes its rows again has gone: its topic was made again")
             return
         self._begin(Begin())
@@ -214,7 +214,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
         with self._session(self._job_id) as session:
             session.client.ready()
         self._far.make(1)
-        if self._far.read(0) is None:  # so that a topic that is made again can be told from this one
+        if self._far.read(0).stored is None:  # so that a topic that is made again can be told from this one
             begin_recipe(self._far.partition(0, time.monotonic() + PATIENCE_S))
         if not goal.again and any(stored.state.step for stored in self._stored().values()):
             raise OutputTopicError(
@@ -297,7 +297,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
 
     def _stored(self) -> dict[int, Stored]:
         """What is stored of all subtasks."""
-        found = {index: self._far.read(index) for index in range(self._far.partitions())}
+        found = {index: self._far.read(index).stored for index in range(self._far.partitions())}
         return {index: stored for index, stored in found.items() if stored is not None}
 
     def _closed_behind(self, generation: int, behind: int, patience_s: float) -> bool:

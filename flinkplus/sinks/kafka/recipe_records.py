@@ -55,11 +55,17 @@ class RecipeDocument(Document):
 
 class Stored(NamedTuple):
     """What a partition holds of its subtask. ``places``: offset and newest checkpoint of each document that has
-    entries. ``end``: the offset behind the last record."""
+    entries."""
 
     state: OutputState
     entries: tuple[RecipeEntry, ...]
     places: tuple[tuple[int, int], ...]
+
+
+class Shown(NamedTuple):
+    """What the brokers have shown of a partition. ``stored``: ``None``: nothing. ``end``: the offset behind it."""
+
+    stored: Stored | None
     end: int
 
 
@@ -122,7 +128,7 @@ class RecipeScan:
         at, newest = self._found[-1]
         return at if newest.since == ITSELF else newest.since
 
-    def stored(self, end: int) -> Stored | None:
+    def stored(self) -> Stored | None:
         """What the records say, once all from ``reads_from`` on were added."""
         first = self.reads_from
         if first is None:
@@ -135,7 +141,7 @@ class RecipeScan:
                 found = [_entry(one, self._what) for one in document.entries]
                 entries += found
                 places.append((offset, max(entry.checkpoint for entry in found)))
-        return Stored(_state(newest, self._what), tuple(entries), tuple(places), end)
+        return Stored(_state(newest, self._what), tuple(entries), tuple(places))
 
 
 def _state(document: RecipeDocument, what: str) -> OutputState:

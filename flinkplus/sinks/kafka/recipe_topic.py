@@ -21,7 +21,7 @@ from flinkplus.errors import OutputTopicError, OutputUnavailable
 from flinkplus.protocol.checkpoints.subtask_output import OutputState
 from flinkplus.protocol.determinants.recipe import RecipeEntry
 from flinkplus.sinks.kafka.cluster import DEFAULTS, PATIENCE_S, OutputClient, admin_module, log
-from flinkplus.sinks.kafka.recipe_records import PIECE_BYTES, RecipeScan, Stored, pieces
+from flinkplus.sinks.kafka.recipe_records import PIECE_BYTES, RecipeScan, Shown, pieces
 from flinkplus.sinks.kafka.records import Staged
 from flinkplus.sources.kafka.connecting import KafkaConnection, Setting
 
@@ -44,8 +44,8 @@ class RecipePartition(Protocol):
     def open(self) -> None:
         """Open the subtask's name: ends the transaction under way, and refuses its producer from now on."""
 
-    def read(self) -> Stored | None:
-        """What is stored; ``None``: nothing."""
+    def read(self) -> Shown:
+        """What is stored."""
 
     def append(
         self,
@@ -127,12 +127,12 @@ class RecipeTopic(OutputClient):
             admin = self._made(admin_module().AdminClient, {})
             admin.delete_topics([self.name], operation_timeout=self._patience_s)[self.name].result(self._patience_s)
 
-    def read(self, partition: int, until_s: float | None = None) -> Stored | None:
-        """What is stored of the subtask; ``None``: nothing. Raises ``OutputTopicError`` if records are gone that
+    def read(self, partition: int, until_s: float | None = None) -> Shown:
+        """What is stored of the subtask. Raises ``OutputTopicError`` if records are gone that
         count. ``until_s``: see ``OutputClient``."""
         what = f"{self._owner}: partition {partition} of topic {self.name!r}"
 
-        def action(consumer: Any) -> Stored | None:
+        def action(consumer: Any) -> Shown:
             low, end = self._ends(consumer, self.name, partition)
             first, width = max(low, end - WINDOW), WINDOW
             while True:
@@ -143,7 +143,7 @@ class RecipeTopic(OutputClient):
                 if (wanted is None and low > 0 and first == low) or (wanted is not None and wanted < low):
                     raise OutputTopicError(f"{what}: what makes rows again was removed; do not trim this topic")
                 if first == low or (wanted is not None and wanted >= first):
-                    return scan.stored(end)
+                    return Shown(scan.stored(), end)
                 width *= WIDER
                 first = max(low, end - width) if wanted is None else wanted
 
@@ -214,7 +214,7 @@ class KafkaPartition(OutputClient):
         self._admin: Any = None
         self._has_warned = False
 
-    def read(self) -> Stored | None:
+    def read(self) -> Shown:
         return self._reader.read(self._partition, self.until_s)
 
     def append(

@@ -31,7 +31,7 @@ from flinkplus.protocol.checkpoints.subtask_output import (
 )
 from flinkplus.protocol.determinants.recorded import Recorded
 from flinkplus.sinks.at_once.store import Encoded, OutputStore, StepsUpdate
-from flinkplus.sinks.kafka.recipe_records import ITSELF, Stored
+from flinkplus.sinks.kafka.recipe_records import ITSELF, Shown, Stored
 from flinkplus.sinks.kafka.recipe_topic import RecipePartition
 from flinkplus.sinks.kafka.records import RecordForm, Staged, content_of, records_in
 
@@ -56,6 +56,8 @@ class KafkaSubtask(OutputStore[list[Staged]]):
         self._entered = ExitStack()
         self._partition: RecipePartition | None = None
         self._opening = CLOSED
+        self._behind: int | None = None
+        """Where the first transaction after a connection must begin: otherwise not all was read."""
         self._places: deque[tuple[int, int]] = deque()
 
     @override
@@ -86,7 +88,7 @@ class KafkaSubtask(OutputStore[list[Staged]]):
         self._partition = partition = self._connect()
         partition.open()
         self._opening = opened(self._opening)
-        stored = partition.read()
+        stored, self._behind = partition.read()
         self._opening = read(self._opening, None if stored is None else stored.state)
         self._places = deque(() if stored is None else stored.places)
         return self.recorded()
@@ -107,7 +109,9 @@ class KafkaSubtask(OutputStore[list[Staged]]):
         while self._places and self._places[0][1] < trimmed:
             self._places.popleft()
         since = self._places[0][0] if self._places else ITSELF
-        first, _ = partition.append([record for some in rows for record in some], after, entries, since)
+        behind, self._behind = self._behind, None
+        records = [record for some in rows for record in some]
+        first, _ = partition.append(records, after, entries, since, behind)
         self._opening = read(self._opening, after)
         if entries:
             self._places.append((first, max(entry.checkpoint for entry in entries)))
@@ -130,7 +134,7 @@ def fence_subtask(partition: RecipePartition, fence: SubtaskFence, place: str) -
 
     Raises ``OutputUnavailable``, and ``OutputTopicError`` if others write already. ``place``: for errors.
     """
-    opening, stored = CLOSED, None
+    opening, shown = CLOSED, Shown(None, 0)
     try:
         while True:
             order = next_order(opening, fence)
@@ -139,13 +143,13 @@ def fence_subtask(partition: RecipePartition, fence: SubtaskFence, place: str) -
                     partition.open()
                     opening = opened(opening)
                 case ReadState():
-                    stored = partition.read()
-                    opening = read(opening, None if stored is None else stored.state)
+                    shown = partition.read()
+                    opening = read(opening, None if shown.stored is None else shown.stored.state)
                 case Raise():
-                    stored = _raised(partition, stored, order)
+                    shown = _raised(partition, shown, order)
                     opening = read(opening, order.state)
                 case FenceEnd():
-                    return stored
+                    return shown.stored
                 case FenceRefusal():
                     raise OutputTopicError(f"{place}: {_why_refused(order, fence)}")
                 case _:
@@ -163,13 +167,14 @@ def begin_recipe(partition: RecipePartition) -> None:
         partition.close()
 
 
-def _raised(partition: RecipePartition, stored: Stored | None, order: Raise) -> Stored:
+def _raised(partition: RecipePartition, shown: Shown, order: Raise) -> Shown:
     """Write a state without rows, right behind what was read: otherwise the brokers had not shown all."""
+    stored, end = shown
     begins = stored is None or stored.state.division < order.state.division
     entries, places = ((), ()) if stored is None or begins else (stored.entries, stored.places)
     since = places[0][0] if places else ITSELF
-    _, last = partition.append([], order.state, [], since, None if stored is None else stored.end)
-    return Stored(order.state, entries, places, last + 1)
+    _, last = partition.append([], order.state, [], since, end)
+    return Shown(Stored(order.state, entries, places), last + 1)
 
 
 def _why_refused(order: FenceRefusal, fence: SubtaskFence) -> str:

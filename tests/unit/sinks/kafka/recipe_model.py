@@ -11,7 +11,7 @@ from flinkplus.errors import OutputUnavailable
 from flinkplus.protocol.checkpoints.subtask_output import OutputState
 from flinkplus.protocol.determinants.recipe import RecipeEntry
 from flinkplus.sinks.kafka.client import TransactionClient
-from flinkplus.sinks.kafka.recipe_records import RecipeScan, Stored, pieces
+from flinkplus.sinks.kafka.recipe_records import RecipeScan, Shown, pieces
 from flinkplus.sinks.kafka.recipe_topic import RecipePartition
 from flinkplus.sinks.kafka.records import Staged
 from tests.unit.sinks.kafka.kafka_model import ModelCluster
@@ -53,12 +53,12 @@ class ModelFarEnd:
     def remove(self) -> None:
         self.logs = []
 
-    def read(self, index: int) -> Stored | None:
+    def read(self, index: int) -> Shown:
         scan = RecipeScan(0, "the recipe")
         for offset, key, value in self.logs[index]:
             if offset >= self.trimmed.get(index, 0):
                 scan.add(offset, key, value)
-        return scan.stored(self.end(index))
+        return Shown(scan.stored(), self.end(index))
 
     def end(self, index: int) -> int:
         """Behind a record is the mark of its transaction's end."""
@@ -90,7 +90,7 @@ class ModelPartition(RecipePartition):
             raise OutputUnavailable("no answer")
 
     @override
-    def read(self) -> Stored | None:
+    def read(self) -> Shown:
         if self._called():
             raise OutputUnavailable("no answer")
         return self._far.read(self._index)

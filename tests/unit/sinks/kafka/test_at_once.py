@@ -17,11 +17,11 @@ from flinkplus.sinks.at_once import attempts
 from flinkplus.sinks.at_once import writer as at_once_writer
 from flinkplus.sinks.at_once.writer import AtOnceWriter
 from flinkplus.sinks.kafka.at_once import KafkaAtOnceKeeper
-from flinkplus.sinks.kafka.recipe_records import ITSELF, RecipeScan, pieces
+from flinkplus.sinks.kafka.recipe_records import ITSELF, RecipeScan, Shown, pieces
 from flinkplus.sinks.kafka.records import RecordForm, Staged, content_of
 from flinkplus.sinks.kafka.subtask import KafkaSubtask
 from tests.unit.sinks.harness import SCHEMA, rows
-from tests.unit.sinks.kafka.recipe_model import ModelFarEnd
+from tests.unit.sinks.kafka.recipe_model import ModelFarEnd, ModelPartition
 
 JOB, OTHER, TOPIC = "job-1", "job-2", "counts"
 
@@ -58,7 +58,7 @@ class Bench:
 
     def await_recorded(self, step: int, index: int = 0) -> None:
         def is_there() -> bool:
-            stored = self.far.read(index)
+            stored = self.far.read(index).stored
             return stored is not None and stored.state.step == step
 
         wait_until(is_there, f"step {step}", 10.0)
@@ -185,10 +185,27 @@ def test_a_fence_that_was_not_shown_all_begins_again(bench: Bench, monkeypatch: 
     old = bench.far.read(0)
     put(first, 2, ("b", 2))
     bench.await_recorded(2)
-    read, answers = bench.far.read, [old]
-    monkeypatch.setattr(bench.far, "read", lambda index: answers.pop() if answers else read(index))
+    read, answers = ModelPartition.read, [old]
+    monkeypatch.setattr(ModelPartition, "read", lambda self: answers.pop() if answers else read(self))
     assert bench.fence(2, 0) == {0: StoredOutput(2, (entry(1), entry(2)))}
     assert not answers
+    answers.append(Shown(None, 0))
+    assert bench.fence(3, 0)[0].recorded == 2 and not answers
+
+
+def test_a_writer_that_was_not_shown_all_does_not_write_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to its transaction was lost, and the brokers show what was there before."""
+    first, _ = bench.begin(1)
+    put(first, 1, ("a", 1))
+    bench.await_recorded(1)
+    read, answers = ModelPartition.read, [bench.far.read(0)]
+    monkeypatch.setattr(ModelPartition, "read", lambda self: answers.pop() if answers else read(self))
+    bench.far.calls, bench.far.fail_at, bench.far.fail_after = 0, 1, True
+    put(first, 2, ("b", 2))
+    bench.await_recorded(2)
+    put(first, 3, ("c", 3))
+    bench.await_recorded(3)
+    assert not answers and bench.content == [value("a", 1), value("b", 2), value("c", 3)]
 
 
 def test_a_later_generation_and_another_parallelism_are_recognised(bench: Bench) -> None:
@@ -306,9 +323,9 @@ def test_a_document_is_read_as_it_was_written(largest: int) -> None:
     entries = [entry(1, 4), RecipeEntry(CheckpointId(5), bytes(range(256)))]
     made = pieces(STATE, entries, ITSELF, largest)
     assert all(len(content) <= largest for _, content in made)
-    stored = scanned([*made]).stored(99)
+    stored = scanned([*made]).stored()
     assert stored is not None
-    assert (stored.state, list(stored.entries), stored.places, stored.end) == (STATE, entries, ((0, 5),), 99)
+    assert (stored.state, list(stored.entries), stored.places) == (STATE, entries, ((0, 5),))
 
 
 def test_only_what_the_newest_document_counts_is_read() -> None:
@@ -316,15 +333,15 @@ def test_only_what_the_newest_document_counts_is_read() -> None:
     third = pieces(STATE, [], 1)
     scan = scanned([*first, *second, *third])
     assert scan.reads_from == 1
-    stored = scan.stored(3)
+    stored = scan.stored()
     assert stored is not None and stored.entries == (entry(2, 5),) and stored.places == ((1, 5),)
 
 
 def test_a_reader_that_begins_in_a_document_leaves_it_out() -> None:
     first, second = pieces(STATE, [entry(1, 4)], ITSELF, 60), pieces(STATE, [entry(2, 5)], ITSELF, 60)
     assert len(first) > 2
-    assert scanned(first[1:], 1).stored(9) is None
-    stored = scanned([*first[1:], *second], 1).stored(9)
+    assert scanned(first[1:], 1).stored() is None
+    stored = scanned([*first[1:], *second], 1).stored()
     assert stored is not None and stored.entries == (entry(2, 5),)
 
 
@@ -345,7 +362,7 @@ def test_a_reader_that_begins_in_a_document_leaves_it_out() -> None:
 )
 def test_what_no_writer_has_written_is_an_error(change: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(OutputTopicError, match=message):
-        scanned(change(pieces(STATE, [entry(1)], ITSELF, 40))).stored(9)
+        scanned(change(pieces(STATE, [entry(1)], ITSELF, 40))).stored()
 
 
 def _document(**changes: Any) -> bytes:

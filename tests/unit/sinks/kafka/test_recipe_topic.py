@@ -64,17 +64,17 @@ def test_rows_and_recipe_are_written_and_the_recipe_is_read_from_its_end(
     touch(cluster, topic.name)
     topic.make(1)
     topic.grow(PARTITIONS)
-    assert topic.partitions() == PARTITIONS and topic.read(2) is None
+    assert topic.partitions() == PARTITIONS and topic.read(2).stored is None
     one = partition(topic, largest=200)
     one.open()
-    assert one.read() is None
+    assert one.read().stored is None
     places = []
     for number in range(1, 5):
         since = places[1][0] if number > 2 else ITSELF
         state = OutputState(1, PARTITIONS, step=number, digest=b"d")
         places.append(one.append([(b"k", b"%d" % number, None, None)], state, [entry(number)], since))
     assert all(last > first for first, last in places), "a document has several pieces"
-    stored = one.read()
+    stored, _ = one.read()
     assert stored is not None and stored.state.step == 4
     assert stored.entries == tuple(map(entry, (2, 3, 4)))
     assert stored.places == tuple((first, number) for (first, _), number in zip(places[1:], (2, 3, 4), strict=True))
