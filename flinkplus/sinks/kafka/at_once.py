@@ -212,6 +212,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     def _begin(self, goal: Begin) -> None:
         """The recipe topic comes first: where progress is known, a topic that is not there was lost."""
         with self._session(self._job_id) as session:
+            session.client.open()  # which brokers without transactions refuse
             session.client.ready()
         self._far.make(1)
         if self._far.read(0).stored is None:  # so that a topic that is made again can be told from this one
@@ -249,11 +250,13 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     def fence(
         self, generation: int, subtasks: Collection[int], parallelism: int, patience_s: float
     ) -> Mapping[int, StoredOutput]:
+        until_s = time.monotonic() + patience_s
+
         def action() -> Mapping[int, StoredOutput]:
             if self._fenced_at != parallelism:
                 self._far.grow(parallelism)
                 self._check_parallelism(parallelism)
-            stored = self._fence_all(SubtaskFence(generation, parallelism, self._begun), subtasks, patience_s)
+            stored = self._fence_all(SubtaskFence(generation, parallelism, self._begun), subtasks, until_s)
             self._fenced_at = parallelism
             return {
                 index: StoredOutput() if found is None else StoredOutput(found.state.step, found.entries)
@@ -280,9 +283,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     def _is_of_now(self, stored: Stored) -> bool:
         return stored.state.division == self._begun
 
-    def _fence_all(self, fence: SubtaskFence, subtasks: Collection[int], patience_s: float) -> dict[int, Stored | None]:
-        until_s = time.monotonic() + patience_s
-
+    def _fence_all(self, fence: SubtaskFence, subtasks: Collection[int], until_s: float) -> dict[int, Stored | None]:
         def one(index: int) -> Stored | None:
             return fence_subtask(self._far.partition(index, until_s), fence, self._place)
 
@@ -303,7 +304,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     def _closed_behind(self, generation: int, behind: int, patience_s: float) -> bool:
         """Fence all subtasks that have written; whether nothing of them was made behind the checkpoint ``behind``."""
         of_now = [index for index, stored in self._stored().items() if self._is_of_now(stored)]
-        stored = self._fence_all(SubtaskFence(generation), of_now, patience_s)
+        stored = self._fence_all(SubtaskFence(generation), of_now, time.monotonic() + patience_s)
         return not any(
             entry.checkpoint >= behind for found in stored.values() if found is not None for entry in found.entries
         )
