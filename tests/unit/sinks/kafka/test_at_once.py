@@ -158,7 +158,7 @@ def test_other_rows_than_those_that_are_stored_end_the_subtask(bench: Bench) -> 
     assert bench.content == [value("a", 1)]
 
 
-@pytest.mark.parametrize("fail_after", [False, True])
+@pytest.mark.parametrize("fail_after", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize("fail_at", range(1, 9))
 def test_whatever_call_fails_each_row_is_there_once(bench: Bench, fail_at: int, fail_after: bool) -> None:
     """Of a fence, which is repeated, and of a writer, which connects again."""
