@@ -88,7 +88,7 @@ class Reader:
         while not self._stop.is_set():
             for message in self._consumer.consume(500, 0.05):
                 if message.error() is None:
-                    self._note(json.loads(message.value()))
+                    self._note(json.loads(message.value() or b""))
 
     def _note(self, row: dict[str, Any]) -> None:
         """Each row comes once, and the numbers of a word are those from 1 on, in order."""

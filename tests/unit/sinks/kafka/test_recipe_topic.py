@@ -68,7 +68,7 @@ def test_rows_and_recipe_are_written_and_the_recipe_is_read_from_its_end(
     one = partition(topic, largest=200)
     one.open()
     assert one.read().stored is None
-    places = []
+    places: list[tuple[int, int]] = []
     for number in range(1, 5):
         since = places[1][0] if number > 2 else ITSELF
         state = OutputState(1, PARTITIONS, step=number, digest=b"d")
