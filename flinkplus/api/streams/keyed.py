@@ -99,14 +99,20 @@ class KeyedStream:
         *,
         schema: Schema,
         on_timer: Callable[[Any, int, Any], Iterable[Any] | None] | None = None,
+        on_processing_timer: Callable[[Any, int, Any], Iterable[Any] | None] | None = None,
         on_error: OnError = "fail",
         side_outputs: Mapping[str, Schema] | None = None,
         name: str | None = None,
     ) -> Stream:
-        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state.
+        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state, as are
+        ``ctx.list_state(name)`` and ``ctx.map_state(name)``. With ``ttl=`` it is forgotten after some time: of event
+        time if the stream has watermarks, otherwise of processing time.
 
         ``ctx.event_timer(at)`` sets a timer: ``on_timer(key, at_ms, ctx)`` is called when event time reaches ``at``.
         This needs ``with_watermark`` before. ``ctx.watermark`` is event time in milliseconds (``None``: still unknown).
+        ``ctx.processing_timer(at)`` sets one for which ``on_processing_timer(key, at_ms, ctx)`` is called when the
+        time of day is ``at``; ``ctx.processing_time`` is that of the row, in milliseconds. When all input has ended,
+        all timers fire.
 
         ``side_outputs``: further streams by name, with their schemas. ``ctx.side_output(name, row)`` gives a row to
         one; ``side_output(name)`` of the result is the stream.
@@ -119,7 +125,17 @@ class KeyedStream:
         if on_timer is not None:
             self._check_event_time(name)
         return self._then(
-            Process(name, self.keys, function, schema, on_timer, on_error, tuple((side_outputs or {}).items()))
+            Process(
+                name,
+                self.keys,
+                function,
+                schema,
+                on_timer,
+                on_error,
+                tuple((side_outputs or {}).items()),
+                on_processing_timer,
+                self._has_event_time,
+            )
         )
 
     def interval_join(
@@ -242,6 +258,10 @@ class KeyedStream:
             windows = CalendarWindows(size_ms, hop_ms, offset_ms, time_zone)
         return WindowedStream(self, column, windows, lateness_ms, early_ms, on_late)
 
+    @property
+    def _has_event_time(self) -> bool:
+        return all(map(self._env.graph.has_watermarks, self._stream._origins))
+
     def _check_event_time(self, name: str) -> None:
-        if not all(map(self._env.graph.has_watermarks, self._stream._origins)):
+        if not self._has_event_time:
             raise ConfigurationError(f"operator {name!r} needs event time: call with_watermark on the stream before it")
