@@ -21,6 +21,8 @@ from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.top import Top
+from flinkplus.operators.processors.handle import TimeMode, schema_of
+from flinkplus.operators.processors.transform import TransformWithState, pickled_processor, time_mode_of
 from flinkplus.operators.rows.rejects import OnError
 
 if TYPE_CHECKING:
@@ -137,6 +139,35 @@ class KeyedStream:
                 self._has_event_time,
             )
         )
+
+    def transform_with_state(
+        self,
+        processor: Any,
+        *,
+        schema: Any,
+        time_mode: TimeMode = "none",
+        initial_state: None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Runs a ``pyspark.sql.streaming.StatefulProcessor`` as it is, written for ``transformWithState``.
+
+        ``schema``: of the rows that it gives: text, or a ``StructType``.
+        ``time_mode``: ``none``; ``event_time``: timers are of event time, and the stream needs ``with_watermark``
+        before; ``processing_time``: timers and times to live are of the time of day. PySpark's words mean the same.
+        ``initial_state``: not supported.
+
+        ``handleInputRows`` is called for each key of a batch. Raises ``ConfigurationError`` for another object.
+        """
+        name = self._env.name_for("transform_with_state", name)
+        if initial_state is not None:
+            raise ConfigurationError(
+                f"operator {name!r}: initial_state is not supported: union the rows of the former state with the stream"
+            )
+        mode = time_mode_of(name, time_mode)
+        if mode == "event_time":
+            self._check_event_time(name)
+        pickled = pickled_processor(name, processor, mode)
+        return self._then(TransformWithState(name, self.keys, pickled, schema_of(schema), mode))
 
     def interval_join(
         self,
