@@ -107,10 +107,10 @@ class Inventory(StatefulProcessor):
             if row.n == 9:
                 self._stock.clear()
                 self._names.clear()
-        amounts = sum(amount for (amount,) in self._stock.values()) + sum(n for n, _ in self._stock.keys())  # noqa: SIM118
-        count = len(list(self._stock.iterator())) * 10 + len(list(self._names.get()))
-        assert self._stock.exists() == bool(list(self._stock.keys()))
-        yield Row(k=key[0], count=count, total=amounts)
+            amounts = sum(amount for (amount,) in self._stock.values()) + sum(n for n, _ in self._stock.keys())  # noqa: SIM118
+            count = len(list(self._stock.iterator())) * 10 + len(list(self._names.get()))
+            assert self._stock.exists() == bool(list(self._stock.keys()))
+            yield Row(k=key[0], count=count, total=amounts)
 
     def close(self) -> None:
         pass
