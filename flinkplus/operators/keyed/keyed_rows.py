@@ -54,7 +54,7 @@ from flinkplus.operators.rows.rows import Collector
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.program.description import StateDescription
 
-CLOCK = "@clock"
+CLOCK = "#clock"
 """Follows the name of an operator in the names of the states that hold its timers of processing time."""
 
 

@@ -76,8 +76,8 @@ class FunctionStates:
 
     def _found(self, kind: str, name: str, ttl: Duration | None) -> Kept:
         """The state, made when it is not there. Raises ``ConfigurationError`` where it is of another kind."""
-        if not isinstance(name, str):
-            raise ConfigurationError(f"operator {self._context.operator!r}: a state is not called {name!r}")
+        if not isinstance(name, str) or name.endswith(EXPIRY):
+            raise ConfigurationError(f"operator {self._context.operator!r}: a state cannot be called {name!r}")
         if (found := self._asked.get((kind, name, ttl))) is not None:
             return found
         what = f"operator {self._context.operator!r}: the ttl of state {name!r}"

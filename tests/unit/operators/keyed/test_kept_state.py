@@ -278,12 +278,16 @@ def test_another_kind_of_state_of_the_same_name_is_an_error_of_the_program() -> 
         ctx.state("s", ttl="1 hour").put(1)
         ctx.state("s", ttl="2 hours").put(1)
 
-    def no_time(key: str, row: Any, ctx: ProcessContext) -> None:
+    def no_time(key: str, row: Any, ctx: ProcessContext) -> Iterator[Any]:
         ctx.state("s", ttl="0 s").put(1)
+        yield key, ""
+
+    def no_name(key: str, row: Any, ctx: ProcessContext) -> None:
+        ctx.map_state("s#expiry")
 
     batch = pa.record_batch([["a"], ["x"], [1]], schema=SCHEMA)
     found = []
-    for function in (two, two_lives, no_time):
+    for function in (two, two_lives, no_time, no_name):
         ctx = context(Process("p", ("key",), function, OUTPUT, on_error="skip"), SCHEMA, FakeState())
         ctx.now_ms = lambda: 1
         with pytest.raises(ConfigurationError) as raised:
@@ -292,6 +296,7 @@ def test_another_kind_of_state_of_the_same_name_is_an_error_of_the_program() -> 
     assert "as a map, and has it as a list: give" in found[0]
     assert "as a value with ttl, and has it as a value with ttl of 3600000 ms" in found[1]
     assert "ttl of state 's' must be at least 1 ms" in found[2]
+    assert "a state cannot be called 's#expiry'" in found[3]
 
 
 def test_state_of_another_kind_in_the_checkpoint_is_an_error(tmp_path: Path) -> None:
