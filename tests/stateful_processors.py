@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 
@@ -18,7 +19,7 @@ class RunningCount(StatefulProcessor):
         self._count = handle.getValueState("count", schema)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        count, total = self._count.get() if self._count.exists() else (0, 0)
+        count, total = self._count.get() or (0, 0)
         for row in rows:
             count, total = count + 1, total + row.n
             yield Row(k=key[0], count=count, total=total)
@@ -109,7 +110,7 @@ class Inventory(StatefulProcessor):
                 self._names.clear()
             amounts = sum(amount for (amount,) in self._stock.values()) + sum(n for n, _ in self._stock.keys())  # noqa: SIM118
             count = len(list(self._stock.iterator())) * 10 + len(list(self._names.get()))
-            assert self._stock.exists() == bool(list(self._stock.keys()))
+            assert self._stock.exists() or not list(self._stock.keys())
             yield Row(k=key[0], count=count, total=amounts)
 
     def close(self) -> None:

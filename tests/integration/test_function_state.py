@@ -30,7 +30,8 @@ def hold(key: str, row: Any, ctx: Any) -> None:
     seen.put(row.i, None)
     if row.count % 50 == 0:
         for number in list(seen.keys())[:-10]:
-            seen.remove(number)
+            if number != row.i:
+                seen.remove(number)
     last.put(row.i)
     for _ in range(3):
         ctx.list_state("soon", ttl="50 ms").append(row.i)

@@ -392,10 +392,13 @@ def with_ticks(parameters: Parameters, rng: random.Random, share: float) -> Para
     for _ in range(rng.choice((0, 1, 2, 3))):
         at_ms += rng.choice((5, 15, 30, 60))
         faults.append(Fault(at_ms, rng.choice(("crash", "crash", "throw", "pause")), rng.randrange(64), 40))
+    if not parameters.at_once and not parameters.groups:  # what holds rows back is to have consumers
+        parameters = replace(parameters, stages=3, edges=((0, 1), (1, 2)), parallelism=min(parameters.parallelism, 3))
     return replace(
         parameters,
         ticks_ms=rng.choice((1, 3, 7, 20)),
         joins=False,
+        records=max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
     )
 

@@ -34,7 +34,7 @@ RESCALED = 32
 SAVED = 32
 AT_ONCE = 40
 LIVE = 28
-TICKED = 16
+TICKED = 32
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (

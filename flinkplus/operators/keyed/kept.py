@@ -63,7 +63,7 @@ class Kept(ABC):
 class ValueState(Kept):
     """One named value of the current key."""
 
-    form = None
+    form: str | None = None
 
     def __init__(self, context: CurrentKey, state: ObjectStateLike) -> None:
         self._context = context

@@ -36,7 +36,6 @@ EXPIRED_A_WATERMARK = 1024
 """Maximum number of expired values, about, that are removed when event time rises."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
-_EXPIRING = {VALUE_FORM: ExpiringValue, LIST_FORM + WITH_TTL: ExpiringList, MAP_FORM + WITH_TTL: ExpiringMap}
 
 
 class FunctionStates:
@@ -54,7 +53,7 @@ class FunctionStates:
     def _full_name(self, name: str) -> str:
         return f"{self._context.operator}/{name}"
 
-    def value(self, name: str, ttl: Duration | None) -> ValueState:
+    def value_of(self, name: str, ttl: Duration | None) -> ValueState:
         """The value ``name``."""
         found = self._found("value", name, ttl)
         assert isinstance(found, ValueState)
@@ -62,13 +61,13 @@ class FunctionStates:
             self.values[name] = found
         return found
 
-    def list(self, name: str, ttl: Duration | None) -> ListState:
+    def list_of(self, name: str, ttl: Duration | None) -> ListState:
         """The list ``name``."""
         found = self._asked.get((LIST_FORM, name, ttl)) or self._found(LIST_FORM, name, ttl)
         assert isinstance(found, ListState)
         return found
 
-    def map(self, name: str, ttl: Duration | None) -> MapState:
+    def map_of(self, name: str, ttl: Duration | None) -> MapState:
         """The map ``name``."""
         found = self._asked.get((MAP_FORM, name, ttl)) or self._found(MAP_FORM, name, ttl)
         assert isinstance(found, MapState)
@@ -92,7 +91,7 @@ class FunctionStates:
                 f"{kept.form or 'value'}{_for(self._ttls_ms.get(name))}: give one of them another name"
             )
         elif isinstance(kept, Expiring) and ttl_ms is not None:  # restored: another time holds for what is put now
-            kept.life = kept.lifetime = Lifetime(ttl_ms, self.clock)  # type: ignore[misc]
+            kept.life = kept.lifetime = Lifetime(ttl_ms, self.clock)
         self._ttls_ms[name] = ttl_ms
         self._asked[kind, name, ttl] = kept
         return kept
@@ -103,7 +102,8 @@ class FunctionStates:
             queue, lifetime = RemovalQueue(state.page_state(full + EXPIRY)), Lifetime(ttl_ms, self.clock)
             if form == VALUE_FORM:
                 return ExpiringValue(context, state.object_state(full, form), lifetime, queue)
-            return _EXPIRING[form](context, state.entry_state(full, form), lifetime, queue)  # type: ignore[arg-type]
+            expiring = ExpiringList if form == LIST_FORM + WITH_TTL else ExpiringMap
+            return expiring(context, state.entry_state(full, form), lifetime, queue)
         if form == LIST_FORM:
             return ListState(context, state.entry_state(full, form))
         if form == MAP_FORM:
@@ -278,15 +278,15 @@ class ProcessContext:
             value = self._values.get(name)
             if value is not None:
                 return value
-        return self.states.value(name, ttl)
+        return self.states.value_of(name, ttl)
 
     def list_state(self, name: str, ttl: Duration | None = None) -> ListState:
         """The list kept under ``name`` for the current key. ``ttl``: as for ``state``, of each element."""
-        return self.states.list(name, ttl)
+        return self.states.list_of(name, ttl)
 
     def map_state(self, name: str, ttl: Duration | None = None) -> MapState:
         """The map kept under ``name`` for the current key. ``ttl``: as for ``state``, of each entry."""
-        return self.states.map(name, ttl)
+        return self.states.map_of(name, ttl)
 
     def now(self) -> float:
         """The time of day in seconds since the Unix epoch, to the millisecond, of the message that the row came in.

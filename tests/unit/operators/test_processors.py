@@ -116,17 +116,22 @@ def test_sessions_by_timers_of_event_time() -> None:
 
 def test_timers_of_processing_time() -> None:
     subject = Subject(Sessions(), "processing_time")
-    assert subject.instance.clock_at_ms is None
+    assert waits(subject) is None
     subject.rows([("a", 1, 5_000), ("b", 2, 7_000)])
     fired: list[tuple[int, Any]] = []
     for _ in range(20):
-        at_ms = subject.instance.clock_at_ms
+        at_ms = waits(subject)
         if at_ms is None:
             break
         subject.now_ms = max(at_ms, subject.now_ms + 1)
         fired += [(subject.now_ms, row) for row in given(subject.instance.on_clock())]
     assert fired == [(6_000, ("a", 1, 5_000)), (8_000, ("b", 1, 7_000))]
-    assert subject.instance.clock_at_ms is None
+    assert waits(subject) is None
+
+
+def waits(subject: Subject) -> int | None:
+    """For which time of day it waits."""
+    return subject.instance.clock_at_ms
 
 
 def test_times_to_live() -> None:

@@ -280,8 +280,9 @@ class FusedOperators:
     @property
     def clock_at_ms(self) -> int | None:
         """The time of day that an operator waits for, in milliseconds since 1970; ``None``: none does."""
-        waiting = [one.clock_at_ms for _, one in self._timed] if self._timed else ()
-        return min((at_ms for at_ms in waiting if at_ms is not None), default=None)
+        if not self._timed:
+            return None
+        return min((at_ms for _, one in self._timed if (at_ms := one.clock_at_ms) is not None), default=None)
 
     def tick(self) -> Iterator[None]:
         """The time of day may have come that operators wait for."""
