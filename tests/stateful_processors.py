@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 

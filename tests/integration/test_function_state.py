@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 SCHEMA = "word string, i long, count long"
 HELD_MS = 30
+RATE = 600.0
 
 
 def hold(key: str, row: Any, ctx: Any) -> None:
@@ -26,15 +27,15 @@ def hold(key: str, row: Any, ctx: Any) -> None:
         ctx.processing_timer(ctx.processing_time + HELD_MS)
     held.append(tuple(row))
     assert not seen.contains(row.i), f"{row.i} came twice"
-    assert last.get(-1) in (-1, *seen.keys())
+    if row.count % 20 == 0:
+        assert last.get(-1) in (-1, *seen.keys())
     seen.put(row.i, None)
     if row.count % 50 == 0:
         for number in list(seen.keys())[:-10]:
             if number != row.i:
                 seen.remove(number)
     last.put(row.i)
-    for _ in range(3):
-        ctx.list_state("soon", ttl="50 ms").append(row.i)
+    ctx.list_state("soon", ttl="50 ms").append(row.i)
 
 
 def release(key: str, at_ms: int, ctx: Any) -> Iterator[tuple[Any, ...]]:
@@ -50,7 +51,7 @@ def between(stream: Stream) -> Stream:
 
 
 def test_slots_are_killed_one_after_the_other(spark: SparkSession, tmp_path: Path) -> None:
-    with Victim(spark, tmp_path, between=between) as victim:
+    with Victim(spark, tmp_path, between=between, rate=RATE) as victim:
         for count, slot in enumerate((1, 0, 2), 1):
             victim.wait_for_strength()
             victim.kill_slot(slot)
@@ -61,7 +62,7 @@ def test_slots_are_killed_one_after_the_other(spark: SparkSession, tmp_path: Pat
 
 
 def test_a_rollback_begins_again_with_the_state_of_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
-    with Victim(spark, tmp_path, between=between, recovery="rollback") as victim:
+    with Victim(spark, tmp_path, between=between, rate=RATE, recovery="rollback") as victim:
         victim.wait_for_strength()
         victim.kill_slot(1)
         victim.wait(lambda: victim.metrics["recoveries"] == 1, "the rollback")

@@ -6,6 +6,7 @@ Spark itself needs pandas and protobuf for this, which FlinkPlus does not (extra
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def by_spark(spark: SparkSession, folder: Path, processor: Any, mode: str) -> Ro
     source.mkdir()
     for number, rows in enumerate(drawn()):
         lines = [json.dumps(dict(zip(("k", "n", "at"), row, strict=True))) for row in rows]
-        (source / f"{number:04}.json").write_text("\n".join(lines))
+        path = source / f"{number:04}.json"
+        path.write_text("\n".join(lines))
+        os.utime(path, (1_700_000_000 + number,) * 2)  # Spark reads files in this order
     read = spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(source))
     timed = read.selectExpr("*", "timestamp_millis(at) as ts")
     if mode == "EventTime":

@@ -398,7 +398,7 @@ def with_ticks(parameters: Parameters, rng: random.Random, share: float) -> Para
         parameters,
         ticks_ms=rng.choice((1, 3, 7, 20)),
         joins=False,
-        records=max(parameters.records, 24) if parameters.parallelism <= 3 else parameters.records,
+        records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
     )
 
