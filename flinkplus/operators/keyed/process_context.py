@@ -12,7 +12,7 @@ from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.keys import KeyCodes
 from flinkplus.operators.base.operator import Inherited, KeyedState, OperatorContext
 from flinkplus.operators.base.values import instant
-from flinkplus.operators.keyed.expiry import LifeClock, Lifetime, RemovalQueue
+from flinkplus.operators.keyed.expiry import Due, LifeClock, Lifetime, RemovalQueue
 from flinkplus.operators.keyed.kept import (
     EXPIRY,
     LIST_FORM,
@@ -63,22 +63,22 @@ class FunctionStates:
 
     def list_of(self, name: str, ttl: Duration | None) -> ListState:
         """The list ``name``."""
-        found = self._asked.get((LIST_FORM, name, ttl)) or self._found(LIST_FORM, name, ttl)
+        found = self._found(LIST_FORM, name, ttl)
         assert isinstance(found, ListState)
         return found
 
     def map_of(self, name: str, ttl: Duration | None) -> MapState:
         """The map ``name``."""
-        found = self._asked.get((MAP_FORM, name, ttl)) or self._found(MAP_FORM, name, ttl)
+        found = self._found(MAP_FORM, name, ttl)
         assert isinstance(found, MapState)
         return found
 
     def _found(self, kind: str, name: str, ttl: Duration | None) -> Kept:
         """The state, made when it is not there. Raises ``ConfigurationError`` where it is of another kind."""
-        if not isinstance(name, str) or name.endswith(EXPIRY):
-            raise ConfigurationError(f"operator {self._context.operator!r}: a state cannot be called {name!r}")
         if (found := self._asked.get((kind, name, ttl))) is not None:
             return found
+        if not isinstance(name, str) or name.endswith(EXPIRY):
+            raise ConfigurationError(f"operator {self._context.operator!r}: a state cannot be called {name!r}")
         what = f"operator {self._context.operator!r}: the ttl of state {name!r}"
         ttl_ms = None if ttl is None else duration_ms(ttl, what, least=1)
         form = kind if ttl_ms is None else kind + WITH_TTL
@@ -163,24 +163,28 @@ class FunctionStates:
         kept = self._kept.get(name)
         if kept is None:
             kept = self._kept[name] = self._made(saved["form"], name, saved["ttl_ms"])
-        assert isinstance(kept, Expiring)
+        if not isinstance(kept, Expiring) or kept.form != saved["form"]:
+            raise ConfigurationError(
+                f"operator {self._context.operator!r}: state {name!r} was a {saved['form']}, and is a "
+                f"{kept.form or 'value'} now: give the changed state another name"
+            )
         return kept
 
     def inherit(self, parts: Sequence[Inherited]) -> None:
         """Take what belongs here from all subtasks."""
         known = [part.state["first_ms"] for part in parts if part.state and part.state.get("first_ms") is not None]
         self.clock.first_ms = max(known, default=None)
-        due: dict[str, list[tuple[int, bytes]]] = {}
+        due: dict[str, tuple[Expiring, list[Due]]] = {}
         for part in parts:
             for name, saved in self._restorable(part.state or {}):
                 kept = self._restored(name, saved)
                 if part.keyed is not None:
                     queue = RemovalQueue(part.keyed.page_state(self._full_name(name) + EXPIRY))
                     queue.restore(saved)
-                    due.setdefault(name, []).extend(kept.owned(queue, part))
-        for name, entries in due.items():
-            for due_ms, key in sorted(entries):
-                self._restored(name, {}).queue.add([key], due_ms)
+                    due.setdefault(name, (kept, []))[1].extend(kept.owned(queue, part))
+        for kept, entries in due.values():
+            for due_ms, entry in sorted(entries):
+                kept.queue.add([entry], due_ms)
 
 
 def _for(ttl_ms: int | None) -> str:

@@ -33,8 +33,6 @@ from flinkplus.protocol.program.description import StateDescription
 
 _UNKNOWN_MS = -1
 """What PySpark has in the place of a time that is not known."""
-
-
 METHODS = ("init", "handleInputRows", "handleExpiredTimer", "close")
 
 
@@ -68,6 +66,10 @@ def time_mode_of(operator: str, time_mode: str) -> TimeMode:
     if found is None:
         raise ConfigurationError(f"operator {operator!r}: time_mode is one of {TIME_MODES}, not {time_mode!r}")
     return cast("TimeMode", found)
+
+
+def _never(*_: Any) -> None:
+    """In the place of a function that is not called."""
 
 
 @dataclass(frozen=True)
@@ -109,25 +111,16 @@ class TransformWithState(KeyedOperator):
         shown = [name for name in states if name != f"{self.name}/{TIMERS}"]
         return self.as_process().state_views(schema, shown)
 
-    def as_process(
-        self,
-        call: Callable[..., Any] | None = None,
-        expired: Callable[..., Any] | None = None,
-    ) -> Process:
-        """The ``Process`` with the state and timers of this operator."""
-        expired = expired or _never
+    def as_process(self, expired: Callable[..., Any] = _never) -> Process:
+        """The ``Process`` with the state and timers of this operator. ``expired``: called for timers."""
         return Process(
             self.name,
             self.keys,
-            call or _never,
+            _never,
             self.schema,
             on_timer=expired if self.time_mode == "event_time" else None,
             on_processing_timer=expired if self.time_mode == "processing_time" else None,
         )
-
-
-def _never(*_: Any) -> None:
-    """In the place of a function that is not called."""
 
 
 class _TransformInstance(ProcessInstance):
