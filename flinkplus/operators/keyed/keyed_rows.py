@@ -45,8 +45,8 @@ from flinkplus.operators.base.row import (
 )
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.base.stored_state import StateView
-from flinkplus.operators.keyed.kept import EXPIRY
-from flinkplus.operators.keyed.process_context import EXPIRED_A_WATERMARK, ProcessContext
+from flinkplus.operators.keyed.functions.context import EXPIRED_A_WATERMARK, ProcessContext
+from flinkplus.operators.keyed.functions.kept import EXPIRY
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.views import FunctionStateView, ReducedView, TimerView
 from flinkplus.operators.rows.rejects import DEAD_LETTERS, OnError, dead_letter_outputs, rejecting, tagged

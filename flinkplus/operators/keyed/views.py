@@ -16,9 +16,10 @@ from flinkplus.operators.base.operator import Dtype
 from flinkplus.operators.base.row import RowConverter
 from flinkplus.operators.base.stored_state import TIMER, ShownRows, StateView, StoredState, struct_of
 from flinkplus.operators.base.values import is_counted, numbers_of
-from flinkplus.operators.keyed.expiry import UNTIMED
-from flinkplus.operators.keyed.kept import LIST_FORM, VALUE_FORM, WITH_TTL, element_number
-from flinkplus.operators.keyed.map_keys import key_value
+from flinkplus.operators.keyed.functions.expiry import UNTIMED
+from flinkplus.operators.keyed.functions.kept import LIST_FORM, VALUE_FORM, WITH_TTL
+from flinkplus.operators.keyed.functions.lists import element_number
+from flinkplus.operators.keyed.functions.map_keys import key_value
 from flinkplus.operators.keyed.timers import states_of, timer_of
 
 FOR_EVER = 1

@@ -16,8 +16,10 @@ import pyarrow as pa
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.durations import MAX_TIME_MS, duration_ms
 from flinkplus.operators.base.schema import parse_schema
-from flinkplus.operators.keyed.kept import ListState, MapState, ValueState
-from flinkplus.operators.keyed.process_context import ProcessContext
+from flinkplus.operators.keyed.functions.context import ProcessContext
+from flinkplus.operators.keyed.functions.kept import ValueState
+from flinkplus.operators.keyed.functions.lists import ListState
+from flinkplus.operators.keyed.functions.maps import MapState
 
 TimeMode = Literal["none", "event_time", "processing_time"]
 TIME_MODES = ("none", "event_time", "processing_time")

@@ -18,7 +18,7 @@ from pyspark.sql.types import Row, TimestampNTZType, TimestampType
 from flinkplus.errors import UserFunctionError
 from flinkplus.operators.base.row import RowConverter
 from flinkplus.operators.base.values import check_zones, shown, taker
-from flinkplus.operators.keyed.process_context import milliseconds
+from flinkplus.operators.keyed.functions.context import milliseconds
 from flinkplus.operators.rows.rows import Map, MapBatches
 from tests.unit.operators.operator_fakes import run
 

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base.operator import KeyedState, OperatorContext, OperatorInstance
-from flinkplus.operators.keyed import expiry
+from flinkplus.operators.keyed.functions import expiry
+from flinkplus.operators.keyed.functions.context import ProcessContext
 from flinkplus.operators.keyed.keyed_rows import Process
-from flinkplus.operators.keyed.process_context import ProcessContext
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.state import CheckpointStorage, SubtaskState
 from flinkplus.state.entries import table

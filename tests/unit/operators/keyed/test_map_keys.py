@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from flinkplus.operators.keyed.map_keys import key_bytes, key_value
+from flinkplus.operators.keyed.functions.map_keys import key_bytes, key_value
 from tests.examples import examples
 
 UTC = datetime.timezone.utc

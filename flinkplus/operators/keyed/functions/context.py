@@ -12,22 +12,20 @@ from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.keys import KeyCodes
 from flinkplus.operators.base.operator import Inherited, KeyedState, OperatorContext
 from flinkplus.operators.base.values import instant
-from flinkplus.operators.keyed.expiry import Due, LifeClock, Lifetime, RemovalQueue
-from flinkplus.operators.keyed.kept import (
+from flinkplus.operators.keyed.functions.expiry import Due, LifeClock, Lifetime, RemovalQueue
+from flinkplus.operators.keyed.functions.kept import (
     EXPIRY,
     LIST_FORM,
     MAP_FORM,
     VALUE_FORM,
     WITH_TTL,
     Expiring,
-    ExpiringList,
-    ExpiringMap,
     ExpiringValue,
-    Kept,
-    ListState,
-    MapState,
+    NamedState,
     ValueState,
 )
+from flinkplus.operators.keyed.functions.lists import ExpiringList, ListState
+from flinkplus.operators.keyed.functions.maps import ExpiringMap, MapState
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 
@@ -46,8 +44,8 @@ class FunctionStates:
         self._state = state
         self.clock = clock
         self.values: dict[str, ValueState] = {}
-        self._kept: dict[str, Kept] = {}
-        self._asked: dict[tuple[str, str, Duration | None], Kept] = {}
+        self._kept: dict[str, NamedState] = {}
+        self._asked: dict[tuple[str, str, Duration | None], NamedState] = {}
         self._ttls_ms: dict[str, int | None] = {}
 
     def _full_name(self, name: str) -> str:
@@ -73,7 +71,7 @@ class FunctionStates:
         assert isinstance(found, MapState)
         return found
 
-    def _found(self, kind: str, name: str, ttl: Duration | None) -> Kept:
+    def _found(self, kind: str, name: str, ttl: Duration | None) -> NamedState:
         """The state, made when it is not there. Raises ``ConfigurationError`` where it is of another kind."""
         if (found := self._asked.get((kind, name, ttl))) is not None:
             return found
@@ -96,7 +94,7 @@ class FunctionStates:
         self._asked[kind, name, ttl] = kept
         return kept
 
-    def _made(self, form: str, name: str, ttl_ms: int | None) -> Kept:
+    def _made(self, form: str, name: str, ttl_ms: int | None) -> NamedState:
         full, state, context = self._full_name(name), self._state, self._context
         if ttl_ms is not None:
             queue, lifetime = RemovalQueue(state.page_state(full + EXPIRY)), Lifetime(ttl_ms, self.clock)
@@ -137,7 +135,7 @@ class FunctionStates:
         states = {
             name: {"form": kept.form, "ttl_ms": kept.life.ttl_ms, **kept.queue.saved()}
             for name, kept in expiring.items()
-            if isinstance(kept, Kept)
+            if isinstance(kept, NamedState)
         }
         return {"expiring": states, "by_event_time": self.clock.by_event_time, "first_ms": self.clock.first_ms}
 
