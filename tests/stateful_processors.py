@@ -99,7 +99,11 @@ class Inventory(StatefulProcessor):
             if row.n % 2:
                 if self._stock.containsKey(entry):
                     self._stock.removeKey(entry)
-                    self._names.put([name for name in self._names.get() if name != (entry[1],)])
+                    rest = [name for name in self._names.get() if name != (entry[1],)]
+                    if rest:
+                        self._names.put(rest)
+                    else:  # Spark refuses an empty list
+                        self._names.clear()
             else:
                 found = self._stock.getValue(entry)
                 self._stock.updateValue(entry, (row.n + (found[0] if found else 0),))

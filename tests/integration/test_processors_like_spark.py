@@ -25,7 +25,7 @@ pytest.importorskip("google.protobuf")
 
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 INPUT = "k string, n bigint, at bigint"
-BATCHES, LAST = 12, "z"
+BATCHES, LAST = 8, "z"
 Rows = list[tuple[Any, ...]]
 
 
