@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -106,4 +107,5 @@ def test_the_same_rows(spark: SparkSession, tmp_path: Path, processor: Any, mode
             spark.conf.unset(name) if value is None else spark.conf.set(name, value)
     found = here(spark, tmp_path, processor(), mode)
     assert len(expected) > 10 or processor is Sessions
-    assert expected and sorted(found) == sorted(expected)
+    more, less = Counter(found) - Counter(expected), Counter(expected) - Counter(found)
+    assert expected and (more, less) == (Counter(), Counter())
