@@ -60,6 +60,8 @@ class Ports:
     joins_steps = True
     nothing_to_read = False
     idle_at = None
+    clock_at = None
+    clock_due = False
 
     def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
         self._owner.joined += len(steps)
@@ -103,6 +105,7 @@ class Ports:
 
     read_together: Any = _never
     become_idle: Any = _never
+    tick: Any = _never
     next_read: Any = _never
     can_read: Any = _never
     rows_of: Any = _never
