@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flinkplus.protocol.determinants.determinants import KnownSteps, decode_spans, merge
+from flinkplus.protocol.determinants.determinants import KnownSteps, Span, decode_spans, merge
 from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId
 from tests.examples import examples
@@ -34,15 +34,15 @@ class Ticking(Ports):
             self.waits_ms = self._owner.time.now_ms() + EVERY_MS
 
     @property
-    def clock_at(self) -> float | None:  # type: ignore[override]
+    def clock_at(self) -> float | None:
         return None if self.waits_ms is None else self.waits_ms / 1000
 
     @property
-    def clock_due(self) -> bool:  # type: ignore[override]
+    def clock_due(self) -> bool:
         owner: Any = self._owner
         return self.waits_ms is not None and self.waits_ms <= owner.wall.ms
 
-    def tick(self) -> Iterator[None]:  # type: ignore[override]
+    def _tick(self) -> Iterator[None]:
         owner = self._owner
         now_ms = owner.time.now_ms()
         self.ticks.append(now_ms)
@@ -51,6 +51,8 @@ class Ticking(Ports):
         end = owner.outputs.channels[ChannelId(1, 0, owner.total % 3)]
         owner.outputs.append_records(end, owner.total, None, 1, 10)
         yield
+
+    tick: Any = _tick
 
 
 class Wall:
@@ -91,8 +93,9 @@ def test_a_successor_has_the_same_steps(events: list[int], data: Any) -> None:
             first.receive(message(INPUTS[0][0], seq, event), None)
             seq += 1
         run(first)
-    known, told, had = KnownSteps(), {}, {}
-    runs = []
+    told: dict[str, int] = {}
+    had: dict[str, dict[int, int]] = {}
+    runs: list[Span] = []
     for consumer in range(3):
         name, sent = str(ChannelId(1, 0, consumer)), first.made(consumer)
         count = data.draw(st.integers(0, len(sent)))

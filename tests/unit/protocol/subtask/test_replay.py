@@ -60,8 +60,14 @@ class Ports:
     joins_steps = True
     nothing_to_read = False
     idle_at = None
-    clock_at = None
-    clock_due = False
+
+    @property
+    def clock_at(self) -> float | None:
+        return None
+
+    @property
+    def clock_due(self) -> bool:
+        return False
 
     def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
         self._owner.joined += len(steps)
