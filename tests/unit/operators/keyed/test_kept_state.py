@@ -197,7 +197,7 @@ def gone(subject: Subject) -> None:
         subject.rows([("z", "look", 0)] * 500)
 
 
-@pytest.mark.parametrize("by_event_time", [False, True])
+@pytest.mark.parametrize("by_event_time", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_has_expired_is_removed_and_its_queue_with_it(by_event_time: bool) -> None:
     state = FakeState()
     subject, rng = Subject("50 ms", by_event_time, state), random.Random(3)
@@ -214,7 +214,7 @@ def test_what_has_expired_is_removed_and_its_queue_with_it(by_event_time: bool) 
 def test_a_value_that_is_put_often_is_queued_once() -> None:
     state = FakeState()
     subject = Subject("50 ms", False, state)
-    for _ in range(100):
+    for _ in range(20):
         subject.rows([("a", "put", 1), ("a", "append", 1), ("a", "set", 1)])
     subject.saved()
     assert [queued(state, f"p/{name}#expiry") for name in "vlm"] == [1, 1, 1]
@@ -238,36 +238,43 @@ def test_a_value_that_is_put_and_deleted_in_turn_leaves_no_growing_queue(monkeyp
     assert queued(state, "p/v#expiry") < 30
 
 
+@pytest.mark.parametrize(
+    ("ttl", "by_event_time"),
+    [
+        pytest.param(None, False, marks=pytest.mark.long),
+        ("50 ms", True),
+        pytest.param("50 ms", False, marks=pytest.mark.long),
+    ],
+)
 def test_state_that_does_not_fit_in_memory_over_snapshots_and_restores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ttl: str | None, by_event_time: bool
 ) -> None:
     monkeypatch.setattr(table, "READ_ENTRIES", 3)
     monkeypatch.setattr(expiry, "CHUNK_NAMES", 7)
     storage = CheckpointStorage(tmp_path / "checkpoints")
     storage.ownership.prepare({"name": "job", "fingerprint": "f"}, resume=False)
-    for number, (ttl, by_event_time) in enumerate([(None, False), ("50 ms", True), ("50 ms", False)]):
-        rng, name = random.Random(11), f"p{number}[0]"
-        state = SubtaskState(tmp_path / "work", storage.state_files, name, 1, max_entries=10)
-        subject, model = Subject(ttl, by_event_time, state), model_of(ttl, by_event_time)
-        handle: SnapshotHandle | None = None
-        try:
-            for turn in range(24):
-                keys = [f"k{rng.randrange(12)}" for _ in range(rng.randrange(1, 25))]
-                check(subject, model, ("rows", [(key, rng.choice(DOES), rng.randrange(9)) for key in keys]))
-                state.spill_if_needed()
-                check(subject, model, ("time", rng.choice([1, 5, 20])))
-                if turn % 6 == 5:
-                    saved = subject.saved()
-                    pending = state.freeze(turn, OperatorState())
-                    check(subject, model, ("rows", [(key, "look", 0) for key in keys]))
-                    handle = state.persist(pending)
-                    if turn % 12 == 11:
-                        state.close()
-                        state = SubtaskState(tmp_path / "work", storage.state_files, name, turn, max_entries=10)
-                        state.restore(handle)
-                        subject.on(state, saved)
-        finally:
-            state.close()
+    rng, name = random.Random(11), "p[0]"
+    state = SubtaskState(tmp_path / "work", storage.state_files, name, 1, max_entries=10)
+    subject, model = Subject(ttl, by_event_time, state), model_of(ttl, by_event_time)
+    handle: SnapshotHandle | None = None
+    try:
+        for turn in range(24):
+            keys = [f"k{rng.randrange(12)}" for _ in range(rng.randrange(1, 25))]
+            check(subject, model, ("rows", [(key, rng.choice(DOES), rng.randrange(9)) for key in keys]))
+            state.spill_if_needed()
+            check(subject, model, ("time", rng.choice([1, 5, 20])))
+            if turn % 6 == 5:
+                saved = subject.saved()
+                pending = state.freeze(turn, OperatorState())
+                check(subject, model, ("rows", [(key, "look", 0) for key in keys]))
+                handle = state.persist(pending)
+                if turn % 12 == 11:
+                    state.close()
+                    state = SubtaskState(tmp_path / "work", storage.state_files, name, turn, max_entries=10)
+                    state.restore(handle)
+                    subject.on(state, saved)
+    finally:
+        state.close()
 
 
 def test_another_kind_of_state_of_the_same_name_is_an_error_of_the_program() -> None:

@@ -160,7 +160,12 @@ def run(operator: KeyedOperator, folder: Path, scales: list[int], seed: int) -> 
         vertex.close()
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+LONGER = ("times to live", "times to live by the clock", "timers of the clock")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind in LONGER else kind for kind in OPERATORS]
+)
 def test_output_is_that_of_an_undisturbed_run(kind: str, tmp_path: Path) -> None:
     expected = run(OPERATORS[kind], tmp_path / "one", [1], len(kind))
     assert expected.total() >= 5
