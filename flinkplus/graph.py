@@ -111,6 +111,7 @@ class JobGraph:
                     "that iterate returns with a sink"
                 )
         self._check_side_outputs()
+        self._check_clocks()
         self.vertices = self.fuse_draft()
         return self
 
@@ -124,6 +125,18 @@ class JobGraph:
                     f"the rows of {node.name!r} go nowhere: end {stream} of what {body.operator!r} gives with a sink, "
                     "such as discard()"
                 )
+
+    def _check_clocks(self) -> None:
+        """Raises ``ConfigurationError`` for timers of processing time in a loop: it ends when no row comes round any
+        more, and such a timer could give one after that."""
+        for index, node in enumerate(self.nodes):
+            if isinstance(node.body, Operator) and node.body.has_clock:
+                near = [*node.children, *(self.exchanges[edge].consumer for edge in node.exchanges)]
+                if index in self.reached(near):
+                    raise ConfigurationError(
+                        f"operator {node.name!r} is in a loop, and has timers of processing time, which may give rows "
+                        "when the loop has ended: use ctx.now(), or set the timers behind the loop"
+                    )
 
     def fuse_draft(self) -> list[Vertex]:
         """The vertices of what is drawn so far, producers before consumers."""

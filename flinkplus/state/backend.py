@@ -30,6 +30,7 @@ from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.protocol.snapshot.handle import KeyedPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 from flinkplus.state.durable.state_files import StateTransfers
+from flinkplus.state.entries.table import EntryState, end_of
 from flinkplus.state.file_system import file_chunks, link_or_copy
 from flinkplus.state.hashing import GROUP_BYTES
 from flinkplus.state.left import FILES_FOLDER, LEFT_FOLDER, REPLICA_FOLDER
@@ -42,7 +43,7 @@ from flinkplus.state.memtable import (
     counted_keys,
     state_prefix,
 )
-from flinkplus.state.objects import OBJECTS, PAGES, ObjectState
+from flinkplus.state.objects import ENTRIES, OBJECTS, PAGES, ObjectState
 from flinkplus.state.removal import remove_file, remove_folder
 from flinkplus.state.sst_format import Chunk, describe, write_sst
 from flinkplus.state.store import Aside, SubtaskStore
@@ -152,21 +153,31 @@ class SubtaskState:
             raise self._taken(f"number state {name!r} of {dtype}", state)
         return state
 
-    def object_state(self, name: str) -> ObjectState:
+    def object_state(self, name: str, form: str | None = None) -> ObjectState:
         """The object state ``name``, made when it is not there; the same object for the same name."""
-        return self._objects(name, OBJECTS, self._max_parallelism)
+        return self._objects(name, OBJECTS, self._max_parallelism, form)
 
     def page_state(self, name: str) -> ObjectState:
         """As ``object_state``, for pages that hold rows of many keys."""
         return self._objects(name, PAGES, None)
 
-    def _objects(self, name: str, kind: str, max_parallelism: int | None) -> ObjectState:
+    def entry_state(self, name: str, form: str | None = None) -> EntryState:
+        """As ``object_state``, for several objects of each key."""
         state = self._states.get(name)
         if state is None:
-            state = ObjectState(self._store, state_prefix(name), self._max_entries, max_parallelism)
+            state = EntryState(self._store, state_prefix(name), self._max_entries, self._max_parallelism, form)
             self._adopt(name, state)
-        if not isinstance(state, ObjectState) or state.kind != kind:
-            raise self._taken(f"{kind} state {name!r}", state)
+        if not isinstance(state, EntryState) or state.form != form:
+            raise self._taken(f"{form or ENTRIES} state {name!r}", state)
+        return state
+
+    def _objects(self, name: str, kind: str, max_parallelism: int | None, form: str | None = None) -> ObjectState:
+        state = self._states.get(name)
+        if state is None:
+            state = ObjectState(self._store, state_prefix(name), self._max_entries, max_parallelism, form)
+            self._adopt(name, state)
+        if not isinstance(state, ObjectState) or (state.kind, state.form) != (kind, form):
+            raise self._taken(f"{form or kind} state {name!r}", state)
         return state
 
     def _taken(self, asked: str, state: State) -> ConfigurationError:
@@ -309,11 +320,13 @@ class SubtaskState:
         first, end = (prefix + bound.to_bytes(GROUP_BYTES, "big") for bound in (groups.start, groups.stop))
         return self._store.items_between(first, end)
 
-    def pages_of(self, name: str) -> Iterator[tuple[bytes, bytes]]:
-        """Name and content, as it is stored, of each page of the state ``name`` in the restored version, ascending."""
+    def pages_of(self, name: str, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Name and content, as it is stored, of each page or entry of the state ``name`` in the restored version whose
+        name begins with ``first``, ascending."""
         prefix = state_prefix(name)
-        end = prefix[:-1] + bytes([prefix[-1] + 1])  # the last byte of a name in UTF-8 is never FF
-        return ((key[len(prefix) :], value) for key, value in self._store.items_between(prefix, end))
+        begin = prefix + first
+        found = self._store.items_between(begin, end_of(begin))
+        return ((key[len(prefix) :], value) for key, value in found)
 
     def stored_in(self, name: str, keys: Sequence[bytes], pages: bool = False) -> list[bytes | None]:
         """The values of ``keys`` in the state ``name``, as they are stored; ``None`` for an absent key."""
@@ -394,13 +407,13 @@ class SubtaskState:
 
 
 def _describe(state: State) -> str:
-    return f"number state of {state.dtype}" if isinstance(state, NumberState) else f"{state.kind} state"
+    return f"number state of {state.dtype}" if isinstance(state, NumberState) else f"{state.form or state.kind} state"
 
 
 def _part_of(state: State) -> KeyedPart:
     return KeyedPart(
         kind=state.kind,
         keys=state.live_keys,
-        dtype=state.dtype if isinstance(state, NumberState) else None,
+        dtype=state.dtype if isinstance(state, NumberState) else state.form,
         counted=state.counted,
     )

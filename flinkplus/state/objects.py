@@ -24,7 +24,7 @@ from flinkplus.state.sst_format import Chunk
 from flinkplus.state.store import SubtaskStore
 
 PICKLE_PROTOCOL = 5
-OBJECTS, PAGES = "object", "pages"
+OBJECTS, PAGES, ENTRIES = "object", "pages", "entries"
 PICKLE_FORMAT = b"\x01"
 PICKLE_CHUNK_ENTRIES = 256
 _ATOMS = frozenset(
@@ -66,7 +66,8 @@ def _encode(kept: object) -> bytes | None:
     return PICKLE_FORMAT + (kept if type(kept) is _Packed else pickle.dumps(kept, PICKLE_PROTOCOL))
 
 
-def _decode(stored: bytes | None) -> object:
+def decode(stored: bytes | None) -> object:
+    """What is kept for a stored value. Raises ``CorruptState`` for one of an unknown format."""
     if stored is None:
         return ABSENT
     if stored[:1] != PICKLE_FORMAT:
@@ -103,6 +104,7 @@ class ObjectState:
 
     ``max_parallelism``: number of key groups. ``None``: its keys are names of *pages*, each of which holds rows of many
     keys; at another parallelism only the operator that made the pages can divide them.
+    ``form``: how the operator makes its objects, where it has several ways; ``None``: as they are.
     """
 
     def __init__(
@@ -111,9 +113,11 @@ class ObjectState:
         prefix: bytes,
         max_entries: int = DEFAULT_MAX_ENTRIES,
         max_parallelism: int | None = DEFAULT_MAX_PARALLELISM,
+        form: str | None = None,
     ) -> None:
         self.prefix = prefix
         self.kind = OBJECTS if max_parallelism is not None else PAGES
+        self.form = form
         self._layout = KeyLayout(prefix, max_parallelism)
         self.max_entries = max_entries
         self._parts = 0
@@ -185,7 +189,7 @@ class ObjectState:
     def _load(self, missing: dict[bytes, list[int]], found: list[object]) -> None:
         stored = self._stored(list(missing))
         for (key, positions), value in zip(missing.items(), stored, strict=True):
-            kept = self._young[key] = _decode(value)
+            kept = self._young[key] = decode(value)
             for position in positions:
                 found[position] = kept
 

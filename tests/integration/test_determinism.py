@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flinkplus.api.streams.stream import Stream
-from flinkplus.operators.keyed.keyed_rows import ProcessContext
+from flinkplus.operators.keyed.functions.context import ProcessContext
 from tests.integration.failover_jobs import Victim
 from tests.integration.test_failover import assert_local, assert_rolled_back
 

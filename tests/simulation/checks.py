@@ -164,6 +164,8 @@ class Checks:
                 "live_reads",
                 "awaited_rows",
                 "said_idle",
+                "ticks",
+                "repeated_ticks",
                 "fenced_output",
             ),
             0,

@@ -41,7 +41,16 @@ from flinkplus.protocol.checkpoints.checkpointing import CheckpointCoordinator
 from flinkplus.protocol.checkpoints.commits import CommitQueue
 from flinkplus.protocol.checkpoints.hold import OutputHold
 from flinkplus.protocol.checkpoints.savepoints import Savepoints
-from flinkplus.protocol.determinants.determinants import IDLED, AncestorLog, Choice, InputPart, KnownSteps
+from flinkplus.protocol.determinants.determinants import (
+    CLOCK_CHOICES,
+    IDLED,
+    TICKED,
+    AncestorLog,
+    Choice,
+    InputPart,
+    KnownSteps,
+    unpack,
+)
 from flinkplus.protocol.determinants.recipe import NO_RECIPE, Recipe, RecipeLog
 from flinkplus.protocol.job.crashes import Crashes
 from flinkplus.protocol.job.job import LIVE, JobProtocol
@@ -99,7 +108,8 @@ class Mutation:
     ``scenario``: the number of the one that finds it out, where seeds seldom do. ``finds``: what finds it out where the
     simulator does not reach; gives what is wrong. ``joined``: only where steps are repeated together does it matter.
     ``rescaled``: only where the parallelism changes. ``saved``: only where savepoints are taken.
-    ``at_once``: only where rows are visible at once. ``live``: only where records arrive while the job runs."""
+    ``at_once``: only where rows are visible at once. ``live``: only where records arrive while the job runs.
+    ``ticked``: only where subtasks have steps by the time of day."""
 
     where: Any
     name: str
@@ -112,10 +122,11 @@ class Mutation:
     saved: bool = False
     at_once: bool = False
     live: bool = False
+    ticked: bool = False
 
     def parameters(self, seed: int) -> Parameters:
         """The job of a seed in which the fault is looked for."""
-        only = {name: getattr(self, name) for name in ("joined", "rescaled", "saved", "at_once", "live")}
+        only = {name: getattr(self, name) for name in ("joined", "rescaled", "saved", "at_once", "live", "ticked")}
         return draw(seed, **only)
 
 
@@ -132,12 +143,13 @@ def mutation(
     saved: bool = False,
     at_once: bool = False,
     live: bool = False,
+    ticked: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         tells = (make.__doc__ or "").strip()
-        only = joined, rescaled, saved, at_once, live
+        only = joined, rescaled, saved, at_once, live, ticked
         MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, *only)
         return make
 
@@ -936,6 +948,27 @@ def idle_sources_are_not_logged(original: Any) -> Any:
         return self._work.become_idle() if (choice, value) == (Choice.END, IDLED) else original(self, choice, value)
 
     return read
+
+
+@mutation(SubtaskSteps, "_tick", ticked=True)
+def steps_of_the_clock_are_not_logged(original: Any) -> Any:
+    """A step by the time of day is not logged: a successor has it by its own clock."""
+    return lambda self: self._work.tick()
+
+
+@mutation(SubtaskSteps, "_repeat", ticked=True)
+def steps_of_the_clock_are_not_repeated(original: Any) -> Any:
+    """A promoted subtask leaves out the steps that its predecessor had by the time of day."""
+
+    def repeat(self: Any, choice: Choice, value: int) -> Any:
+        if (choice, value) != (Choice.END, TICKED):
+            return original(self, choice, value)
+        while self.replay.determinants and unpack(self.replay.determinants[0])[0] in CLOCK_CHOICES:
+            self.replay.determinants.popleft()
+        self.history.begin(choice, value)
+        return None
+
+    return repeat
 
 
 @mutation(InputWatermarks, "saved", live=True)

@@ -89,6 +89,8 @@ FAULTS_LIVE = (*("crash",) * 5, "crash_host", "crash_driver", "throw", "throw_to
 """What happens to such a job."""
 AT_ONCE = 0.05
 """Share of the jobs whose rows are visible at once."""
+TICKED = 0.03
+"""Share of the jobs with steps by the time of day."""
 FAULTS_AT_ONCE = (
     *("crash",) * 6,
     *("crash_host", "crash_driver", "crash_driver", "throw", "throw_together", "throw_together", "pause", "expire"),
@@ -188,7 +190,8 @@ class Parameters:
     parallelism may change (0: it does not). ``little_bytes``: of state files, that a slot may lack when the parallelism
     changes (``None``: as in the product). ``at_once``: rows are visible at once. ``live``: records of sources arrive
     while the job runs, in so many places of each reader (0: they are all there). ``idle_ms``: for how long a source may
-    have nothing to read before event time goes on without it (``None``: it waits)."""
+    have nothing to read before event time goes on without it (``None``: it waits). ``ticks_ms``: every other stage
+    holds rows back for so long, by the time of day (``None``: it does not)."""
 
     seed: int = 0
     stages: int = 2
@@ -237,6 +240,7 @@ class Parameters:
     at_once: bool = False
     live: int = 0
     idle_ms: int | None = None
+    ticks_ms: int | None = None
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -289,12 +293,14 @@ def draw(
     saved: bool = False,
     at_once: bool = False,
     live: bool = False,
+    ticked: bool = False,
 ) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
     steps may be repeated together, and are small, so that there are often several to repeat. ``rescaled``: the
     parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them.
-    ``at_once``: rows are visible at once. ``live``: records arrive while the job runs."""
+    ``at_once``: rows are visible at once. ``live``: records arrive while the job runs. ``ticked``: subtasks have steps
+    by the time of day."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -373,7 +379,28 @@ def draw(
     parameters = with_savepoints(parameters, child(seed, "savepoints"), 1 if saved else SAVED)
     parameters = with_rows_at_once(parameters, child(seed, "at once"), 1 if at_once else AT_ONCE)
     parameters = with_changes_at_once(parameters, child(seed, "changes at once"))
-    return with_live_sources(parameters, child(seed, "live"), 1 if live else LIVE)
+    parameters = with_live_sources(parameters, child(seed, "live"), 1 if live else LIVE)
+    return with_ticks(parameters, child(seed, "ticks"), 1 if ticked else TICKED)
+
+
+def with_ticks(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job whose subtasks hold rows back until the clock says that they go on, a ``share`` of all that can have such;
+    with more faults."""
+    if rng.random() >= share or parameters.loops or parameters.watermarks or parameters.guarantee == "at-most-once":
+        return parameters
+    faults, at_ms = list(parameters.faults), 0
+    for _ in range(rng.choice((0, 1, 2, 3))):
+        at_ms += rng.choice((5, 15, 30, 60))
+        faults.append(Fault(at_ms, rng.choice(("crash", "crash", "throw", "pause")), rng.randrange(64), 40))
+    if not parameters.at_once and not parameters.groups:  # what holds rows back is to have consumers
+        parameters = replace(parameters, stages=3, edges=((0, 1), (1, 2)), parallelism=min(parameters.parallelism, 3))
+    return replace(
+        parameters,
+        ticks_ms=rng.choice((1, 3, 7, 20)),
+        joins=False,
+        records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
+    )
 
 
 def with_live_sources(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

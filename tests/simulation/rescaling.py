@@ -157,6 +157,7 @@ class Division:
             "held": inherited_rows(held, lambda row: graph.owner(graph.key(row[0], at), self.after) == index),
             "advanced_ms": -1 if part.watermark_ms is None else part.watermark_ms,
             "said_idle": False,
+            "tick_at_ms": min((work["tick_at_ms"] for work in works if work["tick_at_ms"] is not None), default=None),
             "next": {},
         }
         return replace(part, state=state)

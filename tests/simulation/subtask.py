@@ -277,8 +277,10 @@ class SimSubtask:
         if plan.promotion is not None:
             self._staged = [file for file in own.get("staged", ()) if file[1] > world.commits.newest]
         self._open: list[Row] = []
-        self._holds_back = world.parameters.watermarks and self._at % 2 == 1
+        self._ticks_ms = world.parameters.ticks_ms
+        self._holds_back = (world.parameters.watermarks or self._ticks_ms is not None) and self._at % 2 == 1
         self._held: list[Row] = list(own.get("held", ()))
+        self._tick_at_ms: int | None = own.get("tick_at_ms")
         self.advanced_ms = own.get("advanced_ms", -1)
         self._said_idle = own.get("said_idle", False)
         self._restore_state()
@@ -422,8 +424,33 @@ class SimSubtask:
             counted.append((record, (*passages, (at, key, number))))
         if self._holds_back:
             self._held += counted
+            if self._ticks_ms is not None and self._held and self._tick_at_ms is None:
+                self._tick_at_ms = self._time.now_ms() + self._ticks_ms
             return iter(())
         return self._emit(counted)
+
+    @property
+    def clock_at(self) -> float | None:
+        return None if self._tick_at_ms is None else self._tick_at_ms / 1000
+
+    @property
+    def clock_due(self) -> bool:
+        return self._tick_at_ms is not None and self._tick_at_ms <= self._world.now_ms
+
+    def tick(self) -> Iterator[None]:
+        checks = self._world.checks
+        checks.works(self)
+        checks.counts["ticks"] += 1
+        checks.counts["repeated_ticks"] += self.steps.replay.unchecked
+        if checks.exact:
+            checks.causes.takes(self, [], determinants=0)
+        self._throw_if_poisoned()
+        now_ms = self._time.now_ms()
+        if self._tick_at_ms is None or now_ms < self._tick_at_ms:
+            return iter(())
+        self._told_ms = now_ms % CLOCK_BYTES
+        due, self._held, self._tick_at_ms = sorted(self._held), [], None
+        return self._emit(due)
 
     def advance(self, watermark_ms: int) -> Iterator[None]:
         parameters = self._world.parameters
@@ -597,6 +624,7 @@ class SimSubtask:
             "held": tuple(self._held),
             "advanced_ms": self.advanced_ms,
             "said_idle": self._said_idle,
+            "tick_at_ms": self._tick_at_ms,
             **self._next_of_inputs(),
         }
         part = OperatorPart(rows_in=0, rows_out=0, state=work)

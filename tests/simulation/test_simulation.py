@@ -34,6 +34,8 @@ RESCALED = 22
 SAVED = 22
 AT_ONCE = 26
 LIVE = 20
+TICKED = (19, 25, 27, 41, 44, 45)
+"""Seeds in which steps by the time of day are repeated."""
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -143,6 +145,7 @@ QUICK = (
     "joined_reads_are_repeated_in_another_order",
     "idle_sources_are_not_logged",
     "idle_channels_are_not_saved",
+    "steps_of_the_clock_are_not_logged",
 )
 """What is found out within the small budget."""
 
@@ -199,6 +202,13 @@ def test_seeds_with_live_sources_are_clean() -> None:
     summary = run_many(range(LIVE), drawn=partial(draw, live=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("live_reads", "awaited_rows", "said_idle", "failovers", "fallbacks", "driver_crashes"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_with_steps_of_the_clock_are_clean() -> None:
+    summary = run_many(TICKED, drawn=partial(draw, ticked=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("ticks", "repeated_ticks", "failovers"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

@@ -21,6 +21,8 @@ from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.top import Top
+from flinkplus.operators.processors.handle import TimeMode, schema_of
+from flinkplus.operators.processors.transform import TransformWithState, pickled_processor, time_mode_of
 from flinkplus.operators.rows.rejects import OnError
 
 if TYPE_CHECKING:
@@ -99,14 +101,20 @@ class KeyedStream:
         *,
         schema: Schema,
         on_timer: Callable[[Any, int, Any], Iterable[Any] | None] | None = None,
+        on_processing_timer: Callable[[Any, int, Any], Iterable[Any] | None] | None = None,
         on_error: OnError = "fail",
         side_outputs: Mapping[str, Schema] | None = None,
         name: str | None = None,
     ) -> Stream:
-        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state.
+        """``function(key, row, ctx)`` yields rows of ``schema``; ``ctx.state(name)`` is the key's own state, as are
+        ``ctx.list_state(name)`` and ``ctx.map_state(name)``. With ``ttl=`` it is forgotten after some time: of event
+        time if the stream has watermarks, otherwise of processing time.
 
         ``ctx.event_timer(at)`` sets a timer: ``on_timer(key, at_ms, ctx)`` is called when event time reaches ``at``.
         This needs ``with_watermark`` before. ``ctx.watermark`` is event time in milliseconds (``None``: still unknown).
+        ``ctx.processing_timer(at)`` sets one for which ``on_processing_timer(key, at_ms, ctx)`` is called when the
+        time of day is ``at``; ``ctx.processing_time`` is that of the row, in milliseconds. When all input has ended,
+        all timers fire.
 
         ``side_outputs``: further streams by name, with their schemas. ``ctx.side_output(name, row)`` gives a row to
         one; ``side_output(name)`` of the result is the stream.
@@ -119,8 +127,47 @@ class KeyedStream:
         if on_timer is not None:
             self._check_event_time(name)
         return self._then(
-            Process(name, self.keys, function, schema, on_timer, on_error, tuple((side_outputs or {}).items()))
+            Process(
+                name,
+                self.keys,
+                function,
+                schema,
+                on_timer,
+                on_error,
+                tuple((side_outputs or {}).items()),
+                on_processing_timer,
+                self._has_event_time,
+            )
         )
+
+    def transform_with_state(
+        self,
+        processor: Any,
+        *,
+        schema: Any,
+        time_mode: TimeMode = "none",
+        initial_state: None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Runs a ``pyspark.sql.streaming.StatefulProcessor`` as it is, written for ``transformWithState``.
+
+        ``schema``: of the rows that it gives: text, or a ``StructType``.
+        ``time_mode``: ``none``; ``event_time``: timers are of event time, and the stream needs ``with_watermark``
+        before; ``processing_time``: timers and times to live are of the time of day. PySpark's words mean the same.
+        ``initial_state``: not supported.
+
+        ``handleInputRows`` is called for each key of a batch. Raises ``ConfigurationError`` for another object.
+        """
+        name = self._env.name_for("transform_with_state", name)
+        if initial_state is not None:
+            raise ConfigurationError(
+                f"operator {name!r}: initial_state is not supported: union the rows of the former state with the stream"
+            )
+        mode = time_mode_of(name, time_mode)
+        if mode == "event_time":
+            self._check_event_time(name)
+        pickled = pickled_processor(name, processor, mode)
+        return self._then(TransformWithState(name, self.keys, pickled, schema_of(schema), mode))
 
     def interval_join(
         self,
@@ -242,6 +289,10 @@ class KeyedStream:
             windows = CalendarWindows(size_ms, hop_ms, offset_ms, time_zone)
         return WindowedStream(self, column, windows, lateness_ms, early_ms, on_late)
 
+    @property
+    def _has_event_time(self) -> bool:
+        return all(map(self._env.graph.has_watermarks, self._stream._origins))
+
     def _check_event_time(self, name: str) -> None:
-        if not all(map(self._env.graph.has_watermarks, self._stream._origins)):
+        if not self._has_event_time:
             raise ConfigurationError(f"operator {name!r} needs event time: call with_watermark on the stream before it")

@@ -81,14 +81,28 @@ class ObjectStateLike(Protocol):
         """Remove the keys; absent ones are ignored."""
 
 
+class EntryStateLike(ObjectStateLike, Protocol):
+    """Several objects of each key, by name (``flinkplus.state.entries.EntryState``). Names begin with ``owner``."""
+
+    def owner(self, key: bytes, /) -> bytes:
+        """The first bytes of the names of a key's objects."""
+
+    def entries(self, owner: bytes, /) -> Iterator[tuple[bytes, Any]]:
+        """What follows ``owner`` in each name, ascending, and the object, as they are now."""
+
+
 class KeyedState(Protocol):
     """What a keyed operator uses of its subtask's state (``flinkplus.state.backend.SubtaskState``)."""
 
     def number_state(self, name: str, dtype: Dtype, /) -> NumberStateLike:
         """The numbers stored under ``name``; ``dtype``: ``'int64'`` or ``'float64'``."""
 
-    def object_state(self, name: str, /) -> ObjectStateLike:
-        """The objects stored under ``name``."""
+    def object_state(self, name: str, form: str | None = None, /) -> ObjectStateLike:
+        """The objects stored under ``name``. ``form``: how the operator makes them, if it has several ways; a state of
+        another form is a ``ConfigurationError``."""
+
+    def entry_state(self, name: str, form: str | None = None, /) -> EntryStateLike:
+        """As ``object_state``, for several objects of each key."""
 
     def page_state(self, name: str, /) -> ObjectStateLike:
         """The pages stored under ``name``: objects that hold rows of many keys, under names of the operator's own."""
@@ -195,6 +209,17 @@ class OperatorInstance(ABC):
         """No row before this time will follow; the returned iterable is as that of ``process``."""
         return ()
 
+    @property
+    def clock_at_ms(self) -> int | None:
+        """When ``on_clock`` is to be called next, in milliseconds since 1970; ``None``: it need not be.
+
+        Only of an operator that ``has_clock``."""
+        return None
+
+    def on_clock(self) -> Iterable[pa.RecordBatch]:
+        """The time of day may have reached ``clock_at_ms``. It is a step of its own, whose time is ``now_ms``."""
+        return ()
+
     def end(self) -> Iterable[pa.RecordBatch]:
         """All inputs have ended: emit the remaining output."""
         return ()
@@ -261,6 +286,11 @@ class Operator(ABC):
     """Whether watermarks end here."""
     holds_rows = False
     """Whether a row may affect the output in a later step than the one that processed it."""
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether its instances have steps by the time of day (``OperatorInstance.clock_at_ms``)."""
+        return False
 
     @property
     def key_columns(self) -> tuple[str, ...]:

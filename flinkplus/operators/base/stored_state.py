@@ -41,6 +41,13 @@ class StoredState(KeyedState, Protocol):
     def objects(self, name: str, /) -> Iterator[tuple[list[bytes], list[Any]]]:
         """The keys and objects of a state, with stand-ins for classes that hold more than data."""
 
+    def form(self, name: str, /) -> str | None:
+        """How the operator makes the objects of a state; ``None``: as they are."""
+
+    def entries(self, name: str, /) -> Iterator[tuple[list[bytes], list[bytes], list[Any]]]:
+        """Of a state with several objects for each key: the key of each, what follows it in its name, and the object,
+        in batches."""
+
     def page_names(self, name: str, /) -> Iterator[list[bytes]]:
         """The names of the pages of a state, in batches, ascending."""
 

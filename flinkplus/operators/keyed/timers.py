@@ -1,4 +1,4 @@
-"""Event-time timers of keys: kept as keyed state, taken out in order of time.
+"""Timers of keys: kept as keyed state, taken out in order of time. Time is event time, or that of the clock.
 
 A radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, JACM 1990) over pages of state. Time is cut in buckets, fine ones near
 the watermark and coarser ones further away, each 64 times as long as those before. A bucket is a few pages, objects of
@@ -206,6 +206,18 @@ class EventTimers:
             if not whole:
                 break
         self._base_ms = max(self._base_ms, reach_ms)
+
+    @property
+    def next_ms(self) -> int | None:
+        """The earliest time at which something may be due; ``None``: no timer is set. Nothing may be after all: a
+        timer that was taken back, or a bucket that is to be dealt out."""
+        bucket = min(self._buckets, key=_by_time, default=None)
+        if bucket is None:
+            return None
+        at_ms = bucket.first_ms
+        if self._near is not None and self._near[0] == bucket:
+            at_ms = self._near[1][0].fire_ms if self._near[1] else bucket.end_ms
+        return at_ms if self.watermark_ms is None else max(at_ms, self.watermark_ms + 1)
 
     def _deal_out(self, bucket: Bucket) -> None:
         timers = self._load(bucket)

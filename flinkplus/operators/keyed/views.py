@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -16,6 +16,10 @@ from flinkplus.operators.base.operator import Dtype
 from flinkplus.operators.base.row import RowConverter
 from flinkplus.operators.base.stored_state import TIMER, ShownRows, StateView, StoredState, struct_of
 from flinkplus.operators.base.values import is_counted, numbers_of
+from flinkplus.operators.keyed.functions.expiry import UNTIMED
+from flinkplus.operators.keyed.functions.kept import LIST_FORM, VALUE_FORM, WITH_TTL
+from flinkplus.operators.keyed.functions.lists import element_number
+from flinkplus.operators.keyed.functions.map_keys import key_value
 from flinkplus.operators.keyed.timers import states_of, timer_of
 
 FOR_EVER = 1
@@ -129,16 +133,65 @@ class ReducedView(StateView):
             yield ShownRows(keys, struct_of(batch.columns, self.value_type))
 
 
-@dataclass(frozen=True)
-class TimerView(StateView):
-    """Timers that are set."""
+@dataclass(frozen=True, kw_only=True)
+class FunctionStateView(StateView):
+    """What functions keep under the name ``name``: values, elements of lists, entries of maps, each as a row.
 
-    kind: ClassVar[str] = TIMER
+    An element is shown as ``{"at": its place, "value": ...}``, an entry as ``{"key": ..., "value": ...}``. Those that
+    have expired stay until they are removed; the column of timers has when each does.
+    """
+
+    name: str
 
     @property
     @override
     def reads(self) -> tuple[str, ...]:
-        return states_of(self.operator)
+        return (self.name,)
+
+    @override
+    def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
+        form = stored.form(self.name)
+        if form is None or form == VALUE_FORM:
+            for keys, values in stored.objects(self.name):
+                if form is None:
+                    yield ShownRows(keys, values)
+                else:
+                    yield ShownRows(keys, [value for _, _, value in values], _expiries(values))
+            return
+        expires = form.endswith(WITH_TTL)
+        show = _element if form.startswith(LIST_FORM) else _entry
+        for keys, names, records in stored.entries(self.name):
+            shown = [show(name, record[-1]) for name, record in zip(names, records, strict=True)]
+            kept = [at for at, value in enumerate(shown) if value is not None]
+            timers = _expiries([records[at] for at in kept]) if expires else None
+            yield ShownRows([keys[at] for at in kept], [shown[at] for at in kept], timers)
+
+
+def _element(name: bytes, value: Any) -> Any:
+    at = element_number(name)
+    return None if at is None else {"at": at, "value": value}
+
+
+def _entry(name: bytes, value: Any) -> Any:
+    return {"key": key_value(name), "value": value}
+
+
+def _expiries(records: Sequence[Any]) -> pa.Array:
+    """When each value expires; null where event time was not known when it was put."""
+    return pa.array([None if record[0] == UNTIMED else record[0] for record in records], pa.int64())
+
+
+@dataclass(frozen=True)
+class TimerView(StateView):
+    """Timers that are set. ``name``: in place of the operator's in the names of their states."""
+
+    kind: ClassVar[str] = TIMER
+    name: str | None = None
+
+    @property
+    @override
+    def reads(self) -> tuple[str, ...]:
+        return states_of(self.name or self.operator)
 
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:

@@ -186,6 +186,15 @@ class _Rejecting(OperatorInstance):
     def on_watermark(self, watermark_ms: int) -> Iterable[pa.RecordBatch]:
         return self._instance.on_watermark(watermark_ms)
 
+    @property
+    @override
+    def clock_at_ms(self) -> int | None:
+        return self._instance.clock_at_ms
+
+    @override
+    def on_clock(self) -> Iterable[pa.RecordBatch]:
+        return self._instance.on_clock()
+
     @override
     def end(self) -> Iterable[pa.RecordBatch]:
         return self._instance.end()

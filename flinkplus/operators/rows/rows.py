@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
+from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.columns import cut, plain
 from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.row import USER_EXCEPTIONS, Row, RowConverter, Verbatim, rows_of, user_error
@@ -173,6 +174,8 @@ class Collector:
         while True:
             try:
                 self._results += islice(results, MAX_COLLECTED_ROWS - len(self._results))
+            except ConfigurationError:  # of the program, not of the row
+                raise
             except USER_EXCEPTIONS as error:
                 raise user_error(self._ctx.operator, self._ctx.subtask, row, error) from error
             self._origins += [row] * (len(self._results) - len(self._origins))

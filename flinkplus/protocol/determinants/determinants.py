@@ -73,7 +73,8 @@ class Choice(IntEnum):
     TRIGGER = 1
     """A source began a triggered checkpoint (its number)."""
     END = 2
-    """A source was ordered to stop reading (``STOPPED``), or has had nothing to read for long (``IDLED``)."""
+    """A source was ordered to stop reading (``STOPPED``), or has had nothing to read for long (``IDLED``). Or the time
+    of day has come for which a subtask that reads no source waited (``TICKED``)."""
     INPUT = 3
     """Messages were taken from an input channel (``InputPart``). A bundle from several channels has one such
     determinant for each, in order."""
@@ -87,7 +88,7 @@ class Choice(IntEnum):
     """A barrier overtook what waits on the inputs (the number of its checkpoint)."""
 
 
-STOPPED, IDLED = 0, 1
+STOPPED, IDLED, TICKED = 0, 1, 2
 """The values of ``Choice.END``."""
 CLOCK_CHOICES = (Choice.ERA, Choice.CLOCK)
 """Choices that begin no step: a step reads the clock at most once; an ``ERA`` immediately precedes its ``CLOCK``."""

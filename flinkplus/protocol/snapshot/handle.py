@@ -77,7 +77,7 @@ class OperatorState(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedPart(Document):
-    """One named keyed state: its ``kind``, number of ``keys``, and ``dtype`` of its numbers.
+    """One named keyed state: its ``kind``, number of ``keys``, and ``dtype`` of its numbers or form of its objects.
 
     ``counted``: the number of keys is exact; otherwise the state was divided, and it is an estimate.
     """

@@ -73,6 +73,18 @@ class SubtaskWork(Protocol):
     def become_idle(self) -> Iterator[None]:
         """Event time does not wait for this source any more, until it has read rows: send that on."""
 
+    @property
+    def clock_at(self) -> float | None:
+        """When the time of day will come that the work waits for, in seconds; ``None``: it waits for none. Not asked
+        of a source."""
+
+    @property
+    def clock_due(self) -> bool:
+        """Whether the time of ``clock_at`` has come."""
+
+    def tick(self) -> Iterator[None]:
+        """The time of day has come that the work waited for. The step reads the clock."""
+
     def next_read(self) -> int | None:
         """What a source reads now; the step logs the number, so that a replay reads the same. ``None``: nothing."""
 

@@ -1,8 +1,8 @@
 """The steps of one subtask: which message, range, trigger or repeated choice is next, and what the step does.
 
-A *step* processes one bundle of messages (or one source range, or one checkpoint trigger) to its end. It is a
-generator, so it can wait in the middle for room in an output log without blocking the slot. No barrier or
-snapshot falls inside a step; taking one is a step of its own.
+A *step* processes one bundle of messages (or a source range, a checkpoint trigger, timers of the clock) to its end. It
+is a generator, so it can wait in the middle for room in an output log without blocking the slot. No barrier or snapshot
+falls inside a step; taking one is a step of its own.
 
 A *bundle* is the records that wait on all input channels, up to a limit (``InputGate.next``). The work processes it as
 one batch. A bundle of watermarks likewise raises event time once. A step takes only one message of any other kind, and
@@ -30,7 +30,7 @@ from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.channel import Accept, Duplicate, Stale
 from flinkplus.protocol.channels.inputs import Bundle, InputChannel
 from flinkplus.protocol.channels.watermarks import InputWatermarks
-from flinkplus.protocol.determinants.determinants import Choice, InputPart, unpack
+from flinkplus.protocol.determinants.determinants import TICKED, Choice, InputPart, unpack
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.identity import SubtaskIdentity
@@ -239,10 +239,19 @@ class SubtaskSteps:
             return True
         if self._source is not None:
             return bool(self._triggers) or (self._may_read and (self.draining or self._source.has_work))
+        return self._has_input or self._clock_at is not None
+
+    @property
+    def _has_input(self) -> bool:
         for end in self.inputs.channels.values():  # noqa: SIM110  # asked before each step: quicker than ``any``
             if end.queue and not end.blocked:
                 return True
         return False
+
+    @property
+    def _clock_at(self) -> float | None:
+        """When the time of day has come that the work waits for, in seconds."""
+        return None if self.ended else self._work.clock_at
 
     @property
     def _may_read(self) -> bool:
@@ -259,13 +268,17 @@ class SubtaskSteps:
         if self._source is not None:
             waits = not (self.draining or self.ended or self._triggers)
             return self._source.begins_at(now) if waits else now
+        clock_at = self._clock_at
+        if clock_at is not None and (clock_at <= now or not self._has_input):
+            return max(now, clock_at)
         if not self.inputs.may_wait:
             return now
         if self._waiting_since is None:
-            if not self._has_work():
+            if not self._has_input:
                 return now
             self._waiting_since = now
-        return self._work.bundle_at(self._waiting_since)
+        bundle_at = self._work.bundle_at(self._waiting_since)
+        return bundle_at if clock_at is None else min(bundle_at, clock_at)
 
     # --- steps
 
@@ -319,12 +332,21 @@ class SubtaskSteps:
                 self._begin_checkpoint(self._triggers.popleft())
                 return None
             return self._source.begin(self.draining) if self._may_read else None
+        if not self.ended and self._work.clock_due:
+            return self._tick()
         bundle = self.inputs.next()
         return self._take(bundle) if bundle else None
+
+    def _tick(self) -> Iterator[None]:
+        """A step because of the time of day, which is read in it."""
+        self.history.begin(Choice.END, TICKED)
+        return self._work.tick()
 
     def _repeat(self, choice: Choice, value: int) -> Iterator[None] | None:
         """Repeat a step of the predecessor."""
         match choice:
+            case Choice.END if value == TICKED:
+                return self._tick()
             case Choice.READ | Choice.END:
                 invariant(self._source is not None, "a step that is no source's reads", subtask=self.id)
                 assert self._source is not None

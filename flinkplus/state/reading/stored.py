@@ -20,6 +20,7 @@ from flinkplus.errors import CorruptState, InvariantViolation
 from flinkplus.protocol.snapshot.handle import SnapshotHandle
 from flinkplus.state.backend import SubtaskState
 from flinkplus.state.durable.state_files import StateFiles
+from flinkplus.state.entries.table import owner_key, owner_length, owner_name
 from flinkplus.state.hashing import GROUP_BYTES
 from flinkplus.state.memtable import VALUE_BYTES, ZERO_VALUE, Dtype, state_prefix
 from flinkplus.state.objects import PICKLE_FORMAT
@@ -68,6 +69,28 @@ class StoredSubtask:
         for entries in self._batches(name):
             yield [key for key, _ in entries], [_object_of(name, value) for _, value in entries]
 
+    def form(self, name: str, /) -> str | None:
+        """How the operator makes the objects of a state; ``None``: as they are."""
+        part = self._states.get(name)
+        return None if part is None else part.dtype
+
+    def entries(self, name: str, /) -> Iterator[tuple[list[bytes], list[bytes], list[Any]]]:
+        """Of a state with several objects for each key: the key of each, what follows it in its name, and the object,
+        in batches. Raises ``CorruptState``."""
+        if not self.has(name):
+            return
+        found: Iterable[tuple[bytes, bytes]] = self._state.pages_of(name)
+        if self.key is not None:
+            found = self._state.pages_of(name, owner_name(self.key, self.max_parallelism))
+        for entries in _in_batches(found):
+            ends = [owner_length(entry) for entry, _ in entries]
+            suffixes = [entry[end:] for (entry, _), end in zip(entries, ends, strict=True)]
+            yield (
+                [owner_key(entry) for entry, _ in entries],
+                suffixes,
+                [_object_of(name, value) for _, value in entries],
+            )
+
     def page_names(self, name: str, /) -> Iterator[list[bytes]]:
         """The names of the pages of a state, in batches, ascending."""
         for entries in _in_batches(self._state.pages_of(name)):
@@ -86,8 +109,12 @@ class StoredSubtask:
         """Numbers are read by ``numbers``."""
         raise InvariantViolation(f"state {name!r} of {self.subtask} is only read")
 
-    def object_state(self, name: str, /) -> NoReturn:
+    def object_state(self, name: str, form: str | None = None, /) -> NoReturn:
         """Objects are read by ``objects``."""
+        raise InvariantViolation(f"state {name!r} of {self.subtask} is only read")
+
+    def entry_state(self, name: str, form: str | None = None, /) -> NoReturn:
+        """Entries are read by ``entries``."""
         raise InvariantViolation(f"state {name!r} of {self.subtask} is only read")
 
     def _batches(self, name: str) -> Iterator[Entries]:

@@ -5,7 +5,7 @@ operator.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -74,18 +74,36 @@ class FakeObjects:
             self.content.pop(key, None)
 
 
+class FakeEntries(FakeObjects):
+    def owner(self, key: bytes) -> bytes:
+        return len(key).to_bytes(4, "big") + key
+
+    def entries(self, owner: bytes) -> Iterator[tuple[bytes, object]]:
+        found = sorted((name, value) for name, value in self.content.items() if name.startswith(owner))
+        return iter([(name[len(owner) :], copy.deepcopy(value)) for name, value in found])
+
+
 class FakeState:
     def __init__(self) -> None:
         self.numbers: dict[str, FakeNumbers] = {}
         self.objects: dict[str, FakeObjects] = {}
+        self.forms: dict[str, str | None] = {}
 
     def number_state(self, name: str, dtype: str) -> FakeNumbers:
         return self.numbers.setdefault(name, FakeNumbers(dtype))
 
-    def object_state(self, name: str) -> FakeObjects:
+    def object_state(self, name: str, form: str | None = None) -> FakeObjects:
+        assert self.forms.setdefault(name, form) == form
         return self.objects.setdefault(name, FakeObjects())
 
-    page_state = object_state
+    def page_state(self, name: str) -> FakeObjects:
+        return self.object_state(name)
+
+    def entry_state(self, name: str, form: str | None = None) -> FakeEntries:
+        assert self.forms.setdefault(name, form) == form
+        found = self.objects.setdefault(name, FakeEntries())
+        assert isinstance(found, FakeEntries)
+        return found
 
 
 def context(operator: Operator, schema: pa.Schema, state: KeyedState | None = None) -> OperatorContext:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flinkplus.errors import CorruptState
 from flinkplus.state.memtable import FrozenPart, state_prefix
-from flinkplus.state.objects import ObjectState, _decode, _encode, pack, unpack
+from flinkplus.state.objects import ObjectState, _encode, decode, pack, unpack
 from flinkplus.state.sst_format import write_sst
 from flinkplus.state.store import SubtaskStore
 
@@ -135,7 +135,7 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_every_value_comes_back_as_it_was(value: object) -> None:
     kept = pack(value)
-    again = unpack(_decode(_encode(kept)))
+    again = unpack(decode(_encode(kept)))
     assert again == unpack(kept) == value
     assert type(again) is type(value)
 
@@ -144,8 +144,8 @@ def test_bytes_of_a_user_are_not_taken_for_a_pickle() -> None:
     class Tagged(bytes):
         pass
 
-    assert unpack(_decode(_encode(pack(b"\x80\x05N.")))) == b"\x80\x05N."
+    assert unpack(decode(_encode(pack(b"\x80\x05N.")))) == b"\x80\x05N."
     assert pack(datetime.date(2020, 1, 1)) == datetime.date(2020, 1, 1)
-    assert _decode(None) is _decode(None)
+    assert decode(None) is decode(None)
     with pytest.raises(CorruptState, match="format"):
-        _decode(b"\x07abc")
+        decode(b"\x07abc")

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkplus.errors import CorruptState, InvariantViolation
-from flinkplus.operators.base.operator import Dtype, KeyedState, NumberStateLike, ObjectStateLike
+from flinkplus.operators.base.operator import Dtype, EntryStateLike, KeyedState, NumberStateLike, ObjectStateLike
 from flinkplus.protocol.program.description import Column, StateDescription
 from flinkplus.protocol.snapshot.handle import START, KeyedPart, SnapshotHandle
 from flinkplus.runtime.job.rescaling.former import belongs_to
@@ -99,9 +99,13 @@ class FormerState:
         """As ``KeyedState``."""
         return self._state.number_state(self._before(name), dtype)
 
-    def object_state(self, name: str, /) -> ObjectStateLike:
+    def object_state(self, name: str, form: str | None = None, /) -> ObjectStateLike:
         """As ``KeyedState``."""
-        return self._state.object_state(self._before(name))
+        return self._state.object_state(self._before(name), form)
+
+    def entry_state(self, name: str, form: str | None = None, /) -> EntryStateLike:
+        """As ``KeyedState``."""
+        return self._state.entry_state(self._before(name), form)
 
     def page_state(self, name: str, /) -> ObjectStateLike:
         """As ``KeyedState``; pages are read as the new rows."""

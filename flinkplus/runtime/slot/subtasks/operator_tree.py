@@ -143,12 +143,16 @@ class FusedOperators:
             self.nodes[node_index] = fused
         self.root = vertex.nodes[0]
         self._clocks = [i for i, fused in self.nodes.items() if isinstance(fused.instance, WatermarkMaker)]
+        self._timed = [(i, one) for i, one in self._instances() if has_clock(self.nodes[i].node)]
         self._heard = frozenset(edge for edge in vertex.outputs if graph.hears_watermarks(edge))
         self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
         self._by_input = self.nodes[self.root].instance if self._tells_inputs_apart() else None
         self._last = [fused for fused in self.nodes.values() if not fused.node.children]
         instances = [fused.instance for fused in self.nodes.values() if fused.instance is not None]
         self.joins_steps = self._by_input is None and not self._clocks and all(one.joins_steps for one in instances)
+
+    def _instances(self) -> list[tuple[int, OperatorInstance]]:
+        return [(index, fused.instance) for index, fused in self.nodes.items() if fused.instance is not None]
 
     def _tells_inputs_apart(self) -> bool:
         instance = self.nodes[self.root].instance
@@ -272,6 +276,19 @@ class FusedOperators:
     def advance(self, watermark_ms: int) -> Iterator[None]:
         """The watermark of the input channels has risen."""
         yield from self._advance(self.root, watermark_ms)
+
+    @property
+    def clock_at_ms(self) -> int | None:
+        """The time of day that an operator waits for, in milliseconds since 1970; ``None``: none does."""
+        if not self._timed:
+            return None
+        return min((at_ms for _, one in self._timed if (at_ms := one.clock_at_ms) is not None), default=None)
+
+    def tick(self) -> Iterator[None]:
+        """The time of day may have come that operators wait for."""
+        for index, instance in self._timed:
+            self._begin(index, 0)
+            yield from self._emit_all(index, instance.on_clock())
 
     def end(self) -> Iterator[None]:
         """All input has ended, and event time with it: flush every operator, upstream ones first."""
@@ -447,6 +464,11 @@ def _reader_of(source: Source, index: int, parallelism: int) -> SourceReader:
             "source is live if, and only if, its readers are LiveReaders"
         )
     return reader
+
+
+def has_clock(node: Node) -> bool:
+    """Whether a node has steps by the time of day."""
+    return isinstance(node.body, Operator) and node.body.has_clock
 
 
 def _write(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> None:

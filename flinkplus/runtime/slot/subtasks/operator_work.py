@@ -35,6 +35,11 @@ MAX_JOINED_READ_S = 0.02
 """How long a source reads for steps that are repeated together: the slot's loop waits."""
 
 
+def wall_ms() -> int:
+    """The time of day, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 def _records(message: Message, payload: Any) -> pa.RecordBatch:
     return message.records if message.records is not None else decode_records(payload)
 
@@ -211,6 +216,20 @@ class OperatorWork:
     def become_idle(self) -> Iterator[None]:
         self._idle_since = None  # the time begins again
         return self._operators.become_idle()
+
+    @property
+    def clock_at(self) -> float | None:
+        at_ms = self._operators.clock_at_ms
+        return None if at_ms is None else time.monotonic() + at_ms / 1000 - time.time()
+
+    @property
+    def clock_due(self) -> bool:
+        at_ms = self._operators.clock_at_ms
+        return at_ms is not None and at_ms <= wall_ms()
+
+    def tick(self) -> Iterator[None]:
+        self._note[EDGE] = 0
+        return self._operators.tick()
 
     def _asked(self, question: Callable[[], T], otherwise: T) -> T:
         """What the reader answers outside of a step; an error is raised in the next step, for which there is work."""

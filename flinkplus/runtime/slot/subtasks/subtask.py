@@ -31,7 +31,7 @@ from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import BUNDLES, CURSOR, DETERMINANTS, DIGESTS, FILTER, left_out
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
-from flinkplus.runtime.slot.subtasks.operator_work import CatchUp, OperatorWork, StepRandom
+from flinkplus.runtime.slot.subtasks.operator_work import CatchUp, OperatorWork, StepRandom, wall_ms
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
 from flinkplus.runtime.slot.subtasks.output_trace import OutputRecorder
 from flinkplus.runtime.slot.subtasks.pacing import Pacer, Ticks, interval_of, stage_of
@@ -46,10 +46,6 @@ MIN_READ_SCALE = 0.125
 REPLAY_SLICE_S = 0.002
 DIGEST = digests(digest_of)
 """The digest of a message of any kind and its payload; producers and receivers compute the same."""
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Subtask:
@@ -83,7 +79,7 @@ class Subtask:
         replay = Replay(plan.promotion, history.logs, plan.repeats)
         if BUNDLES in omitted:
             replay = UnboundReplay(plan.promotion, history.logs, self.inputs)
-        clock = StepTime(self.id, history, replay, _wall_ms, saved.clock_ms)
+        clock = StepTime(self.id, history, replay, wall_ms, saved.clock_ms)
         self.admission = self._make_admission(omitted)
         self._closing.callback(self.admission.close)
         self.outputs = self._make_outputs(saved, history)

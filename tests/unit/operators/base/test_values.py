@@ -18,7 +18,7 @@ from pyspark.sql.types import Row, TimestampNTZType, TimestampType
 from flinkplus.errors import UserFunctionError
 from flinkplus.operators.base.row import RowConverter
 from flinkplus.operators.base.values import check_zones, shown, taker
-from flinkplus.operators.keyed.keyed_rows import _milliseconds
+from flinkplus.operators.keyed.functions.context import milliseconds
 from flinkplus.operators.rows.rows import Map, MapBatches
 from tests.unit.operators.operator_fakes import run
 
@@ -55,7 +55,7 @@ def test_a_datetime_without_a_zone_means_what_it_means_in_pyspark(zone: str, mom
     micros = TimestampType().toInternal(moment)
     assert converted(INSTANT, moment).view(pa.int64()).to_pylist() == [micros]
     assert converted(INSTANT, np.datetime64(moment)).view(pa.int64()).to_pylist() == [micros]
-    assert _milliseconds(moment) == micros // 1000
+    assert milliseconds(moment) == micros // 1000
     (seen,) = shown(pa.array([micros], pa.int64()).view(INSTANT))
     assert seen.replace(tzinfo=None) == TimestampType().fromInternal(micros)
     assert (seen - EPOCH) // MICROSECOND == micros
@@ -71,14 +71,14 @@ def test_datetimes_with_a_zone_and_columns_without(zone: str) -> None:
 def test_adding_to_a_time_is_exact_over_a_change_of_the_clock(zone: str) -> None:
     before = dt.datetime(2024, 3, 10, 6, 45, tzinfo=UTC)  # New York's clock goes from 2 to 3 at 7:00 UTC
     (seen,) = shown(pa.array([before], INSTANT))
-    assert _milliseconds(seen + dt.timedelta(minutes=90)) == _milliseconds(before) + 90 * 60_000
+    assert milliseconds(seen + dt.timedelta(minutes=90)) == milliseconds(before) + 90 * 60_000
 
 
 def test_the_hour_that_comes_twice_is_told_by_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "America/New_York")
         time.tzset()
-        first, second = (_milliseconds(dt.datetime(2024, 11, 3, 1, 30, fold=fold)) for fold in (0, 1))
+        first, second = (milliseconds(dt.datetime(2024, 11, 3, 1, 30, fold=fold)) for fold in (0, 1))
     time.tzset()
     assert second - first == 3_600_000
 

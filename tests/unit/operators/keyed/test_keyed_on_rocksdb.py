@@ -14,8 +14,9 @@ import pytest
 from flinkplus.operators.base.columns import plain
 from flinkplus.operators.base.operator import KeyedState, Operator
 from flinkplus.operators.base.row import Row
+from flinkplus.operators.keyed.functions.context import ProcessContext
 from flinkplus.operators.keyed.keyed import Count, Sum
-from flinkplus.operators.keyed.keyed_rows import Process, ProcessContext, Reduce
+from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.state import CheckpointStorage, SubtaskState
 from tests.unit.operators.operator_fakes import create

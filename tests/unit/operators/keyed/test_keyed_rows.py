@@ -19,7 +19,8 @@ from pyspark import cloudpickle
 from flinkplus.errors import ConfigurationError, InvariantViolation, UserFunctionError
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.operators.base.row import Row
-from flinkplus.operators.keyed.keyed_rows import Process, ProcessContext, Reduce
+from flinkplus.operators.keyed.functions.context import ProcessContext
+from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from tests.examples import examples
 from tests.unit.operators.operator_fakes import FakeState, create, run
 

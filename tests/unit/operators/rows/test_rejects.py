@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from flinkplus.errors import ConfigurationError, UserFunctionError
 from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.expressions.column import expression
-from flinkplus.operators.keyed.keyed_rows import Process, ProcessContext
+from flinkplus.operators.keyed.functions.context import ProcessContext
+from flinkplus.operators.keyed.keyed_rows import Process
 from flinkplus.operators.rows.expressions import Select, Where
 from flinkplus.operators.rows.rejects import DEAD_LETTERS, OnError, SideOutput, stable, tag_of, tagged
 from flinkplus.operators.rows.rows import Filter, FlatMap, Map, MapBatches

@@ -61,6 +61,14 @@ class Ports:
     nothing_to_read = False
     idle_at = None
 
+    @property
+    def clock_at(self) -> float | None:
+        return None
+
+    @property
+    def clock_due(self) -> bool:
+        return False
+
     def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
         self._owner.joined += len(steps)
         return [self.push(messages) for messages in steps]
@@ -103,6 +111,7 @@ class Ports:
 
     read_together: Any = _never
     become_idle: Any = _never
+    tick: Any = _never
     next_read: Any = _never
     can_read: Any = _never
     rows_of: Any = _never

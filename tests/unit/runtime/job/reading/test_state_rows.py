@@ -131,6 +131,35 @@ def processed(vertex: KeptVertex, operator: KeyedOperator) -> Rows:
     return found + [shown(operator, (row["k"],), kind="timer", timer=FIRED - row["n"]) for row in vertex.rows]
 
 
+def keeps(key: Any, row: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
+    """Keeps numbers in all forms, some for a while."""
+    n = row.n or 0
+    ctx.state("v", ttl="1000 s").put([n])
+    ctx.list_state("l").append(n)
+    ctx.map_state("m", ttl="1000 s").put((n % 3, "x"), n)
+    ctx.processing_timer(1 << 40)
+    yield key, n, ctx.processing_time + 1_000_000
+
+
+def never(key: Any, at_ms: int, ctx: Any) -> None: ...
+
+
+def kept(vertex: KeptVertex, operator: KeyedOperator) -> Rows:
+    found = []
+    given: dict[Any, Rows] = {}
+    for row in vertex.rows:
+        given.setdefault((row["k"],), []).append(row)
+    for key, rows in given.items():
+        for at, row in enumerate(rows):
+            found.append(shown(operator, key, state="l", value=to_json({"at": at, "value": row["n"]})))
+        for rest, row in {row["n"] % 3: row for row in rows}.items():
+            entry = to_json({"key": [rest, "x"], "value": row["n"]})
+            found.append(shown(operator, key, state="m", value=entry, timer=row["expires"]))
+        found.append(shown(operator, key, state="v", value=to_json([rows[-1]["n"]]), timer=rows[-1]["expires"]))
+        found.append(shown(operator, key, kind="timer", state="processing time", timer=1 << 40))
+    return found
+
+
 def windowed(vertex: KeptVertex, operator: KeyedOperator) -> Rows:
     vertex.take_rows()
     vertex.advance(END_MS)
@@ -197,6 +226,10 @@ OPERATORS: dict[str, tuple[KeyedOperator, Callable[[KeptVertex, Any], Rows]]] = 
     "top": (Top("op", ("t",), 3, "n", "k"), ranked),
     "top of all": (Top("op", (), 3, "n", "k", ascending=True), ranked),
     "process with timers": (Process("op", ("k",), seen, "k long, n long", fired), processed),
+    "lists, maps and times to live": (
+        Process("op", ("k",), keeps, "k long, n long, expires long", on_processing_timer=never),
+        kept,
+    ),
     "window": (
         tumbling("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
         windowed,

@@ -58,6 +58,36 @@ def on_timer(key: Any, at_ms: int, ctx: Any) -> Iterator[tuple[str, int]]:
     yield f"{key} {ctx.state('seen').get()}", at_ms
 
 
+def kept(ttl: str | None) -> Any:
+    def function(key: Any, row: Any, ctx: Any) -> Iterator[tuple[str, int]]:
+        n = row.n or 0
+        value, items, entries = ctx.state("v", ttl), ctx.list_state("l", ttl), ctx.map_state("m", ttl)
+        value.put((n, value.get()) if n % 5 else None)
+        items.append(n)
+        entries[n % 7] = n
+        if n % 9 == 0:
+            items.clear()
+        if n % 4 == 0:
+            entries.remove((n + 1) % 7)
+        yield f"{key} {value.get()} {items.get()} {list(entries.items())}"[:300], n
+
+    return function
+
+
+def timed(key: Any, row: Any, ctx: Any) -> None:
+    ctx.list_state("l").append(row.n)
+    ctx.processing_timer(ctx.processing_time + 1 + (row.n or 0) * 7)
+    if row.n == 50:
+        ctx.delete_processing_timer(ctx.processing_time + 1 + 51 * 7)
+
+
+def timer_fired(key: Any, at_ms: int, ctx: Any) -> Iterator[tuple[str, int]]:
+    yield f"{key} {sorted(ctx.list_state('l').get(), key=str)}", at_ms
+    ctx.list_state("l").clear()
+    if at_ms % 3 == 0 and at_ms < 500:
+        ctx.processing_timer(at_ms + 25)
+
+
 AGGREGATES = (
     Aggregate("c", "count"),
     Aggregate("s", "mean", "n"),
@@ -73,6 +103,10 @@ OPERATORS: dict[str, KeyedOperator] = {
     "top": Top("op", ("t",), 3, "n", "k"),
     "reduce": Reduce("op", ("k",), lambda a, b: (a.k, a.t, (a.n or 0) * 3 + (b.n or 0) % 7, b.ts, b.d)),
     "process with timers": Process("op", ("k",), process, "key string, n long", on_timer),
+    "lists and maps": Process("op", ("t",), kept(None), "key string, n long"),
+    "times to live": Process("op", ("t",), kept("70 ms"), "key string, n long", by_event_time=True),
+    "times to live by the clock": Process("op", ("t",), kept("70 ms"), "key string, n long"),
+    "timers of the clock": Process("op", ("k",), timed, "key string, n long", on_processing_timer=timer_fired),
     "window": tumbling("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
     "hopping window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)),
     "window with late rows": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES), 60, 80),
@@ -112,18 +146,26 @@ def run(operator: KeyedOperator, folder: Path, scales: list[int], seed: int) -> 
             for position in range(len(vertex.graph.exchanges)):
                 vertex.feed(batch(rng, number), position)
             vertex.now_ms += 40
+            vertex.tick()
             if number % 3 != 1:
                 vertex.advance(number * 40)
             at = number * len(scales) // ROUNDS
             if scales[at] != scales[min((number + 1) * len(scales) // ROUNDS, len(scales) - 1)]:
                 vertex.rescale(scales[at + 1])
         vertex.advance(1 << 40)
+        vertex.now_ms += 1 << 40
+        vertex.tick()
         return vertex.output
     finally:
         vertex.close()
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+LONGER = ("times to live", "times to live by the clock", "timers of the clock")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind in LONGER else kind for kind in OPERATORS]
+)
 def test_output_is_that_of_an_undisturbed_run(kind: str, tmp_path: Path) -> None:
     expected = run(OPERATORS[kind], tmp_path / "one", [1], len(kind))
     assert expected.total() >= 5
@@ -148,6 +190,7 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "distinct values are left behind": ("running aggregates", DistinctValues, "inherit", lambda *_: None),
     "sessions are left behind": ("sessions", Slices, "inherit", lambda *_: None),
     "timers are left behind": ("process with timers", EventTimers, "inherit", lambda *_: None),
+    "timers of the clock are left behind": ("timers of the clock", EventTimers, "inherit", lambda *_: None),
     "event time goes back": ("window", windows, "common_watermark", lambda parts: None),
     "rows of all keys are left behind": (
         "window of all",

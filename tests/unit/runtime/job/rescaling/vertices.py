@@ -96,6 +96,12 @@ class Vertex:
         for instance in self._instances:
             self._take(instance.on_watermark(watermark_ms))
 
+    def tick(self) -> None:
+        """The clock reaches ``now_ms``, and with it all times that the subtasks wait for."""
+        for instance in self._instances:
+            while (at_ms := instance.clock_at_ms) is not None and at_ms <= self.now_ms:
+                self._take(instance.on_clock())
+
     def _take(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
             rows = batch.to_pylist()

@@ -127,7 +127,7 @@ def test_what_is_dropped_by_the_clock_is_dropped_again(start, seed, monkeypatch)
     others would be found out: what it makes again is compared with what its consumers have had."""
     chance = random.Random(seed)
     clock = accumulate(iter(lambda: chance.randrange(4), None), initial=1_700_000_000_000)
-    monkeypatch.setattr(subtask, "_wall_ms", lambda: next(clock))
+    monkeypatch.setattr(subtask, "wall_ms", lambda: next(clock))
     env = environment()
     a, b = sources(env)
     kept = a.union(b).deduplicate("k", ttl="20 ms")
