@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.graph import JobGraph, Node, Vertex
+from flinkplus.operators.base.asking import AskingInstance
 from flinkplus.operators.base.operator import (
     JsonValue,
     Operator,
@@ -173,6 +174,19 @@ class FusedOperators:
     def live_reader(self) -> LiveReader | None:
         """The reader of a live source."""
         return self.reader if isinstance(self.reader, LiveReader) else None
+
+    @property
+    def asking(self) -> AskingInstance | None:
+        """The operator whose rows wait for answers from outside."""
+        instance = self.nodes[self.root].instance
+        return instance if isinstance(instance, AskingInstance) else None
+
+    def take_answers(self, asking: AskingInstance, choice: int) -> Iterator[None]:
+        """Take answers at the root, and then what event time has waited for them."""
+        self._begin(self.root, 0)
+        yield from self._emit_all(self.root, asking.take(choice))
+        if asking.passed_ms is not None:
+            yield from self._rise(self.root, asking.passed_ms)
 
     def push(self, batch: pa.RecordBatch, edge: int | None = None) -> Iterator[None]:
         """Take a batch at the root: from the source, or from an input channel of exchange ``edge``."""
@@ -346,6 +360,8 @@ class FusedOperators:
                 return  # at another parallelism or in another program inputs may be behind those of before
             self._begin(index, 0)
             yield from self._emit_all(index, fused.instance.on_watermark(watermark_ms))
+            if fused.instance.delays_watermark:
+                return
             watermark_ms = emitted_ms
         yield from self._rise(index, watermark_ms)
 
