@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Together = tuple[tuple[int, int], ...]
 """Numbers of rows, each with its answer."""
-CALLS_MS = (1, 2, 5, 12, 40)
+CALLS_MS = (0, 1, 1, 2, 5)
 LATE = 0.02
-LATE_MS = 150
+LATE_MS = 40
 MAX_ANSWER = 50
 TOGETHER = 4
 
@@ -101,6 +101,7 @@ class SimAnswers:
             return
         if not self._logged:
             self._is_ready(self._last + 1, together)
+            self._store()
             return
         self._storing = True
         self._write(self._last + 1, together)

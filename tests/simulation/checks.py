@@ -162,6 +162,8 @@ class Checks:
                 "asked",
                 "not_written_again",
                 "live_reads",
+                "answers_taken",
+                "answers_repeated",
                 "awaited_rows",
                 "said_idle",
                 "fenced_output",

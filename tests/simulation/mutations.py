@@ -968,17 +968,6 @@ def answers_are_not_logged(original: Any) -> Any:
     return take
 
 
-@mutation(AnswerSide, "take", asking=True)
-def answers_are_logged_without_their_numbers(original: Any) -> Any:
-    """The determinant says that answers were taken, and not which."""
-
-    def take(self: Any, choice: int) -> Any:
-        anew = self._answers.choose() if self._replay.unchecked else None
-        return original(self, choice if choice == NO_MORE or anew is None else anew)
-
-    return take
-
-
 @mutation(AnswerSide, "ask", asking=True)
 def rows_are_asked_for_while_steps_are_repeated(original: Any) -> Any:
     """A successor asks again for rows whose answers its predecessor has sent on."""
@@ -997,7 +986,8 @@ def answers_are_taken_before_they_are_stored(original: Any) -> Any:
 
     def write(self: Any, number: int, together: Any) -> None:
         world = self._world
-        world.at(world.now_ms + world.storage_ms(), world.answers.__setitem__, (self._key, number), together)
+        at_ms, key = world.now_ms + world.storage_ms(), (self._key, number)
+        world.at(at_ms, self._slot.event, world.answers.__setitem__, key, together)
         self._is_stored(number, together)
 
     return write

@@ -387,9 +387,11 @@ def draw(
 
 def with_asking(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
     """A job with rows that wait for answers from outside, a ``share`` of all that may have some; with more faults."""
-    asking = sorted({end for _, end in parameters.edges})
-    if rng.random() >= share or parameters.guarantee == "at-most-once" or parameters.loops or not asking:
+    if rng.random() >= share or parameters.guarantee == "at-most-once" or parameters.loops or not parameters.edges:
         return parameters
+    if parameters.stages == 2:  # answers are logged where something is sent on
+        parameters = replace(parameters, stages=3, edges=((0, 1), (1, 2)), parallelism=min(parameters.parallelism, 3))
+    asking = sorted({end for _, end in parameters.edges})
     faults, at_ms = list(parameters.faults), 0
     for _ in range(rng.choice((0, 1, 2, 3))):
         at_ms += rng.choice((5, 15, 30, 60, 120))
@@ -397,7 +399,7 @@ def with_asking(parameters: Parameters, rng: random.Random, share: float) -> Par
     return replace(
         parameters,
         asking=tuple(at for at in asking if rng.random() < 0.6) or (rng.choice(asking),),
-        ask_capacity=rng.choice((1, 2, 4, 100)),
+        ask_capacity=rng.choice((2, 4, 100)),
         ask_in_order=rng.random() < 0.5,
         records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),

@@ -34,6 +34,7 @@ RESCALED = 32
 SAVED = 32
 AT_ONCE = 40
 LIVE = 28
+ASKING = 16
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -143,6 +144,11 @@ QUICK = (
     "joined_reads_are_repeated_in_another_order",
     "idle_sources_are_not_logged",
     "idle_channels_are_not_saved",
+    "answers_are_not_logged",
+    "rows_are_asked_for_while_steps_are_repeated",
+    "repeated_answers_are_not_awaited",
+    "answers_are_taken_before_they_are_stored",
+    "watermarks_overtake_rows_that_wait",
 )
 """What is found out within the small budget."""
 
@@ -199,6 +205,13 @@ def test_seeds_with_live_sources_are_clean() -> None:
     summary = run_many(range(LIVE), drawn=partial(draw, live=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("live_reads", "awaited_rows", "said_idle", "failovers", "fallbacks", "driver_crashes"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_with_rows_that_wait_for_answers_are_clean() -> None:
+    summary = run_many(range(ASKING), drawn=partial(draw, asking=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("answers_taken", "answers_repeated", "failovers", "fallbacks", "watermarks"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

@@ -130,6 +130,8 @@ class Caller:
                 continue
             if inspect.isawaitable(value):
                 kind = type(value).__name__
+                if inspect.iscoroutine(value):
+                    value.close()  # it will not be awaited
                 return Outcome(number, row, error=f"TypeError: returned {kind}; a function that awaits is 'async def'")
             return Outcome(number, row, value)
         return Outcome(number, row, error=error)

@@ -17,6 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -109,14 +110,13 @@ class _MapAsyncInstance(AskingInstance):
     @override
     def begin(self, location: str | None, woken: Callable[[Exception | None], None]) -> None:
         ctx, descriptor = self._ctx, self._descriptor
-        files = None if location is None else AnswerFiles(location, ctx.operator, ctx.index)
         self._recorder = AnswerRecorder(
             ctx.operator,
             ctx.subtask,
             self._schema,
             descriptor.in_order,
             descriptor.on_error == "fail",
-            files,
+            None if location is None else partial(AnswerFiles, location, ctx.operator, ctx.index),
             self._taken,
             ctx.parallelism if ctx.index == 0 else None,
             woken,

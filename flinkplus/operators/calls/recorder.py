@@ -44,7 +44,7 @@ class AnswerRecorder:
 
     ``operator``, ``subtask``: their names. ``schema``: of the answers.
     ``fails``: whether an error ends the subtask.
-    ``files``: ``None``: nothing is stored.
+    ``open_files``: opens the files, in the thread; ``None``: nothing is stored.
     ``last``: the number of the last answers that the version has. ``beyond``: remove what subtasks of this index and
     above have left.
     ``woken``: called when answers are here, or with an error.
@@ -57,7 +57,7 @@ class AnswerRecorder:
         schema: pa.Schema,
         in_order: bool,
         fails: bool,
-        files: AnswerFiles | None,
+        open_files: Callable[[], AnswerFiles] | None,
         last: int,
         beyond: int | None,
         woken: Callable[[Exception | None], None],
@@ -65,7 +65,8 @@ class AnswerRecorder:
         self._operator, self._subtask = operator, subtask
         self._converter = RowConverter(operator, subtask, schema)
         self._in_order, self._fails = in_order, fails
-        self._files, self._last, self._beyond, self._woken = files, last, beyond, woken
+        self._open_files, self._last, self._beyond, self._woken = open_files, last, beyond, woken
+        self._files: AnswerFiles | None = None
         self._changed = threading.Condition()
         self._order: deque[int] = deque()
         self._came: dict[int, Outcome] = {}
@@ -130,7 +131,7 @@ class AnswerRecorder:
 
     def _run(self) -> None:
         try:
-            self._find_left()
+            self._find_files()
             while self._wait():
                 self._remove()
                 with self._changed:
@@ -203,9 +204,10 @@ class AnswerRecorder:
 
     # --- files
 
-    def _find_left(self) -> None:
-        files, beyond = self._files, self._beyond
-        if files is not None:
+    def _find_files(self) -> None:
+        beyond = self._beyond
+        if self._open_files is not None:
+            files = self._files = self._tried(self._open_files, "open the checkpoint directory")
             self._last = max(self._last, self._tried(files.list, "find the answers of predecessors"))
             if beyond is not None:
                 self._removed(lambda: files.remove_beyond(beyond))

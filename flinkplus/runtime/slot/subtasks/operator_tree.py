@@ -185,6 +185,7 @@ class FusedOperators:
         """Take answers at the root, and then what event time has waited for them."""
         self._begin(self.root, 0)
         yield from self._emit_all(self.root, asking.take(choice))
+        yield from self._rise_of_makers()
         if asking.passed_ms is not None:
             yield from self._rise(self.root, asking.passed_ms)
 
@@ -198,6 +199,10 @@ class FusedOperators:
             self._begin(self.root, batch.num_rows)
             self.nodes[self.root].rows_in += batch.num_rows
             yield from self._emit_all(self.root, self._by_input.process_input(self._inputs[edge], batch))
+        yield from self._rise_of_makers()
+
+    def _rise_of_makers(self) -> Iterator[None]:
+        """The watermarks of operators that make them from the rows that have just passed."""
         for index in self._clocks:
             clock = self.nodes[index].instance
             assert isinstance(clock, WatermarkMaker)

@@ -165,7 +165,7 @@ def test_a_successor_takes_the_same_answers_and_asks_only_for_the_others(tmp_pat
         second.instance.ask()
         outside.allow(7, 8)
         assert sorted(second.take(2)) == [7, 8]
-        assert sorted(outside.calls[len(calls) :]) == [7, 8]
+        assert set(outside.calls[len(calls) :]) == {7, 8}
 
 
 def test_after_a_rollback_nothing_that_was_stored_counts(tmp_path: Path) -> None:
