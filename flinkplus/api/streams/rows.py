@@ -40,12 +40,8 @@ Expression: TypeAlias = "str | ColumnExpression"
 class StreamRows(StreamOutputs):
     """The operators on single rows of a stream."""
 
-    def _then(self, operator: Operator) -> Stream:
-        """The output of ``operator``, fused with the operator before it."""
-        raise NotImplementedError
-
-    def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
-        """The output of ``operator``, which receives the rows by ``route``."""
+    def _then(self, operator: Operator, route: Route | None = None, keys: tuple[str, ...] = ()) -> Stream:
+        """The output of ``operator``, which gets the rows by ``route``; ``None``: fused with the operator before."""
         raise NotImplementedError
 
     def side_output(self, name: str) -> Stream:
@@ -160,7 +156,7 @@ class StreamRows(StreamOutputs):
         )
         operator = MapAsync(name, function, schema, settings, in_order, on_error)
         operator.check()
-        return self._exchanged(operator, route="forward")
+        return self._then(operator, "forward")
 
     def tokenize(self, column: str = "value", *, output: str = "word", name: str | None = None) -> Stream:
         """The words of a text column, one row each: ``line.lower().split()``, columnar."""

@@ -70,17 +70,13 @@ class Stream(StreamRows):
         node = self._sides[name]
         return self._of(node, self._env.graph.nodes[node].schema)
 
-    def _then(self, operator: Operator) -> Stream:
-        schema = operator.output_schema(self.schema)
-        operator.side_outputs(self.schema)  # raises before anything is drawn
-        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node())
-        return _given(self, node, operator, schema)
-
-    def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
-        """The output of ``operator``, which receives the rows by ``route``."""
+    def _then(self, operator: Operator, route: Route | None = None, keys: tuple[str, ...] = ()) -> Stream:
         schema, graph = operator.output_schema(self.schema), self._env.graph
-        operator.side_outputs(self.schema)
-        node = graph.add(Node(operator.name, "operator", operator, schema))
+        operator.side_outputs(self.schema)  # raises before anything is drawn
+        drawn = Node(operator.name, "operator", operator, schema)
+        if route is None:
+            return _given(self, graph.add(drawn, self._node()), operator, schema)
+        node = graph.add(drawn)
         for origin in self._origins:
             graph.link(origin, node, keys, route)
         return _given(self, node, operator, schema)
@@ -182,7 +178,7 @@ class Stream(StreamRows):
         ``ConfigurationError`` for a feedback with other columns, and for streams that are not made from ``rows``.
         """
         head = LoopHead(self._env.name_for("iterate", name))
-        rows = self._exchanged(head, route="forward")
+        rows = self._then(head, "forward")
         return close_loop(self._env.graph, rows, body(rows))
 
     def deduplicate(
@@ -274,5 +270,5 @@ class _UnitedStream(Stream):
         if len(self._origins) == 1:
             return self._origins[0]
         if self._drawn is None:
-            self._drawn = self._exchanged(Union(self._name), route="forward")._node()
+            self._drawn = self._then(Union(self._name), "forward")._node()
         return self._drawn
