@@ -34,7 +34,8 @@ RESCALED = 22
 SAVED = 22
 AT_ONCE = 26
 LIVE = 20
-ASKING = 16
+ASKING = range(13, 19)
+"""Seeds in which answers are repeated."""
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -209,7 +210,7 @@ def test_seeds_with_live_sources_are_clean() -> None:
 
 
 def test_seeds_with_rows_that_wait_for_answers_are_clean() -> None:
-    summary = run_many(range(ASKING), drawn=partial(draw, asking=True))
+    summary = run_many(ASKING, drawn=partial(draw, asking=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("answers_taken", "answers_repeated", "failovers", "fallbacks", "watermarks"):
         assert summary.counts[what], f"the seeds saw no {what}"
