@@ -112,7 +112,7 @@ class JobGraph:
                 )
         self._check_side_outputs()
         self.vertices = self.fuse_draft()
-        self._check_asking()
+        self._check_loops()
         return self
 
     def asking_vertices(self) -> tuple[str, ...]:
@@ -123,8 +123,9 @@ class JobGraph:
         body = self.nodes[index].body
         return isinstance(body, Operator) and body.asks
 
-    def _check_asking(self) -> None:
-        """Raises ``ConfigurationError`` for rows in a loop that wait for answers: the loop would not know of them."""
+    def _check_loops(self) -> None:
+        """Raises ``ConfigurationError`` for what cannot be in a loop: rows that wait for answers, of which the loop
+        does not know, and rows for all subtasks."""
         cycles = self.cycles()
         for vertex in self.asking_vertices():
             if cycles.head_of(vertex) is not None:
@@ -132,6 +133,12 @@ class JobGraph:
                 raise ConfigurationError(
                     f"operator {name!r} asks something outside, and is in a loop, which would end while rows wait for "
                     "answers: call map_async before or after iterate"
+                )
+        for exchange in self.exchanges:
+            if exchange.route == "broadcast" and cycles.head_of(self.consumer_vertex(exchange.edge).name) is not None:
+                raise ConfigurationError(
+                    f"operator {self.nodes[exchange.consumer].name!r} gets broadcast rows, and is in a loop: call "
+                    "connect_broadcast before or after iterate"
                 )
 
     def _check_side_outputs(self) -> None:

@@ -18,8 +18,6 @@ from flinkplus.api.streams.outputs import StreamOutputs
 from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
 from flinkplus.operators.base.durations import Duration, duration_ms
-from flinkplus.operators.base.operator import Operator
-from flinkplus.operators.base.routes import Route
 from flinkplus.operators.calls.caller import CallSettings
 from flinkplus.operators.calls.map_async import MapAsync
 from flinkplus.operators.expressions.column import ColumnExpression, expression
@@ -39,10 +37,6 @@ Expression: TypeAlias = "str | ColumnExpression"
 @names_callers_line
 class StreamRows(StreamOutputs):
     """The operators on single rows of a stream."""
-
-    def _then(self, operator: Operator, route: Route | None = None, keys: tuple[str, ...] = ()) -> Stream:
-        """The output of ``operator``, which gets the rows by ``route``; ``None``: fused with the operator before."""
-        raise NotImplementedError
 
     def side_output(self, name: str) -> Stream:
         """A stream that the operator before gives beside this one."""

@@ -266,6 +266,8 @@ class Operator(ABC):
     """Whether watermarks end here."""
     holds_rows = False
     """Whether a row may affect the output in a later step than the one that processed it."""
+    shares_state = False
+    """Whether its state is the same in all subtasks, so that any copy will do at another parallelism."""
     asks = False
     """Whether its instances are ``AskingInstance``s; it is the root of its vertex then."""
 
