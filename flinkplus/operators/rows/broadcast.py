@@ -33,6 +33,7 @@ from flinkplus.operators.base.operator import (
 )
 from flinkplus.operators.base.row import USER_EXCEPTIONS, rows_of, user_error
 from flinkplus.operators.base.schema import parse_schema
+from flinkplus.operators.base.stored_state import ShownRows, StateView, StoredState
 from flinkplus.operators.rows.rows import Collector
 from flinkplus.protocol.program.description import StateDescription
 from flinkplus.state.objects import pack, unpack
@@ -139,6 +140,25 @@ def _page(bucket: int) -> bytes:
     return b"%02d" % bucket
 
 
+@dataclass(frozen=True, kw_only=True)
+class BroadcastView(StateView):
+    """The keys and values of one state, of subtask 0: all others have the same. ``name``: of the stored state."""
+
+    name: str
+
+    @property
+    @override
+    def reads(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @override
+    def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
+        if stored.subtask.endswith("[0]"):
+            for page in stored.page_state(self.name).get_many([_page(at) for at in range(BUCKETS)]):
+                if page is not None:
+                    yield ShownRows([b""] * len(page), [{"key": key, "value": value} for key, value in page])
+
+
 class BroadcastContext:
     """What the functions may use. ``writable``: the one for broadcast rows."""
 
@@ -189,6 +209,9 @@ class ProcessBroadcast(Operator):
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         return _ProcessBroadcastInstance(self, ctx)
+
+    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
+        return [BroadcastView(self.name, name.removeprefix(f"{self.name}#"), name=name) for name in states]
 
 
 class _ProcessBroadcastInstance(OperatorInstance):

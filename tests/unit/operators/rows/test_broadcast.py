@@ -79,6 +79,19 @@ def test_a_successor_and_subtasks_of_another_parallelism_have_the_same() -> None
         assert given(instance, rows(*((f"kind-{i}", 1) for i in range(300)), ("gone", 1))) == list(range(300))
 
 
+def test_the_state_is_shown_once_though_all_subtasks_have_it() -> None:
+    state: Any = FakeState()
+    instance = created(state)
+    list(instance.process_input(1, rules(("a", 1), ("b", 2))))
+    (view,) = instance._descriptor.state_views(ROWS, ["apply#factors"])
+    assert (view.operator, view.state, view.reads) == ("apply", "factors", ("apply#factors",))
+    shown = []
+    for index in range(2):
+        state.subtask = f"apply[{index}]"
+        shown += [value for rows in view.rows(state, None) for value in rows.values or ()]
+    assert sorted(map(str, shown)) == ["{'key': 'a', 'value': [1]}", "{'key': 'b', 'value': [2]}"]
+
+
 def test_only_the_function_for_broadcast_rows_changes_the_state() -> None:
     def writes(row: Any, ctx: Any) -> list[Any]:
         ctx.broadcast_state("factors")["a"] = 1
