@@ -56,7 +56,7 @@ class AskingInstance(OperatorInstance):
 
     @abstractmethod
     def can_take(self, choice: int) -> bool:
-        """Whether the answers of a repeated choice are here. Raises ``AnswersLost``."""
+        """Whether the answers of a repeated choice are here, or cannot be had: then ``take`` raises ``AnswersLost``."""
 
     @abstractmethod
     def take(self, choice: int) -> Iterable[pa.RecordBatch]:

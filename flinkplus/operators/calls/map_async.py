@@ -209,13 +209,14 @@ class _MapAsyncInstance(AskingInstance):
 
     @override
     def can_take(self, choice: int) -> bool:
-        return self._recorder is not None and self._recorder.first() == self._taken + choice
+        recorder = self._recorder
+        return recorder is not None and (recorder.failed or recorder.first() == self._taken + choice)
 
     @override
     def take(self, choice: int) -> Iterator[pa.RecordBatch]:
         assert self._recorder is not None
-        self._taken += choice
         answers = self._recorder.take()
+        self._taken += choice
         for at, text in answers.errors.items():
             error = UserFunctionError(self._ctx.operator, self._ctx.subtask, "", text)
             self._rejects.add(self._row(answers.numbers[at]), error)

@@ -74,6 +74,7 @@ class AnswerRecorder:
         self._to_read: deque[int] = deque()
         self._to_remove = 0
         self._begun = self._closed = False
+        self._failure: Exception | None = None
 
     # --- for the slot's loop
 
@@ -95,14 +96,23 @@ class AnswerRecorder:
             self._begun = True
             threading.Thread(target=self._run, name=f"flinkplus-answers-{self._operator}", daemon=True).start()
 
+    @property
+    def failed(self) -> bool:
+        """Whether ``take`` raises an error."""
+        return self._failure is not None
+
     def first(self) -> int | None:
-        """The number of the answers to take next, if they are here."""
+        """The number of the answers to take next, if they are here; any number above all, if it has failed."""
         with self._changed:
+            if self._failure is not None:
+                return self._last + 1
             return self._ready[0][0] if self._ready else None
 
     def take(self) -> Answers:
-        """These answers."""
+        """These answers. Raises the error that ended the thread: its subtask may not have been there to get it."""
         with self._changed:
+            if self._failure is not None:
+                raise self._failure
             _, answers = self._ready.popleft()
             self._changed.notify()
             return answers
@@ -146,6 +156,8 @@ class AnswerRecorder:
             return
         except Exception as error:  # of whatever kind: without this thread the rows would wait for ever
             if not self._closed:
+                with self._changed:
+                    self._failure = error
                 self._woken(error)
 
     def _wait(self) -> bool:

@@ -88,7 +88,9 @@ class AnswerFiles:
         return f"{self._folder}/{number:012d}.answers"
 
     def list(self) -> int:
-        """Find the files that predecessors have left; the highest number. Raises ``OSError``."""
+        """Find the files that predecessors have left; the highest number. What one was writing is removed. Raises
+        ``OSError``."""
+        self._files.delete_unfinished(self._folder)
         names = [_FILE.fullmatch(name.removeprefix(f"{self._folder}/")) for name in self._files.names(self._folder)]
         self._known = sorted(int(found[1]) for found in names if found is not None)
         return max(self._known, default=0)

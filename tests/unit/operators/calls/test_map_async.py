@@ -195,8 +195,12 @@ def test_after_a_rollback_nothing_that_was_stored_counts(tmp_path: Path) -> None
 def test_answers_that_are_gone_are_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flinkplus.operators.calls.recorder.READ_PATIENCE_S", 0.0)
     outside = Outside()
-    with driven(outside, tmp_path) as subtask, pytest.raises(AnswersLost, match=r"000000000001\.answers"):
-        subtask.begin(1).repeat(1)
+    with driven(outside, tmp_path) as subtask:
+        with pytest.raises(AnswersLost, match=r"000000000001\.answers"):
+            subtask.begin(1).repeat(1)
+        assert subtask.instance.can_take(1)
+        with pytest.raises(AnswersLost):  # again, in a step: nothing may have listened before
+            list(subtask.instance.take(1))
 
 
 def test_rows_that_wait_are_in_the_snapshot_and_are_asked_for_again() -> None:

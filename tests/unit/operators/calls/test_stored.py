@@ -66,6 +66,14 @@ def test_what_a_checkpoint_covers_is_removed_also_what_a_predecessor_has_left(tm
     assert not files.holds(2)
 
 
+def test_what_a_predecessor_was_writing_is_removed(tmp_path: Path) -> None:
+    files = AnswerFiles(str(tmp_path), "ask", 0)
+    files.create(1, ANSWERS.to_bytes())
+    (tmp_path / "answers/ask/0/000000000002.answers.0123456789abcdef.tmp").write_bytes(b"half of it")
+    assert files.list() == 1
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["000000000001.answers"]
+
+
 def test_what_subtasks_have_left_that_there_are_no_more_is_removed(tmp_path: Path) -> None:
     for index in range(3):
         AnswerFiles(str(tmp_path), "ask", index).create(1, ANSWERS.to_bytes())
