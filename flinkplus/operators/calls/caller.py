@@ -125,7 +125,7 @@ class Caller:
                 await asyncio.sleep(min(MAX_PAUSE_S, settings.pause_s * 2 ** (attempt - 1)))
             try:
                 value = await self._attempt(row)
-            except (*USER_EXCEPTIONS, _Cancelled, TimeoutError) as failure:
+            except USER_EXCEPTIONS as failure:
                 error = described_cause(failure)
                 continue
             if inspect.isawaitable(value):
@@ -136,12 +136,18 @@ class Caller:
             return Outcome(number, row, value)
         return Outcome(number, row, error=error)
 
+    async def _awaited(self, row: Row) -> Any:
+        try:
+            return await self._function(row)
+        except SystemExit as error:  # an event loop would let it through, and end
+            raise RuntimeError(f"SystemExit: {error}") from error
+
     async def _attempt(self, row: Row) -> Any:
         """The result of one attempt. Raises what the function raises, ``TimeoutError``."""
         timeout_s = self._settings.timeout_s
         call: asyncio.Future[Any]
         if self._is_async:
-            call = asyncio.ensure_future(self._function(row))
+            call = asyncio.ensure_future(self._awaited(row))
         else:
             call = asyncio.wrap_future(self._threads.call(self._function, row))
         try:

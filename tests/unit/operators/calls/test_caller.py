@@ -155,7 +155,11 @@ def test_what_ends_a_thread_or_a_coroutine_is_an_error_of_its_row() -> None:
     def awaits(given: Any) -> Any:
         return asyncio.sleep(0)
 
-    for function, told in ((cancelled, "cancelled"), (exits, "SystemExit"), (awaits, "async def")):
+    async def exits_too(given: Any) -> int:
+        raise SystemExit(3)
+
+    cases: list[tuple[Callable[[Any], Any], str]] = [(cancelled, "cancelled"), (exits, "SystemExit")]
+    for function, told in (*cases, (exits_too, "SystemExit"), (awaits, "async def")):
         with calling(function) as (caller, outcomes):
             caller.call([(0, row(0))])
             assert told in (outcomes(1)[0].error or "")
