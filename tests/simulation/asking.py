@@ -158,7 +158,8 @@ class SimAnswers:
         oldest = min(self._rows, default=self._next)
         while self._marks and self._marks[0][0] <= oldest:
             _, mark_ms = self._marks.popleft()
-            yield from owner.advances(mark_ms)
+            if mark_ms > owner.advanced_ms:  # after a division it may have been sent on before
+                yield from owner.advances(mark_ms)
 
     # --- snapshots
 

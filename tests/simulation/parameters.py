@@ -391,6 +391,8 @@ def with_asking(parameters: Parameters, rng: random.Random, share: float) -> Par
         return parameters
     if parameters.stages == 2:  # answers are logged where something is sent on
         parameters = replace(parameters, stages=3, edges=((0, 1), (1, 2)), parallelism=min(parameters.parallelism, 3))
+        depth = None if parameters.at_once else parameters.sharing_depth
+        parameters = replace(parameters, sharing_depth=depth)
     asking = sorted({end for _, end in parameters.edges})
     faults, at_ms = list(parameters.faults), 0
     for _ in range(rng.choice((0, 1, 2, 3))):
