@@ -87,7 +87,7 @@ class SimAnswers:
     def _next_together(self) -> Together:
         if not self._parameters.ask_in_order:
             return tuple((number, self._came.pop(number)) for number in list(self._came)[:TOGETHER])
-        found = []
+        found: list[tuple[int, int]] = []
         while self._order and self._order[0] in self._came and len(found) < TOGETHER:
             number = self._order.popleft()
             found.append((number, self._came.pop(number)))

@@ -333,8 +333,8 @@ class SubtaskSteps:
                 self._begin_checkpoint(self._triggers.popleft())
                 return None
             return self._source.begin(self.draining) if self._may_read else None
-        if self._answers is not None and (step := self._answers.begin()) is not None:
-            return step
+        if self._answers is not None and (taking := self._answers.begin()) is not None:
+            return taking
         bundle = self.inputs.next(self._answers is None or self._answers.takes_records)
         return self._take(bundle) if bundle else None
 

@@ -136,14 +136,14 @@ def test_or_in_that_of_their_answers() -> None:
 def test_it_is_full_with_as_many_rows_as_its_capacity() -> None:
     outside = Outside()
     with driven(outside, capacity=2) as subtask:
-        subtask.begin().instance.process(batch_of(1))
-        assert not subtask.instance.full
-        subtask.instance.process(batch_of(2, 3))
-        assert subtask.instance.full
-        subtask.instance.ask()
+        was_full = []
+        for numbers in ((1,), (2, 3)):
+            subtask.instance.process(batch_of(*numbers))
+            was_full.append(subtask.instance.full)
+        subtask.begin().instance.ask()
         outside.allow(1, 2, 3)
         subtask.take(3)
-        assert not subtask.instance.full
+        assert [*was_full, subtask.instance.full] == [False, True, False]
 
 
 @pytest.mark.parametrize("in_order", [True, False])

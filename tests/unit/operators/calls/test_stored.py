@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,7 +42,7 @@ def test_a_number_that_was_used_stays_what_it_is(tmp_path: Path) -> None:
     "damage",
     [lambda data: data[:-1], lambda data: data[:40], lambda data: b"", lambda data: data[:60] + b"x" + data[61:]],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     files = AnswerFiles(str(tmp_path), "ask", 0)
     files.create(3, damage(ANSWERS.to_bytes()))
     with pytest.raises(AnswersLost, match=r"'ask'.*000000000003\.answers.*damaged"):
