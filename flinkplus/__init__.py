@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.errors import (
+    AnswersLost,
     CheckpointDirectoryError,
     CheckpointRemoved,
     CommandRefused,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AnswersLost",
     "CheckpointDirectoryError",
     "CheckpointRemoved",
     "CommandRefused",

@@ -185,6 +185,10 @@ class InputLost(HistoryMismatch):
     """Rows of a source that cannot be read again (``from_socket``) are gone with the subtask that had read them."""
 
 
+class AnswersLost(HistoryMismatch):
+    """Answers from outside (``map_async``) that were sent on are missing or damaged in the checkpoint directory."""
+
+
 class MessageIdConflict(HistoryMismatch):
     """The filter of message IDs and the cursor of a channel disagree whether a message is new."""
 

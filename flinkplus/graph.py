@@ -113,7 +113,34 @@ class JobGraph:
         self._check_side_outputs()
         self._check_clocks()
         self.vertices = self.fuse_draft()
+        self._check_loops()
         return self
+
+    def asking_vertices(self) -> tuple[str, ...]:
+        """The names of the vertices whose rows wait for answers from outside."""
+        return tuple(vertex.name for vertex in self.vertices if self._asks(vertex.nodes[0]))
+
+    def _asks(self, index: int) -> bool:
+        body = self.nodes[index].body
+        return isinstance(body, Operator) and body.asks
+
+    def _check_loops(self) -> None:
+        """Raises ``ConfigurationError`` for what cannot be in a loop: rows that wait for answers, of which the loop
+        does not know, and rows for all subtasks."""
+        cycles = self.cycles()
+        for vertex in self.asking_vertices():
+            if cycles.head_of(vertex) is not None:
+                name = self.nodes[self.vertex_of(vertex).nodes[0]].name
+                raise ConfigurationError(
+                    f"operator {name!r} asks something outside, and is in a loop, which would end while rows wait for "
+                    "answers: call map_async before or after iterate"
+                )
+        for exchange in self.exchanges:
+            if exchange.route == "broadcast" and cycles.head_of(self.consumer_vertex(exchange.edge).name) is not None:
+                raise ConfigurationError(
+                    f"operator {self.nodes[exchange.consumer].name!r} gets broadcast rows, and is in a loop: call "
+                    "connect_broadcast before or after iterate"
+                )
 
     def _check_side_outputs(self) -> None:
         """Raises ``ConfigurationError`` for a side output whose rows go nowhere."""

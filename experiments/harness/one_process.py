@@ -103,6 +103,7 @@ class OneProcess:
             snapshotted=lambda subtask, generation, handle: self.snapshots.append(handle),
             seen=lambda: None if ids is None else MessageFilter(ids, number, options.dedup_error_rate),
             load=SlotLoad(lambda: 0.0),
+            location=str(self.directory),
         )
         return Subtask(plan, ports)
 

@@ -10,27 +10,20 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from flinkplus.api.drawing import Drawing
+from flinkplus.api.drawing import Drawn, node_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph
 from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.base.schema import united
 
 
-class Drawn(Protocol):
-    """The part of a stream that loops use. ``_origins``: the nodes that its rows come from."""
+class Looped(Drawn, Protocol):
+    """The part of a stream that loops use."""
 
-    _env: Drawing
-    _origins: tuple[int, ...]
     schema: pa.Schema
 
-    @property
-    def name(self) -> str: ...
 
-    def _node(self) -> int: ...
-
-
-S = TypeVar("S", bound=Drawn)
+S = TypeVar("S", bound=Looped)
 
 
 def close_loop(graph: JobGraph, rows: S, drawn: Any) -> S:
@@ -39,7 +32,7 @@ def close_loop(graph: JobGraph, rows: S, drawn: Any) -> S:
     Raises ``ConfigurationError`` unless ``drawn`` is two streams of that loop and the feedback has the columns of
     ``rows``; also for nested loops and event time in a loop.
     """
-    name, head = rows.name, rows._node()
+    name, head = rows.name, node_of(rows)
     feedback, output = _two_streams(rows, drawn)
     inside = graph.reached([head])
     if not inside.issuperset(feedback._origins):

@@ -162,6 +162,8 @@ class Checks:
                 "asked",
                 "not_written_again",
                 "live_reads",
+                "answers_taken",
+                "answers_repeated",
                 "awaited_rows",
                 "said_idle",
                 "ticks",
@@ -639,8 +641,8 @@ class Checks:
             wanted = [count if index == graph.owner(key, len(new)) else None for index in range(len(new))]
             if found != wanted:
                 self._wrong("plans", f"{where}: key {key} was counted {count} times, and its counts are {found}")
-        rows = Counter(row for work in works[0] for row in work["held"])
-        if rows != Counter(row for work in works[1] for row in work["held"]):
+        before, after = (Counter(row for work in some for row in _rows_of(work)) for some in works)
+        if before != after:
             self._wrong("plans", f"{where}: rows that were held back are lost, or there twice")
         times = [[work["advanced_ms"] for work in some] for some in works]
         if not all(min(times[0]) <= time_ms <= max(times[0]) for time_ms in times[1]):
@@ -1065,3 +1067,8 @@ class Checks:
         missing = self._expected.missing() if guarantee.repeats else self._expected.lost()
         if missing is not None and guarantee.replays:
             self._wrong("results", f"the job has finished, but {missing}")
+
+
+def _rows_of(work: dict[str, Any]) -> tuple[Row, ...]:
+    """The rows that a subtask holds back, or that wait there for answers."""
+    return (*work["held"], *(row for _, row in work["asked"].get("rows", ())))

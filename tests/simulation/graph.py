@@ -44,7 +44,8 @@ class SimGraph:
     a source, one without outputs has a sink. ``loops``: edges that lead back, from the end of a loop to its head; the
     end sends every row out as well as round, so that all that was counted shows. ``parallelism``: at the start; a
     source has so many streams of ``records`` each, whatever it becomes. ``groups``: of keys, of which each subtask owns
-    a range (0: keys are dealt by number). ``at_once``: rows of sinks are visible at once."""
+    a range (0: keys are dealt by number). ``at_once``: rows of sinks are visible at once.
+    ``asking``: vertices whose rows wait for answers from outside."""
 
     stages: int
     edges: tuple[tuple[int, int], ...]
@@ -54,6 +55,7 @@ class SimGraph:
     loops: tuple[tuple[int, int], ...] = ()
     groups: int = 0
     at_once: bool = False
+    asking: tuple[int, ...] = ()
     nodes: tuple[Any, ...] = ()
     vertices: list[Vertex] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
@@ -75,6 +77,9 @@ class SimGraph:
 
     def cycles(self) -> Cycles:
         return self._cycles
+
+    def asking_vertices(self) -> tuple[str, ...]:
+        return tuple(f"v{at}" for at in self.asking)
 
     def goes_on(self, row: Row, edge: int) -> bool:
         """Whether a row goes along an edge: round a loop for as often as its record has laps."""

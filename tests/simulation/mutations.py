@@ -58,6 +58,7 @@ from flinkplus.protocol.job.restarts import RestartBudget
 from flinkplus.protocol.liveness.reachability import Reachability
 from flinkplus.protocol.loops.rounds import LoopRounds
 from flinkplus.protocol.subtask import rescaling as protocol_rescaling
+from flinkplus.protocol.subtask.answers import NO_MORE, AnswerSide
 from flinkplus.protocol.subtask.channel_state import ChannelState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.history import StepHistory
@@ -93,6 +94,7 @@ from flinkplus.sources import dealing
 from flinkplus.state.durable.history import Cuts, UnusedFiles
 from tests.security import model
 from tests.simulation import rescaling
+from tests.simulation.asking import SimAnswers
 from tests.simulation.parameters import Parameters, draw
 from tests.simulation.table import SimRecipeSink, SimTable
 from upstream_cache.log import OutputLog
@@ -109,7 +111,8 @@ class Mutation:
     simulator does not reach; gives what is wrong. ``joined``: only where steps are repeated together does it matter.
     ``rescaled``: only where the parallelism changes. ``saved``: only where savepoints are taken.
     ``at_once``: only where rows are visible at once. ``live``: only where records arrive while the job runs.
-    ``ticked``: only where subtasks have steps by the time of day."""
+    ``ticked``: only where subtasks have steps by the time of day.
+    ``asking``: only where rows wait for answers from outside."""
 
     where: Any
     name: str
@@ -123,10 +126,13 @@ class Mutation:
     at_once: bool = False
     live: bool = False
     ticked: bool = False
+    asking: bool = False
 
     def parameters(self, seed: int) -> Parameters:
         """The job of a seed in which the fault is looked for."""
-        only = {name: getattr(self, name) for name in ("joined", "rescaled", "saved", "at_once", "live", "ticked")}
+        only = {
+            name: getattr(self, name) for name in ("joined", "rescaled", "saved", "at_once", "live", "ticked", "asking")
+        }
         return draw(seed, **only)
 
 
@@ -144,12 +150,13 @@ def mutation(
     at_once: bool = False,
     live: bool = False,
     ticked: bool = False,
+    asking: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         tells = (make.__doc__ or "").strip()
-        only = joined, rescaled, saved, at_once, live, ticked
+        only = joined, rescaled, saved, at_once, live, ticked, asking
         MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, *only)
         return make
 
@@ -981,6 +988,50 @@ def idle_channels_are_not_saved(original: Any) -> Any:
 def joined_reads_are_repeated_in_another_order(original: Any) -> Any:
     """A source that repeats several steps together reads of its places in another order."""
     return lambda self: iter(sorted(original(self)))
+
+
+# --- answers from outside
+
+
+@mutation(AnswerSide, "take", asking=True)
+def answers_are_not_logged(original: Any) -> Any:
+    """That a subtask takes answers is no step of its own: a successor asks again, and takes what it is answered."""
+
+    def take(self: Any, choice: int) -> Any:
+        return original(self, choice) if choice == NO_MORE else self._answers.take(choice)
+
+    return take
+
+
+@mutation(AnswerSide, "ask", asking=True)
+def rows_are_asked_for_while_steps_are_repeated(original: Any) -> Any:
+    """A successor asks again for rows whose answers its predecessor has sent on."""
+    return lambda self: self._answers.ask()
+
+
+@mutation(AnswerSide, "can_repeat", asking=True)
+def repeated_answers_are_not_awaited(original: Any) -> Any:
+    """A successor takes answers before it has read them."""
+    return property(lambda self: True)
+
+
+@mutation(SimAnswers, "_write", asking=True)
+def answers_are_taken_before_they_are_stored(original: Any) -> Any:
+    """Answers are stored beside the stream."""
+
+    def write(self: Any, number: int, together: Any) -> None:
+        world = self._world
+        at_ms, key = world.now_ms + world.storage_ms(), (self._key, number)
+        world.at(at_ms, self._slot.event, world.answers.__setitem__, key, together)
+        self._is_stored(number, together)
+
+    return write
+
+
+@mutation(SimAnswers, "holds", asking=True)
+def watermarks_overtake_rows_that_wait(original: Any) -> Any:
+    """A watermark is sent on before the answers of rows that came before it."""
+    return lambda self, watermark_ms: False
 
 
 @mutation(OutputChannels, "add_channels")

@@ -85,6 +85,8 @@ SAVINGS = (
 """What a user asks for in such a job, and what happens to it meanwhile."""
 LIVE = 0.06
 """Share of the jobs whose records arrive while they run."""
+ASKING = 0.03
+"""Share of the jobs with rows that wait for answers from outside."""
 FAULTS_LIVE = (*("crash",) * 5, "crash_host", "crash_driver", "throw", "throw_together", "pause", "migrate", "expire")
 """What happens to such a job."""
 AT_ONCE = 0.05
@@ -191,7 +193,9 @@ class Parameters:
     changes (``None``: as in the product). ``at_once``: rows are visible at once. ``live``: records of sources arrive
     while the job runs, in so many places of each reader (0: they are all there). ``idle_ms``: for how long a source may
     have nothing to read before event time goes on without it (``None``: it waits). ``ticks_ms``: every other stage
-    holds rows back for so long, by the time of day (``None``: it does not)."""
+    holds rows back for so long, by the time of day (``None``: it does not).
+    ``asking``: vertices whose rows wait for answers from outside, ``ask_capacity`` rows at a time, ``ask_in_order`` or
+    not."""
 
     seed: int = 0
     stages: int = 2
@@ -241,6 +245,9 @@ class Parameters:
     live: int = 0
     idle_ms: int | None = None
     ticks_ms: int | None = None
+    asking: tuple[int, ...] = ()
+    ask_capacity: int = 4
+    ask_in_order: bool = True
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -294,13 +301,14 @@ def draw(
     at_once: bool = False,
     live: bool = False,
     ticked: bool = False,
+    asking: bool = False,
 ) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
     steps may be repeated together, and are small, so that there are often several to repeat. ``rescaled``: the
     parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them.
     ``at_once``: rows are visible at once. ``live``: records arrive while the job runs. ``ticked``: subtasks have steps
-    by the time of day."""
+    by the time of day. ``asking``: rows wait for answers from outside."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -380,6 +388,7 @@ def draw(
     parameters = with_rows_at_once(parameters, child(seed, "at once"), 1 if at_once else AT_ONCE)
     parameters = with_changes_at_once(parameters, child(seed, "changes at once"))
     parameters = with_live_sources(parameters, child(seed, "live"), 1 if live else LIVE)
+    parameters = with_asking(parameters, child(seed, "asking"), 1 if asking else 0 if ticked else ASKING)
     return with_ticks(parameters, child(seed, "ticks"), 1 if ticked else TICKED)
 
 
@@ -387,6 +396,8 @@ def with_ticks(parameters: Parameters, rng: random.Random, share: float) -> Para
     """A job whose subtasks hold rows back until the clock says that they go on, a ``share`` of all that can have such;
     with more faults."""
     if rng.random() >= share or parameters.loops or parameters.watermarks or parameters.guarantee == "at-most-once":
+        return parameters
+    if parameters.asking:
         return parameters
     faults, at_ms = list(parameters.faults), 0
     for _ in range(rng.choice((0, 1, 2, 3))):
@@ -398,6 +409,29 @@ def with_ticks(parameters: Parameters, rng: random.Random, share: float) -> Para
         parameters,
         ticks_ms=rng.choice((1, 3, 7, 20)),
         joins=False,
+        records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
+    )
+
+
+def with_asking(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+    """A job with rows that wait for answers from outside, a ``share`` of all that may have some; with more faults."""
+    if rng.random() >= share or parameters.guarantee == "at-most-once" or parameters.loops or not parameters.edges:
+        return parameters
+    if parameters.stages == 2:  # answers are logged where something is sent on
+        parameters = replace(parameters, stages=3, edges=((0, 1), (1, 2)), parallelism=min(parameters.parallelism, 3))
+        depth = None if parameters.at_once else parameters.sharing_depth
+        parameters = replace(parameters, sharing_depth=depth)
+    asking = sorted({end for _, end in parameters.edges})
+    faults, at_ms = list(parameters.faults), 0
+    for _ in range(rng.choice((0, 1, 2, 3))):
+        at_ms += rng.choice((5, 15, 30, 60, 120))
+        faults.append(Fault(at_ms, rng.choice(FAULTS_LIVE), rng.randrange(64), rng.choice(DURATIONS_MS)))
+    return replace(
+        parameters,
+        asking=tuple(at for at in asking if rng.random() < 0.6) or (rng.choice(asking),),
+        ask_capacity=rng.choice((2, 4, 100)),
+        ask_in_order=rng.random() < 0.5,
         records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
     )

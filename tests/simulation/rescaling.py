@@ -21,6 +21,7 @@ from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generatio
 from flinkplus.protocol.vocabulary.messages import Message, MessageKind
 from flinkplus.runtime.control.names import parse_channel
 from flinkplus.sources import dealing
+from tests.simulation.asking import inherited
 from tests.simulation.driver import SimCommits, Unavailable
 from tests.simulation.graph import Row, SimGraph
 from tests.simulation.subtask import RECORD_BYTES, WORK, fold, pack, packed_bytes, unpacked, work_of
@@ -150,11 +151,17 @@ class Division:
         parts = [OperatorPart(rows_in=0, rows_out=0, watermark_ms=advanced_ms) for advanced_ms in known]
         part = rescaling.rescaled_part(parts, [state.ended for state in before], index, self.after)
         held = [row for work in works for row in work["held"]]
+        asked = [row for work in works for _, row in work["asked"].get("rows", ())]
+
+        def owns(row: Row) -> bool:
+            return graph.owner(graph.key(row[0], at), self.after) == index
+
         state: dict[str, Any] = {
             "left": self._dealt(works)[index] if vertex.is_source else works[0]["left"],
             "staged": tuple(file for work in works[index :: self.after] for file in work["staged"]),
             "depends": {},  # what all began from is complete
-            "held": inherited_rows(held, lambda row: graph.owner(graph.key(row[0], at), self.after) == index),
+            "held": inherited_rows(held, owns),
+            "asked": inherited([work["asked"] for work in works], inherited_rows(asked, owns)),
             "advanced_ms": -1 if part.watermark_ms is None else part.watermark_ms,
             "said_idle": False,
             "tick_at_ms": min((work["tick_at_ms"] for work in works if work["tick_at_ms"] is not None), default=None),

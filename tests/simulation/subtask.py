@@ -34,6 +34,7 @@ from flinkplus.runtime.faults.points import BUNDLES, CURSOR
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
 from flinkplus.sources.dealing import BlockRun
 from tests.simulation import live
+from tests.simulation.asking import SimAnswers
 from tests.simulation.graph import Row
 from tests.simulation.live import LivePlaces, blocks_of
 from tests.simulation.table import SimRecipeSink, stored_through
@@ -283,6 +284,9 @@ class SimSubtask:
         self._tick_at_ms: int | None = own.get("tick_at_ms")
         self.advanced_ms = own.get("advanced_ms", -1)
         self._said_idle = own.get("said_idle", False)
+        self.answers: SimAnswers | None = None
+        if self._at in graph.asking:
+            self.answers = SimAnswers(self, own.get("asked", {}), history.steps is not None)
         self._restore_state()
         for edge in vertex.outputs:
             consumer = graph.consumer_vertex(edge).name
@@ -301,6 +305,7 @@ class SimSubtask:
             work=self,
             snapshots=self,
             reports=self,
+            answers=self.answers,
         )
         self.steps = WatchedSteps(self, plan, saved, parts, list(graph.inputs_of(self.id, plan.parallelism)))
         waiting = [message for end in self.inputs.channels.values() for message, _ in end.queue]
@@ -363,12 +368,22 @@ class SimSubtask:
         self._world.checks.works(self)
         for message, _ in messages:
             self._end_at_deadly_row(message)
-        return self._count(tuple(row for message, _ in messages for row in self._on_time(message)))
+        rows = tuple(row for message, _ in messages for row in self._on_time(message))
+        if self.answers is not None:
+            self._throw_if_poisoned()
+            self.answers.wait(rows)
+            return iter(())
+        return self._count(rows)
+
+    def answered(self, rows: tuple[Row, ...], answers: int) -> Iterator[None]:
+        """Process rows that have waited; ``answers``: their sum."""
+        return self._count(rows, answers)
 
     @property
     def joins_steps(self) -> bool:
         parameters = self._world.parameters
-        return parameters.joins and not parameters.clock_keys and not self._holds_back
+        waits = self._holds_back or self.answers is not None
+        return parameters.joins and not parameters.clock_keys and not waits
 
     def push_together(self, steps: list[list[tuple[Message, Any]]]) -> list[Iterator[None]]:
         self._world.checks.counts["joined_steps"] += len(steps)
@@ -409,7 +424,7 @@ class SimSubtask:
         rows: tuple[Row, ...] = message.records
         return rows
 
-    def _count(self, rows: tuple[Row, ...]) -> Iterator[None]:
+    def _count(self, rows: tuple[Row, ...], answers: int = 0) -> Iterator[None]:
         self._throw_if_poisoned()
         graph, at, counts, dirty = self.slot.graph, self._at, self._counts, self._dirty
         if self.has_whims and self.generation % 2:
@@ -422,6 +437,7 @@ class SimSubtask:
                 self._told_ms = self._time.now_ms() % CLOCK_BYTES
             counts[key] = dirty[key] = number = counts.get(key, 0) + 1
             counted.append((record, (*passages, (at, key, number))))
+        self._told_ms = (self._told_ms + answers) % CLOCK_BYTES
         if self._holds_back:
             self._held += counted
             if self._ticks_ms is not None and self._held and self._tick_at_ms is None:
@@ -453,6 +469,12 @@ class SimSubtask:
         return self._emit(due)
 
     def advance(self, watermark_ms: int) -> Iterator[None]:
+        if self.answers is not None and self.answers.holds(watermark_ms):
+            return iter(())
+        return self.advances(watermark_ms)
+
+    def advances(self, watermark_ms: int) -> Iterator[None]:
+        """Event time has reached ``watermark_ms``, and no row before it waits."""
         parameters = self._world.parameters
         if parameters.idle_ms is not None and parameters.groups and watermark_ms <= self.advanced_ms:
             return  # as the product's operators do: what producers promise may be behind after a rescale
@@ -607,6 +629,8 @@ class SimSubtask:
     def complete(self, checkpoint: CheckpointId) -> None:
         if self.sink is not None:
             self.sink.complete(checkpoint)
+        if self.answers is not None:
+            self.answers.complete(checkpoint)
         self._staged = [file for file in self._staged if file[1] > checkpoint]
 
     def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
@@ -625,6 +649,7 @@ class SimSubtask:
             "advanced_ms": self.advanced_ms,
             "said_idle": self._said_idle,
             "tick_at_ms": self._tick_at_ms,
+            "asked": {} if self.answers is None else self.answers.saved(checkpoint),
             **self._next_of_inputs(),
         }
         part = OperatorPart(rows_in=0, rows_out=0, state=work)

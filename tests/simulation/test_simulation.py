@@ -36,6 +36,8 @@ AT_ONCE = 26
 LIVE = 20
 TICKED = (19, 25, 27, 41, 44, 45)
 """Seeds in which steps by the time of day are repeated."""
+ASKING = range(13, 19)
+"""Seeds in which answers are repeated."""
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -146,6 +148,11 @@ QUICK = (
     "idle_sources_are_not_logged",
     "idle_channels_are_not_saved",
     "steps_of_the_clock_are_not_logged",
+    "answers_are_not_logged",
+    "rows_are_asked_for_while_steps_are_repeated",
+    "repeated_answers_are_not_awaited",
+    "answers_are_taken_before_they_are_stored",
+    "watermarks_overtake_rows_that_wait",
 )
 """What is found out within the small budget."""
 
@@ -209,6 +216,13 @@ def test_seeds_with_steps_of_the_clock_are_clean() -> None:
     summary = run_many(TICKED, drawn=partial(draw, ticked=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("ticks", "repeated_ticks", "failovers"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_with_rows_that_wait_for_answers_are_clean() -> None:
+    summary = run_many(ASKING, drawn=partial(draw, asking=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("answers_taken", "answers_repeated", "failovers", "fallbacks", "watermarks"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

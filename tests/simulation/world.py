@@ -34,6 +34,7 @@ from flinkplus.runtime.coordinator.setup.outcome import JobResult, Restore
 from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.job.restoring import GENERATIONS_PER_RUN
 from flinkplus.runtime.transport.wire.ports import ControlArrived, ControlLost
+from tests.simulation.asking import Together
 from tests.simulation.checks import Checks, Moved, Parallelism, Violation
 from tests.simulation.deadlines import DIED, Deadlines
 from tests.simulation.disk import damaged
@@ -118,6 +119,8 @@ class World:
         self.rng_left = child(seed, "left files")
         self.rng_table = child(seed, "table")
         self.rng_live = child(seed, "live work")
+        self.rng_asked = child(seed, "asked")
+        self.answers: dict[tuple[str, int], Together] = {}
         self.rng_divided, self.rng_saved = child(seed, "divided"), child(seed, "saved")
         self.clock = SimClock(self)
         self.graph = SimGraph(
@@ -129,6 +132,7 @@ class World:
             parameters.loops,
             parameters.groups,
             parameters.at_once,
+            parameters.asking,
         )
         self.arrivals = Arrivals(self)
         self.options = options_of(parameters)

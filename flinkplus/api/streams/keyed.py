@@ -44,7 +44,7 @@ class KeyedStream:
         return f"<KeyedStream {self._stream.name!r} by {by}: {columns_text(self.schema)}>"
 
     def _then(self, operator: Operator) -> Stream:
-        return self._stream._exchanged(operator, self.keys, "hash" if self.keys else "gather")
+        return self._stream._then(operator, "hash" if self.keys else "gather", self.keys)
 
     def count(self, *, output: str = "count", name: str | None = None) -> Stream:
         """Adds the running count of the row's key, columnar."""

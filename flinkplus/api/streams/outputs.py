@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from flinkplus.api.callers import names_callers_line
-from flinkplus.api.drawing import Drawing
+from flinkplus.api.drawing import Drawing, node_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.graph import Node
+from flinkplus.operators.base.operator import Operator
+from flinkplus.operators.base.routes import Route
 from flinkplus.sinks.base import Sink
 from flinkplus.sinks.collect import CollectSink
 from flinkplus.sinks.delta.sink import delta_sink
@@ -28,6 +30,9 @@ from flinkplus.sinks.postgres.sink import postgres_sink
 from flinkplus.sinks.text import TextSink
 from flinkplus.state.file_system import absolute
 
+if TYPE_CHECKING:
+    from flinkplus.api.streams.stream import Stream
+
 
 @names_callers_line
 class StreamOutputs:
@@ -36,13 +41,21 @@ class StreamOutputs:
     schema: pa.Schema
     _env: Drawing
 
-    def _node(self) -> int:
-        """The node that produces the stream."""
+    _origins: tuple[int, ...]
+    _union: int | None
+
+    @property
+    def name(self) -> str:
+        """The name of the operator that produces this stream."""
+        raise NotImplementedError
+
+    def _then(self, operator: Operator, route: Route | None = None, keys: tuple[str, ...] = ()) -> Stream:
+        """The output of ``operator``, which gets the rows by ``route``; ``None``: fused with the operator before."""
         raise NotImplementedError
 
     def _sink(self, sink: Sink) -> str:
         bound = sink.bind(self.schema, self._env.output_id)
-        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), self._node())
+        self._env.graph.add(Node(sink.name, "sink", bound, self.schema), node_of(self))
         return sink.name
 
     def to_parquet(

@@ -17,7 +17,9 @@ from flinkplus.api.callers import names_callers_line
 from flinkplus.api.streams.outputs import StreamOutputs
 from flinkplus.errors import ConfigurationError
 from flinkplus.near import did_you_mean
-from flinkplus.operators.base.operator import Operator
+from flinkplus.operators.base.durations import Duration, duration_ms
+from flinkplus.operators.calls.caller import CallSettings
+from flinkplus.operators.calls.map_async import MapAsync
 from flinkplus.operators.expressions.column import ColumnExpression, expression
 from flinkplus.operators.expressions.tree import Alias, Name, Part
 from flinkplus.operators.rows.expressions import Select, Where
@@ -35,10 +37,6 @@ Expression: TypeAlias = "str | ColumnExpression"
 @names_callers_line
 class StreamRows(StreamOutputs):
     """The operators on single rows of a stream."""
-
-    def _then(self, operator: Operator) -> Stream:
-        """The output of ``operator``, fused with the operator before it."""
-        raise NotImplementedError
 
     def side_output(self, name: str) -> Stream:
         """A stream that the operator before gives beside this one."""
@@ -116,6 +114,43 @@ class StreamRows(StreamOutputs):
         ``on_error``: a batch for which the function raises is given to it again in halves, down to single rows.
         """
         return self._then(MapBatches(self._env.name_for("map_batches", name), function, schema, on_error))
+
+    def map_async(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        schema: Schema,
+        timeout: Duration | None = "30 seconds",
+        retries: int = 0,
+        pause: Duration = "100 ms",
+        in_order: bool = True,
+        capacity: int = 100,
+        on_error: OnError = "fail",
+        name: str | None = None,
+    ) -> Stream:
+        """As ``map``, for a function that asks something outside (an HTTP service, a database) and waits for answers.
+
+        ``function(row)``, plain or ``async def``, is called for several rows at a time. Answers are stored before they
+        go on: a recovery repeats the answer, not the call. A call whose answer has not gone on may be made again, also
+        for a row that was asked for before.
+
+        ``timeout``: of one call (``None``: no limit). ``retries``: further calls after one that failed or took too
+        long, the first after ``pause``, each of the others after twice as long as the one before.
+        ``in_order``: rows go on in the order in which they came; otherwise as their answers come.
+        ``capacity``: calls at a time in each subtask. With as many rows waiting it takes no more.
+        ``on_error``: what a row does whose last call failed.
+        """
+        name = self._env.name_for("map_async", name)
+        what = f"operator {name!r}: the"
+        settings = CallSettings(
+            None if timeout is None else duration_ms(timeout, f"{what} timeout", least=1) / 1000,
+            retries,
+            duration_ms(pause, f"{what} pause") / 1000,
+            capacity,
+        )
+        operator = MapAsync(name, function, schema, settings, in_order, on_error)
+        operator.check()
+        return self._then(operator, "forward")
 
     def tokenize(self, column: str = "value", *, output: str = "word", name: str | None = None) -> Stream:
         """The words of a text column, one row each: ``line.lower().split()``, columnar."""

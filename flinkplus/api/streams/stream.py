@@ -7,13 +7,13 @@ Arrow record batches; functions on rows are slower. Schemas are DDL strings (``"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
 from flinkplus.api.callers import names_callers_line
-from flinkplus.api.drawing import Drawing
+from flinkplus.api.drawing import Drawing, node_of
 from flinkplus.api.loops import close_loop
 from flinkplus.api.streams.keyed import KeyedStream
 from flinkplus.api.streams.rows import StreamRows
@@ -29,6 +29,7 @@ from flinkplus.operators.event_time.processing_time import WithProcessingTime
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Sum
 from flinkplus.operators.keyed.last import KeepLast
+from flinkplus.operators.rows.broadcast import BroadcastContext, ProcessBroadcast
 from flinkplus.operators.rows.loop import LoopHead
 from flinkplus.operators.rows.rejects import ADVICE, SideOutput
 from flinkplus.operators.rows.union import Union
@@ -44,6 +45,7 @@ class Stream(StreamRows):
         self._env = env
         self._sides = sides or {}
         self._origins: tuple[int, ...] = (node,)
+        self._union: int | None = None
         self.schema = schema
 
     def __repr__(self) -> str:
@@ -53,9 +55,6 @@ class Stream(StreamRows):
     def name(self) -> str:
         """The name of the operator that produces this stream."""
         return self._env.graph.nodes[self._origins[0]].name
-
-    def _node(self) -> int:
-        return self._origins[0]
 
     def _of(self, node: int, schema: pa.Schema) -> Stream:
         """The output of ``node``, which was drawn."""
@@ -70,17 +69,13 @@ class Stream(StreamRows):
         node = self._sides[name]
         return self._of(node, self._env.graph.nodes[node].schema)
 
-    def _then(self, operator: Operator) -> Stream:
-        schema = operator.output_schema(self.schema)
-        operator.side_outputs(self.schema)  # raises before anything is drawn
-        node = self._env.graph.add(Node(operator.name, "operator", operator, schema), self._node())
-        return _given(self, node, operator, schema)
-
-    def _exchanged(self, operator: Operator, keys: tuple[str, ...] = (), route: Route = "hash") -> Stream:
-        """The output of ``operator``, which receives the rows by ``route``."""
+    def _then(self, operator: Operator, route: Route | None = None, keys: tuple[str, ...] = ()) -> Stream:
         schema, graph = operator.output_schema(self.schema), self._env.graph
-        operator.side_outputs(self.schema)
-        node = graph.add(Node(operator.name, "operator", operator, schema))
+        operator.side_outputs(self.schema)  # raises before anything is drawn
+        drawn = Node(operator.name, "operator", operator, schema)
+        if route is None:
+            return _given(self, graph.add(drawn, node_of(self)), operator, schema)
+        node = graph.add(drawn)
         for origin in self._origins:
             graph.link(origin, node, keys, route)
         return _given(self, node, operator, schema)
@@ -182,8 +177,44 @@ class Stream(StreamRows):
         ``ConfigurationError`` for a feedback with other columns, and for streams that are not made from ``rows``.
         """
         head = LoopHead(self._env.name_for("iterate", name))
-        rows = self._exchanged(head, route="forward")
+        rows = self._then(head, "forward")
         return close_loop(self._env.graph, rows, body(rows))
+
+    def connect_broadcast(
+        self,
+        other: Stream,
+        function: Callable[[Any, BroadcastContext], Iterable[Any]],
+        *,
+        on_broadcast: Callable[[Any, BroadcastContext], object],
+        schema: Schema,
+        name: str | None = None,
+    ) -> Stream:
+        """Rows of this stream, processed with what is kept of all rows of ``other``, such as rules.
+
+        ``function(row, ctx)`` gives the output rows for a row of this stream, any number of them, of ``schema``.
+        ``on_broadcast(row, ctx)`` is called in every subtask, with every row of ``other`` in the same order, and keeps
+        what is needed of it. ``ctx.broadcast_state(name)`` is a mapping: read by ``function``, changed by
+        ``on_broadcast`` alone. It is in the checkpoints, the same in all subtasks.
+
+        Rows of both streams meet in the order in which they come; a recovery repeats it. Event time behind this is that
+        of the stream that is further behind. Raises ``ConfigurationError`` for a stream of another environment.
+        """
+        name = self._env.name_for("connect_broadcast", name)
+        if not isinstance(other, Stream):
+            raise ConfigurationError(f"operator {name!r}: broadcast rows are a stream, not a {type(other).__name__}")
+        if other._env is not self._env:
+            raise ConfigurationError(f"operator {name!r}: both streams must be drawn in one StreamEnvironment")
+        if not callable(function) or not callable(on_broadcast):
+            raise ConfigurationError(f"operator {name!r}: function and on_broadcast must be functions")
+        origins, graph = self._origins, self._env.graph
+        body = ProcessBroadcast(name, function, on_broadcast, schema, other.schema, len(origins))
+        output = body.output_schema(self.schema)
+        rules = other._then(Union(f"{name} broadcast"), "gather")
+        node = graph.add(Node(name, "operator", body, output))
+        for origin in origins:
+            graph.link(origin, node, (), "forward")
+        graph.link(node_of(rules), node, (), "broadcast")
+        return self._of(node, output)
 
     def deduplicate(
         self,
@@ -264,15 +295,7 @@ class _UnitedStream(Stream):
         super().__init__(env, origins[0], schema)
         self._origins = origins
         self._name = name
-        self._drawn: int | None = None
 
     @property
     def name(self) -> str:
         return self._name
-
-    def _node(self) -> int:
-        if len(self._origins) == 1:
-            return self._origins[0]
-        if self._drawn is None:
-            self._drawn = self._exchanged(Union(self._name), route="forward")._node()
-        return self._drawn

@@ -198,6 +198,11 @@ class OperatorInstance(ABC):
         """Maximum distance of output rows behind the input's watermark, in ms; reduces the watermark sent on."""
         return 0
 
+    @property
+    def delays_watermark(self) -> bool:
+        """Whether the watermark of the last ``on_watermark`` is not to be sent on yet (``asking``)."""
+        return False
+
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """As ``process``, for the root of a vertex with several inputs; no batch has rows of two inputs.
 
@@ -286,6 +291,10 @@ class Operator(ABC):
     """Whether watermarks end here."""
     holds_rows = False
     """Whether a row may affect the output in a later step than the one that processed it."""
+    shares_state = False
+    """Whether its state is the same in all subtasks, so that any copy will do at another parallelism."""
+    asks = False
+    """Whether its instances are ``AskingInstance``s; it is the root of its vertex then."""
 
     @property
     def has_clock(self) -> bool:

@@ -1,4 +1,4 @@
-"""Routes of the rows of an exchange: by key, straight on, or all to one subtask.
+"""Routes of the rows of an exchange: by key, straight on, all to one subtask, or all to all.
 
 Rules: every producer subtask has a channel to every consumer subtask, with any route, so that barriers and the end of
 input arrive over all of them. A route depends only on the rows and the producer's index: after a failover the same rows
@@ -18,8 +18,9 @@ from flinkplus.operators.base.columns import SMALL_ROWS, compact, cut_at, decode
 from flinkplus.operators.base.keys import HashPartitioner
 from flinkplus.protocol.vocabulary.key_groups import DEFAULT_MAX_PARALLELISM
 
-Route = Literal["hash", "forward", "gather"]
-"""By the hash of key columns; to the consumer subtask with the producer's own index; all to consumer subtask 0."""
+Route = Literal["hash", "forward", "gather", "broadcast"]
+"""By the hash of key columns; to the consumer subtask with the producer's own index; all to consumer subtask 0; all to
+every consumer subtask."""
 
 
 class Partitioner(Protocol):
@@ -53,6 +54,19 @@ class ToOne:
         return [self.split(piece) for piece in cut_at(batch, ends)]
 
 
+@dataclass(frozen=True, slots=True)
+class ToAll:
+    """All rows to each of ``targets`` consumers."""
+
+    targets: int
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        return [(target, rows) for _, rows in ToOne(0).split(batch) for target in range(self.targets)]
+
+    def split_steps(self, batch: pa.RecordBatch, ends: list[int]) -> list[list[tuple[int, pa.RecordBatch]]]:
+        return [self.split(piece) for piece in cut_at(batch, ends)]
+
+
 def partitioner(
     route: Route,
     columns: Sequence[str],
@@ -68,5 +82,7 @@ def partitioner(
             return ToOne(producer)
         case "gather":
             return ToOne(0)
+        case "broadcast":
+            return ToAll(targets)
         case _:
             assert_never(route)

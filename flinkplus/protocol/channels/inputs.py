@@ -195,17 +195,26 @@ class InputGate:
             return False
         return 2 * self._waiting_rows < self.limits[0]
 
-    def next(self) -> Bundle:
+    def has_next(self, records: bool) -> bool:
+        """Whether ``next`` finds anything."""
+        ready = [end.queue[0][0].kind for end in self._order if end.queue and not end.blocked]
+        return any(records or kind is not MessageKind.RECORDS for kind in ready)
+
+    def next(self, records: bool = True) -> Bundle:
         """The bundle of the next step: records of all channels, watermarks of all channels, or one message of another
         kind; none from a blocked channel. Empty: no message may be taken now.
+
+        ``records``: whether records may be taken.
 
         Records and other messages take turns, so that a steady supply of one never delays the other for long.
         """
         ready = [end for end in self._order if end.queue and not end.blocked]
         others = [end for end in ready if end.queue[0][0].kind is not MessageKind.RECORDS]
-        if others and (self._others_turn or len(others) == len(ready)):
+        if others and (self._others_turn or len(others) == len(ready) or not records):
             self._others_turn = False
             return self._next_others(others)
+        if not records:
+            return []
         self._others_turn = True
         self._order.rotate(-1)
         return self._records(ready)

@@ -13,9 +13,9 @@ Rules:
 - One manifest at a time, in checkpoint order. While one is being stored, the outcome is open, and no other manifest
   and no rollback (``QuiesceRequested``) may pass it: an interruption aborts only other checkpoints. Without an answer
   in time, checkpointing ends (``CommitAbandoned``). The timeout starts when the commit before it has ended.
-- When every source and every loop head of the running generation is exhausted, a last checkpoint (``final``) is
-  triggered at once, in addition to any pending one, and after failures again, up to a limit. No other checkpoint is
-  triggered after it.
+- When every source of the running generation is exhausted, and every subtask in ``also_ending``, a last checkpoint
+  (``final``) is triggered at once, in addition to any pending one, and after failures again, up to a limit. No other
+  checkpoint is triggered after it.
 - Where checkpoints may be unaligned, all are, from ``aligned_timeout_ms`` after the trigger, but the last one and those
   that are requested aligned. The next one after an abort because of too much channel state is aligned, so that not all
   of them are aborted.
@@ -71,7 +71,7 @@ class CheckpointCoordinator:
         self._generation = Generation(0)
         self._subtasks: tuple[SubtaskId, ...] = ()
         self._sources: tuple[SubtaskId, ...] = ()
-        self._ending: tuple[SubtaskId, ...] = ()  # with the heads of loops
+        self._ending: tuple[SubtaskId, ...] = ()  # sources, and those that end after them
         self._exhausted: set[SubtaskId] = set()  # never iterated
         self._pending: dict[CheckpointId, PendingCheckpoint] = {}  # ascending
         self._storing: CheckpointId | None = None
@@ -205,7 +205,7 @@ class CheckpointCoordinator:
         invariant(not self._running, "the job runs already", generation=current)
         invariant(self._storing is None, "the job runs again while a manifest is stored", checkpoint=self._storing)
         invariant(started > current, "a generation was started again", current=current, started=started)
-        ending, subtasks = (*event.sources, *event.loop_heads), set(event.subtasks)
+        ending, subtasks = (*event.sources, *event.also_ending), set(event.subtasks)
         is_named_once = len(set(ending)) == len(ending) and len(subtasks) == len(event.subtasks)
         invariant(
             bool(event.sources) and subtasks.issuperset(ending) and is_named_once,

@@ -69,7 +69,8 @@ class Choice(IntEnum):
     """What began a step, or a clock reading within it; in brackets: its value."""
 
     READ = 0
-    """A source read (what it chose: the number of rows requested; of a live source, see ``LiveReader.choose``)."""
+    """A source read (what it chose: the number of rows requested; of a live source, see ``LiveReader.choose``), or
+    another subtask took answers from outside (``AnswersPort.choose``; 0: it ended)."""
     TRIGGER = 1
     """A source began a triggered checkpoint (its number)."""
     END = 2

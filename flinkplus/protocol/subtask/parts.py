@@ -8,7 +8,7 @@ from flinkplus.protocol.channels.inputs import InputGate
 from flinkplus.protocol.channels.outputs import OutputChannels
 from flinkplus.protocol.subtask.admission import Admission
 from flinkplus.protocol.subtask.history import StepHistory
-from flinkplus.protocol.subtask.ports import SnapshotPort, SubtaskReports, SubtaskWork
+from flinkplus.protocol.subtask.ports import AnswersPort, SnapshotPort, SubtaskReports, SubtaskWork
 from flinkplus.protocol.subtask.replay import Replay, StepTime
 
 
@@ -19,6 +19,7 @@ class SubtaskParts:
     ``local``: whether other subtasks keep running when one fails.
     ``inputs``: without channels; the steps add them.
     ``outputs``: with the channels to all consumers.
+    ``answers``: of a subtask whose rows wait for answers from outside.
     """
 
     is_source: bool
@@ -32,3 +33,4 @@ class SubtaskParts:
     work: SubtaskWork
     snapshots: SnapshotPort
     reports: SubtaskReports
+    answers: AnswersPort | None = None

@@ -113,6 +113,35 @@ class SubtaskWork(Protocol):
         """The end of input has been sent, by this incarnation or before it began."""
 
 
+class AnswersPort(Protocol):
+    """The rows of a subtask that wait for answers from outside of the job, and the answers that have come."""
+
+    @property
+    def waiting(self) -> int:
+        """How many rows wait: those that steps have taken from the input, and whose answers no step has taken."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no further rows may wait."""
+
+    def ask(self) -> None:
+        """Ask for the waiting rows that are not asked for yet. When an answer can be taken, the port has the slot's
+        loop look again."""
+
+    def choose(self) -> int | None:
+        """The answers to take next, as a number above 0; ``None``: none has come. Changes nothing. Where steps may be
+        repeated, a successor can take what this names."""
+
+    def repeats(self, choices: Sequence[int]) -> None:
+        """The steps to repeat take these, in this order. Called once, before all other methods."""
+
+    def can_take(self, choice: int) -> bool:
+        """Whether the answers of ``choice``, which a predecessor took, are here."""
+
+    def take(self, choice: int) -> Iterator[None]:
+        """Process the answers of ``choice``: its rows wait no more."""
+
+
 class SnapshotPort(Protocol):
     """Takes snapshots of a subtask's state, and sends acknowledgements and declines."""
 

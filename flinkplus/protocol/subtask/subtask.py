@@ -32,6 +32,7 @@ from flinkplus.protocol.channels.inputs import Bundle, InputChannel
 from flinkplus.protocol.channels.watermarks import InputWatermarks
 from flinkplus.protocol.determinants.determinants import TICKED, Choice, InputPart, unpack
 from flinkplus.protocol.snapshot.handle import OperatorState
+from flinkplus.protocol.subtask.answers import AnswerSide
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
 from flinkplus.protocol.subtask.identity import SubtaskIdentity
 from flinkplus.protocol.subtask.joined import JoinedSteps
@@ -92,6 +93,8 @@ class SubtaskSteps:
             self._loop = LoopSide(identity, saved, parts, lambda: self.ended, self._end)
         is_head = self._loop is not None
         self._source = SourceSide(parts, self._end) if parts.is_source else None
+        asked = parts.answers
+        self._answers = None if asked is None else AnswerSide(parts, asked, self._input_ended, self._end)
         if identity.lineage.recipes and self.replay.determinants:
             self.outputs.lift_limits()
         self._joined = JoinedSteps(parts, self._by_position, self._begin_bundle, self._pass_on, self._end, is_head)
@@ -132,6 +135,8 @@ class SubtaskSteps:
         self._running = True
         self._check_repetition()
         self._reports.reached("start")
+        if self._answers is not None:
+            self._answers.ask()
         if self.ended:
             self._work.ended()
             self._report_end()
@@ -143,7 +148,8 @@ class SubtaskSteps:
         return step
 
     def _report_end(self) -> None:
-        if self._is_source or (self._loop is not None and self._loop.is_head):
+        is_head = self._loop is not None and self._loop.is_head
+        if self._is_source or is_head or self._answers is not None:
             self._reports.exhausted()
 
     def trigger(self, checkpoint: CheckpointId) -> None:
@@ -233,13 +239,19 @@ class SubtaskSteps:
         if replay.determinants:
             if self._source is not None:
                 return self._source.can_repeat
+            if self._answers is not None and not self._answers.can_repeat:
+                return False
             channels = self._by_position
             return all(len(channels[at].queue) >= count for at, count, _ in replay.next_bundle(len(channels)))
         if replay.deferred or replay.rows_to_skip:
             return True
         if self._source is not None:
             return bool(self._triggers) or (self._may_read and (self.draining or self._source.has_work))
-        return self._has_input or self._clock_at is not None
+        if self._clock_at is not None:
+            return True
+        if self._answers is not None:
+            return self._answers.has_work or self.inputs.has_next(self._answers.takes_records)
+        return self._has_input
 
     @property
     def _has_input(self) -> bool:
@@ -265,6 +277,8 @@ class SubtaskSteps:
         """
         if self._step is not None or self.replay.active or self.replay.deferred:
             return now
+        if self._answers is not None and self._answers.has_work:
+            return now
         if self._source is not None:
             waits = not (self.draining or self.ended or self._triggers)
             return self._source.begins_at(now) if waits else now
@@ -286,12 +300,14 @@ class SubtaskSteps:
         """Continue the current step, or begin the next one; returns at its end or when an output has no room."""
         if self._unaligned is not None and self.overdue:
             self._let_overtake(self._unaligned)
-            return
-        if self._step is None:
-            self._step = self._begin()
+        else:
             if self._step is None:
-                self._check_repetition()
-        self._proceed()
+                self._step = self._begin()
+                if self._step is None:
+                    self._check_repetition()
+            self._proceed()
+        if self._answers is not None:
+            self._answers.ask()
 
     def _proceed(self) -> None:
         while self._step is not None and self.outputs.accepts:
@@ -334,7 +350,9 @@ class SubtaskSteps:
             return self._source.begin(self.draining) if self._may_read else None
         if not self.ended and self._work.clock_due:
             return self._tick()
-        bundle = self.inputs.next()
+        if self._answers is not None and (taking := self._answers.begin()) is not None:
+            return taking
+        bundle = self.inputs.next(self._answers is None or self._answers.takes_records)
         return self._take(bundle) if bundle else None
 
     def _tick(self) -> Iterator[None]:
@@ -347,6 +365,8 @@ class SubtaskSteps:
         match choice:
             case Choice.END if value == TICKED:
                 return self._tick()
+            case Choice.READ if self._answers is not None:
+                return self._answers.take(value)
             case Choice.READ | Choice.END:
                 invariant(self._source is not None, "a step that is no source's reads", subtask=self.id)
                 assert self._source is not None
@@ -446,7 +466,7 @@ class SubtaskSteps:
         if self.ended:
             return iter(())  # from a back edge: the loop ended at this subtask
         if all(e.ended for e in self.inputs.channels.values()):
-            return self._end()
+            return self._end() if self._answers is None else iter(())
         advanced = self._advanced(self._watermarks.end(end.channel))
         return advanced if self._loop is None else chain(advanced, self._loop.one_ended(end.channel))
 
@@ -460,6 +480,9 @@ class SubtaskSteps:
         self.checkpoints.barrier_taken(end, message.epoch)
 
     # --- the end
+
+    def _input_ended(self) -> bool:
+        return not self.ended and all(end.ended for end in self.inputs.channels.values())
 
     def _end(self) -> Iterator[None]:
         yield from self._work.flush()

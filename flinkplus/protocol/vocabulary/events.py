@@ -83,12 +83,13 @@ OvertakingEvent: TypeAlias = BarrierArrived | OvertakingOrdered | BarrierOvertoo
 
 
 class SubtasksStarted(Frozen):
-    """All subtasks of ``generation`` were ordered to start. ``loop_heads``: the subtasks at the heads of loops."""
+    """All subtasks of ``generation`` were ordered to start. ``also_ending``: the subtasks besides
+    sources that report their end: heads of loops, and those whose rows wait for answers from outside."""
 
     subtasks: tuple[SubtaskId, ...]
     sources: tuple[SubtaskId, ...]
     generation: Generation
-    loop_heads: tuple[SubtaskId, ...] = ()
+    also_ending: tuple[SubtaskId, ...] = ()
 
 
 class JobInterrupted(Frozen):

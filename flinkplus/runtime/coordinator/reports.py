@@ -29,7 +29,8 @@ from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.coordinator.record.recovery_times import RecoveryLog
 
 MISMATCHES = {
-    error.__name__: error for error in (errors.NondeterministicOperator, errors.InputLost, errors.MessageIdConflict)
+    error.__name__: error
+    for error in (errors.NondeterministicOperator, errors.InputLost, errors.AnswersLost, errors.MessageIdConflict)
 }
 log = logging.getLogger("flinkplus.coordinator")
 

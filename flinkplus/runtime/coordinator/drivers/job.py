@@ -113,12 +113,13 @@ class JobDriver:
         if deployment.draining:
             self._dispatch.send_all(control.Drain(generation))
         self._dispatch.remove("unused state files", self._commits.collect_garbage, generation)
-        subtasks, loop_heads = tuple(sorted(deployment.assignment)), self._graph.cycles().loop_heads
+        subtasks = tuple(sorted(deployment.assignment))
+        also_ending = {*self._graph.cycles().loop_heads, *self._graph.asking_vertices()}
         running = events.SubtasksStarted(
             subtasks,
             tuple(subtask for subtask in subtasks if self._graph.vertex_of(subtask.vertex).is_source),
             generation,
-            tuple(subtask for subtask in subtasks if subtask.vertex in loop_heads),
+            tuple(subtask for subtask in subtasks if subtask.vertex in also_ending),
         )
         self._machines.step_checkpoints(running)
         restored, self._restored = self._restored, (CheckpointId(0), {})  # frees the handles, which may be large

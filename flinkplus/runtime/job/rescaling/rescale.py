@@ -190,7 +190,7 @@ class Rescaling:
             if not isinstance(body, Operator):
                 continue
             by_key = routes == {"gather"} or (routes == {"hash"} and bool(body.key_columns))
-            if body.has_state and not by_key:
+            if body.has_state and not by_key and not body.shares_state:
                 raise ConfigurationError(
                     f"operator {node.name!r} has state in a subtask that does not get all rows of a key, so it cannot "
                     f"be divided among others: {self.way_out}"

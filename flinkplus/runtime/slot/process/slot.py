@@ -420,6 +420,7 @@ class Slot(SlotOrders[Subtask]):
             self._snapshotted,
             self._make_filter,
             self._load,
+            self._config.checkpoint_dir,
             self._note,
             lambda subtask, generation, error: self._inbox.put(SubtaskWoken(subtask, generation, error)),
         )

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from flinkplus.errors import ConfigurationError, CorruptState
 from flinkplus.graph import JobGraph, Node, Vertex
+from flinkplus.operators.base.asking import AskingInstance
 from flinkplus.operators.base.operator import (
     JsonValue,
     Operator,
@@ -178,6 +179,20 @@ class FusedOperators:
         """The reader of a live source."""
         return self.reader if isinstance(self.reader, LiveReader) else None
 
+    @property
+    def asking(self) -> AskingInstance | None:
+        """The operator whose rows wait for answers from outside."""
+        instance = self.nodes[self.root].instance
+        return instance if isinstance(instance, AskingInstance) else None
+
+    def take_answers(self, asking: AskingInstance, choice: int) -> Iterator[None]:
+        """Take answers at the root, and then what event time has waited for them."""
+        self._begin(self.root, 0)
+        yield from self._emit_all(self.root, asking.take(choice))
+        yield from self._rise_of_makers()
+        if asking.passed_ms is not None:
+            yield from self._rise(self.root, asking.passed_ms)
+
     def push(self, batch: pa.RecordBatch, edge: int | None = None) -> Iterator[None]:
         """Take a batch at the root: from the source, or from an input channel of exchange ``edge``."""
         if self.reader is not None:
@@ -188,6 +203,10 @@ class FusedOperators:
             self._begin(self.root, batch.num_rows)
             self.nodes[self.root].rows_in += batch.num_rows
             yield from self._emit_all(self.root, self._by_input.process_input(self._inputs[edge], batch))
+        yield from self._rise_of_makers()
+
+    def _rise_of_makers(self) -> Iterator[None]:
+        """The watermarks of operators that make them from the rows that have just passed."""
         for index in self._clocks:
             clock = self.nodes[index].instance
             assert isinstance(clock, WatermarkMaker)
@@ -363,6 +382,8 @@ class FusedOperators:
                 return  # at another parallelism or in another program inputs may be behind those of before
             self._begin(index, 0)
             yield from self._emit_all(index, fused.instance.on_watermark(watermark_ms))
+            if fused.instance.delays_watermark:
+                return
             watermark_ms = emitted_ms
         yield from self._rise(index, watermark_ms)
 

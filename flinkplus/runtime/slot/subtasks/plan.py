@@ -59,7 +59,9 @@ class SubtaskPlan(SubtaskIdentity):
 class SubtaskPorts:
     """What a subtask may ask of its slot.
 
-    ``woken``: its sink has room again, its live source has something to read, or one of them has failed; in any thread.
+    ``woken``: its sink has room again, its live source has something to read, answers from outside have come, or one of
+    them has failed; in any thread.
+    ``location``: the checkpoint directory.
     """
 
     report: Callable[[control.ControlMessage], None]
@@ -75,5 +77,6 @@ class SubtaskPorts:
     snapshotted: Callable[[SubtaskId, Generation, SnapshotHandle], None]
     seen: Callable[[], MessageFilter | None]
     load: SlotLoad
+    location: str
     note: StepNote | None = None
     woken: Callable[[SubtaskId, Generation, Exception | None], None] = lambda subtask, generation, error: None

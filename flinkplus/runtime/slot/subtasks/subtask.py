@@ -30,6 +30,7 @@ from flinkplus.runtime.base.step_note import OPERATOR, SUBTASK, Numbers, no_note
 from flinkplus.runtime.control import messages as control
 from flinkplus.runtime.faults.points import BUNDLES, CURSOR, DETERMINANTS, DIGESTS, FILTER, left_out
 from flinkplus.runtime.slot.subtasks.ablation import PartialAdmission, UnboundReplay, UncheckedCursor, without
+from flinkplus.runtime.slot.subtasks.asked import OperatorAnswers
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.operator_work import CatchUp, OperatorWork, StepRandom, wall_ms
 from flinkplus.runtime.slot.subtasks.output_gate import OutputGate
@@ -95,6 +96,9 @@ class Subtask:
         self._begin_recipe(history)
         if self.operators.live_reader is not None:
             self.operators.live_reader.begin(self._woken)
+        asking = self.operators.asking
+        if asking is not None:
+            asking.begin(None if history.steps is None else ports.location, self._woken)
         self._run, self._rows_before_run = saved.run
         self.work = self._make_work(history, replay)
         self._snapshots = SubtaskSnapshots(plan, ports, self.operators, self.state, replay, self._saved_of_run)
@@ -110,6 +114,7 @@ class Subtask:
             work=self.work,
             snapshots=self._snapshots,
             reports=self,
+            answers=None if asking is None else OperatorAnswers(self.operators, asking),
         )
         self.steps = SubtaskSteps(plan, saved, parts, list(plan.graph.inputs_of(self.id, plan.parallelism)))
         self._closing.callback(self.steps.checkpoints.channel_state.release)

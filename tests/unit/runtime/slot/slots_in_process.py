@@ -400,7 +400,7 @@ class Cluster:
 
     def finish(self) -> pa.Table:
         """Run to the end of the input, take a last checkpoint, and give what was put out."""
-        heads = self.graph.cycles().loop_heads
+        heads = {*self.graph.cycles().loop_heads, *self.graph.asking_vertices()}
         ending = {str(s) for s in self.subtasks if self.graph.vertex_of(s.vertex).is_source or s.vertex in heads}
         self.until(lambda: self.exhausted >= ending)
         last = self.trigger()

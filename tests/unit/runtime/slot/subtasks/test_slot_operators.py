@@ -146,7 +146,7 @@ def test_an_operator_may_tell_its_inputs_apart(start):
     """Also where many messages are taken in one step: its vertex has no outputs."""
     env = environment()
     a, b = sources(env)
-    a.union(b)._exchanged(Sides("sides"), route="forward").collect(name="out")
+    a.union(b)._then(Sides("sides"), "forward").collect(name="out")
     table = start(env, 0).finish()
     assert sorted(zip(table["v"].to_pylist(), table["side"].to_pylist(), strict=True)) == [
         (v, v // ROWS) for v in range(2 * ROWS)

@@ -74,6 +74,7 @@ def test_a_small_snapshot_does_not_pass_a_large_one_that_is_still_being_packed()
         snapshotted=lambda subtask, generation, handle: None,
         seen=lambda: None,
         load=SlotLoad(lambda: 0.0),
+        location="",
     )
     subtask = Subtask(plan, ports)
     subtask.begin(1, 0.0)
