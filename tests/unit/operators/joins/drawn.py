@@ -122,7 +122,7 @@ def run(operator: Join | WindowJoin, both: tuple[Rows, Rows], cuts: Sequence[int
     fed = Fed(operator)
     left, right = (list(rows) for rows in both)
     turn = 0
-    for size in [*cuts, *[7] * (len(left) + len(right))]:
+    for size in [*cuts, *[7] * 2 * (len(left) + len(right))]:
         rest = [row[1] for row in (*left, *right)]
         if size == 0:
             if rest and timed:
