@@ -10,7 +10,7 @@ from flinkplus.graph import Node
 from flinkplus.operators.event_time.assigners import Assigner, FixedWindows
 from flinkplus.operators.joins.bounds import Bounds
 from flinkplus.operators.joins.sides import How, JoinSide
-from flinkplus.operators.joins.timed import Join
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.joins.windowed import WindowJoin
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Joining:
+class JoinSettings:
     """What all joins have: the operator's name, ``how``, and of both sides the time column and the prefix."""
 
     name: str
@@ -44,17 +44,19 @@ def check_streams(name: str, left: KeyedStream, right: KeyedStream) -> None:
         raise ConfigurationError(f"operator {name!r}: both streams must be drawn in one StreamEnvironment")
 
 
-def joined(left: KeyedStream, right: KeyedStream, joining: Joining, bounds: Bounds) -> Stream:
+def joined(left: KeyedStream, right: KeyedStream, joining: JoinSettings, bounds: Bounds) -> Stream:
     """A regular join, or one by time. Raises ``ConfigurationError``."""
     check_streams(joining.name, left, right)
     if joining.times[0] is not None:
         left._check_event_time(joining.name)
         right._check_event_time(joining.name)
     sides = joining.sides(left, right)
-    return _drawn(left, right, Join(joining.name, left.keys, *sides, bounds, len(left._stream._origins), joining.how))
+    return _drawn(
+        left, right, KeyedJoin(joining.name, left.keys, *sides, bounds, len(left._stream._origins), joining.how)
+    )
 
 
-def windows_joined(left: KeyedStream, right: KeyedStream, joining: Joining, assigner: Assigner) -> Stream:
+def windows_joined(left: KeyedStream, right: KeyedStream, joining: JoinSettings, assigner: Assigner) -> Stream:
     """A join of windows. Raises ``ConfigurationError``."""
     check_streams(joining.name, left, right)
     left._check_event_time(joining.name)
@@ -65,7 +67,7 @@ def windows_joined(left: KeyedStream, right: KeyedStream, joining: Joining, assi
     return _drawn(left, right, WindowJoin(joining.name, left.keys, *sides, windows, inputs, joining.how))
 
 
-def _drawn(left: KeyedStream, right: KeyedStream, join: Join | WindowJoin) -> Stream:
+def _drawn(left: KeyedStream, right: KeyedStream, join: KeyedJoin | WindowJoin) -> Stream:
     join.check()
     schema, graph = join.output_schema(left.schema), left._env.graph
     origins = (*left._stream._origins, *right._stream._origins)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flinkplus.api.callers import names_callers_line
 from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
-from flinkplus.api.streams.joined import Joining, check_streams, joined
+from flinkplus.api.streams.joined import JoinSettings, check_streams, joined
 from flinkplus.api.streams.rows import Schema
 from flinkplus.api.streams.windowed import WindowedStream
 from flinkplus.errors import ConfigurationError
@@ -170,7 +170,7 @@ class KeyedStream:
                 )
             ttl_ms = duration_ms(state_ttl, f"operator {name!r}: state_ttl")
             bounds = Bounds(-ttl_ms, ttl_ms)
-        return joined(self, other, Joining(name, how, times, (left_prefix, right_prefix)), bounds)
+        return joined(self, other, JoinSettings(name, how, times, (left_prefix, right_prefix)), bounds)
 
     def interval_join(
         self,
@@ -202,7 +202,7 @@ class KeyedStream:
         dropped, and counted in the metric ``late_rows``. Raises ``ConfigurationError`` for keys of different types.
         """
         name = self._env.name_for("interval_join", name)
-        joining = Joining(name, how, (left_time, right_time), (left_prefix, right_prefix))
+        joining = JoinSettings(name, how, (left_time, right_time), (left_prefix, right_prefix))
         check_streams(name, self, other)
         bounds = bounds_of(name, lower, upper, within, (self.schema, other.schema))
         return joined(self, other, joining, bounds)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkplus.api.callers import names_callers_line
 from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
-from flinkplus.api.streams.joined import Joining, windows_joined
+from flinkplus.api.streams.joined import JoinSettings, windows_joined
 from flinkplus.api.streams.rows import Schema
 from flinkplus.errors import ConfigurationError
 from flinkplus.operators.event_time.assigners import Assigner
@@ -132,7 +132,7 @@ class WindowedStream:
                     f"operator {name!r}: a join of windows takes no allowed_lateness, emit_every and on_late; give "
                     "with_watermark a longer delay"
                 )
-        joining = Joining(name, how, (self._column, other._column), (left_prefix, right_prefix))
+        joining = JoinSettings(name, how, (self._column, other._column), (left_prefix, right_prefix))
         return windows_joined(stream, other._stream, joining, self._assigner)
 
     def _made(self, kind: str, name: str | None, content: Content) -> Stream:

@@ -117,10 +117,10 @@ class PagedShelves(Shelves):
         self._new_fences: list[tuple[bytes, bytes]] = []
         self._old_fences: list[bytes] = []
 
-    def runs(self, shelf: int) -> Iterator[Run]:
+    def runs(self, shelf: int) -> Iterator[StoredRun]:
         """The parts of a shelf, oldest first, for look-ups."""
         for part in self._shelves[shelf]:
-            yield Run(self, shelf, part)
+            yield StoredRun(self, shelf, part)
 
     @override
     def _names(self, shelf: int, part: Part) -> list[bytes]:
@@ -187,7 +187,7 @@ class PagedShelves(Shelves):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """One part of a shelf, as look-ups see it."""
 
     shelves: PagedShelves

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkplus.operators.joins.paged import Hashes, Integers, Run, times_of
+from flinkplus.operators.joins.paged import Hashes, Integers, StoredRun, times_of
 from flinkplus.operators.joins.stored_rows import StoredRows, in_order
 
 MAX_PAIRS = 1 << 18
@@ -55,7 +55,7 @@ class _Place:
     """A part in which the rows ``at`` are looked up."""
 
     shelf: int
-    run: Run
+    run: StoredRun
     at: Integers
 
 

@@ -71,7 +71,7 @@ def check_sides(operator: str, left: JoinSide, right: JoinSide, how: str) -> Non
         )
 
 
-class JoinedRows:
+class PairedRows:
     """The output of a join: the columns of the left, those of the right, and ``further`` ones.
 
     Raises ``ConfigurationError`` for columns of one name.
@@ -121,7 +121,7 @@ class JoinedRows:
         own = {at: rows[at] for at in self._at[which]}
         if which == 1:
             own = {at: rows[other] for at, other in self._same.items()}
-        columns = []
+        columns: list[Any] = []
         for side, places in enumerate(self._at):
             for at in places:
                 dtype = self.schema.field(len(columns)).type

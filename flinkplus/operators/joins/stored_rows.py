@@ -30,7 +30,7 @@ from flinkplus.operators.joins.paged import (
     HASH,
     Hashes,
     PagedShelves,
-    Run,
+    StoredRun,
     merged_by_hash,
     times_of,
 )
@@ -155,7 +155,7 @@ class StoredRows:
         self._rows.add(cell.number, _copied(rows, start, end))
         return cell
 
-    def runs(self, number: int, hashes: Hashes) -> Iterator[tuple[Run, int, int]]:
+    def runs(self, number: int, hashes: Hashes) -> Iterator[tuple[StoredRun, int, int]]:
         """The parts in which some ``hashes``, ascending, are looked up, with the positions of those that may be there.
 
         Of rows with one hash and time, the parts have them in the order in which they came.

@@ -48,8 +48,8 @@ from flinkplus.operators.joins.sides import (
     LEAD,
     SIDES,
     How,
-    JoinedRows,
     JoinSide,
+    PairedRows,
     check_sides,
     stored_columns,
     without_null_keys,
@@ -72,7 +72,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Join(KeyedOperator):
+class KeyedJoin(KeyedOperator):
     """``keys`` are those of the left; the first ``left_inputs`` inputs of the vertex are of the left side."""
 
     left: JoinSide
@@ -116,7 +116,7 @@ class Join(KeyedOperator):
 
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        return JoinedRows(self.name, self.left, self.right, self.how).schema
+        return PairedRows(self.name, self.left, self.right, self.how).schema
 
     @override
     def page_schemas(self, schema: pa.Schema) -> dict[str, pa.Schema]:
@@ -148,7 +148,7 @@ class JoinView(StateView):
 
     kind: ClassVar[str] = ROW
 
-    join: Join
+    join: KeyedJoin
 
     @property
     @override
@@ -197,7 +197,7 @@ def _shelf_bits(distances: Integers) -> Integers:
 class _Side:
     """One side in one subtask. ``name``: ``left`` or ``right``."""
 
-    def __init__(self, join: Join, which: int, ctx: OperatorContext) -> None:
+    def __init__(self, join: KeyedJoin, which: int, ctx: OperatorContext) -> None:
         self.side = join.sides[which]
         self._kept = join.kept(which)
         self.columns = len(self._kept) - len(self.side.schema)
@@ -331,12 +331,12 @@ class _Side:
 
 
 class JoinInstance(OperatorInstance):
-    def __init__(self, descriptor: Join, ctx: OperatorContext) -> None:
+    def __init__(self, descriptor: KeyedJoin, ctx: OperatorContext) -> None:
         self._descriptor = descriptor
         self._ctx = ctx
         self._metrics = TimeMetrics(ctx) if descriptor.is_timed else None
         self._sides = _Side(descriptor, 0, ctx), _Side(descriptor, 1, ctx)
-        self._output = JoinedRows(descriptor.name, *descriptor.sides, descriptor.how)
+        self._output = PairedRows(descriptor.name, *descriptor.sides, descriptor.how)
         self._watermark_ms: int | None = None
         ahead = [side.ahead_ms for side in self._sides if side.ahead_ms is not None]
         self._behind_ms = max([*ahead, 0])

@@ -44,8 +44,8 @@ from flinkplus.operators.joins.sides import (
     LEAD,
     SIDES,
     How,
-    JoinedRows,
     JoinSide,
+    PairedRows,
     check_sides,
     stored_columns,
     without_null_keys,
@@ -86,14 +86,14 @@ class WindowJoin(KeyedOperator):
             )
         self.assigner.check(self.name)
 
-    def joined(self) -> tuple[JoinedRows, list[str]]:
+    def joined(self) -> tuple[PairedRows, list[str]]:
         """The output, and which bounds of the window it has: not those that rows have themselves."""
-        rows = JoinedRows(self.name, self.left, self.right, self.how).schema.names
+        rows = PairedRows(self.name, self.left, self.right, self.how).schema.names
         names = [name for name in (START, END) if name not in rows]
         time = self.left.schema.field(self.left.column).type
         bound = pa.timestamp("us", time.tz if pa.types.is_timestamp(time) else "UTC")
         further = [pa.field(name, bound) for name in names]
-        return JoinedRows(self.name, self.left, self.right, self.how, further), names
+        return PairedRows(self.name, self.left, self.right, self.how, further), names
 
     def kept(self, which: int) -> pa.Schema:
         """What is kept of the rows of a side."""

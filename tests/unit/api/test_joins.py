@@ -9,7 +9,7 @@ import pytest
 
 from flinkplus.errors import ConfigurationError
 from flinkplus.functions import col
-from flinkplus.operators.joins.timed import Join
+from flinkplus.operators.joins.timed import KeyedJoin
 from tests.unit.api.drawing import environment, numbers, shape
 
 AUCTIONS, BIDS = "id long, opened timestamp, expires timestamp, note string", "auction long, at timestamp, note string"
@@ -23,9 +23,9 @@ def streams(marked: bool = True) -> tuple[Any, Any]:
     return left.key_by("id"), right.key_by("auction")
 
 
-def join_of(stream: Any) -> Join:
+def join_of(stream: Any) -> KeyedJoin:
     body = stream._env.graph.nodes[stream._origins[0]].body
-    assert isinstance(body, Join)
+    assert isinstance(body, KeyedJoin)
     return body
 
 

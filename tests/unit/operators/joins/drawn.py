@@ -17,7 +17,7 @@ from flinkplus.operators.base import parts
 from flinkplus.operators.base.columns import plain
 from flinkplus.operators.base.operator import OperatorInstance
 from flinkplus.operators.joins import paged, pairing, sides, stored_rows, timed
-from flinkplus.operators.joins.timed import Join
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.joins.windowed import WindowJoin
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.state.hashing import hash_keys
@@ -77,7 +77,7 @@ def limits(drawn: dict[str, Any]) -> Iterator[None]:
 class Fed:
     """A join that is fed with batches. ``output``: all rows so far."""
 
-    def __init__(self, operator: Join | WindowJoin) -> None:
+    def __init__(self, operator: KeyedJoin | WindowJoin) -> None:
         self.operator = operator
         self.state = FakeState()
         self.output: Rows = []
@@ -116,7 +116,7 @@ class Fed:
         assert all(objects.content == {} for objects in self.state.objects.values()), "nothing is left behind"
 
 
-def run(operator: Join | WindowJoin, both: tuple[Rows, Rows], cuts: Sequence[int], timed: bool = True) -> Fed:
+def run(operator: KeyedJoin | WindowJoin, both: tuple[Rows, Rows], cuts: Sequence[int], timed: bool = True) -> Fed:
     """Feed all rows in batches of sizes ``cuts``, in turn; where it says 0, event time advances as far as it can, and
     the job restarts. No row is late."""
     fed = Fed(operator)

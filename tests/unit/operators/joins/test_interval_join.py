@@ -19,7 +19,7 @@ from flinkplus.operators.base.columns import plain
 from flinkplus.operators.joins import pairing, sides, stored_rows, timed
 from flinkplus.operators.joins.bounds import Bounds
 from flinkplus.operators.joins.sides import JoinSide
-from flinkplus.operators.joins.timed import Join
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
@@ -34,9 +34,9 @@ RIGHT = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("n", pa.int3
 Row = tuple[str | None, int | None, int]
 
 
-def join(lower_ms: int, upper_ms: int) -> Join:
+def join(lower_ms: int, upper_ms: int) -> KeyedJoin:
     left, right = JoinSide(LEFT, ("k",), "ts", "left_"), JoinSide(RIGHT, ("k",), "at", "right_")
-    return Join("join", ("k",), left, right, Bounds(lower_ms, upper_ms))
+    return KeyedJoin("join", ("k",), left, right, Bounds(lower_ms, upper_ms))
 
 
 def batch_of(which: int, rows: list[Row], encode: bool = False) -> pa.RecordBatch:
@@ -79,7 +79,7 @@ class Model:
         return found
 
 
-def shown(operator: Join, batches: Any) -> list[tuple[Any, ...]]:
+def shown(operator: KeyedJoin, batches: Any) -> list[tuple[Any, ...]]:
     found = []
     for batch in batches:
         batch.validate(full=True)
@@ -188,7 +188,7 @@ def test_many_rows_on_rocksdb(tmp_path: Path) -> None:
 def test_columns_of_the_same_name() -> None:
     other = pa.schema([("id", pa.string()), ("k", pa.int32()), ("ts", pa.int64())])
     left, right = JoinSide(LEFT, ("k",), "ts", "left_"), JoinSide(other, ("id",), "ts", "right_")
-    operator = Join("join", ("k",), left, right, Bounds(0, 0))
+    operator = KeyedJoin("join", ("k",), left, right, Bounds(0, 0))
     operator.check()
     assert operator.output_schema(LEFT).names == ["left_k", "left_ts", "n", "id", "right_k", "right_ts"]
 
@@ -204,7 +204,7 @@ def test_columns_of_the_same_name() -> None:
     ],
 )
 def test_what_cannot_be_joined(right: JoinSide, bounds: tuple[int, int], message: str) -> None:
-    operator = Join("join", ("k",), JoinSide(LEFT, ("k",), "ts", "left_"), right, Bounds(*bounds))
+    operator = KeyedJoin("join", ("k",), JoinSide(LEFT, ("k",), "ts", "left_"), right, Bounds(*bounds))
     with pytest.raises(ConfigurationError, match=message):
         operator.check()
         operator.output_schema(LEFT)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from flinkplus.operators.event_time.assigners import FixedWindows
 from flinkplus.operators.joins.bounds import Bounds, bounds_of
 from flinkplus.operators.joins.sides import KEEPS, JoinSide
-from flinkplus.operators.joins.timed import Join
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.joins.windowed import WindowJoin
 from tests.examples import examples
 from tests.unit.operators.joins.drawn import LEFT, RIGHT, Rows, counted, limits, rows, run, small
@@ -63,7 +63,7 @@ def interval(kind: str) -> Bounds:
 def test_rows_close_in_time(
     left: Rows, right: Rows, cuts: list[int], drawn: dict[str, Any], kind: str, how: Any
 ) -> None:
-    operator = Join("join", ("k",), *SIDES, interval(kind), how=how)
+    operator = KeyedJoin("join", ("k",), *SIDES, interval(kind), how=how)
     operator.check()
     expected = by_sql(f"SELECT * FROM l {how} JOIN r ON k = id AND {INTERVALS[kind][3]}", left, right)
     with limits(drawn):
@@ -73,8 +73,8 @@ def test_rows_close_in_time(
 @given(rows, rows, cuts, small, st.sampled_from(sorted(KEEPS)))
 @settings(max_examples=examples(50), deadline=None)
 def test_all_rows(left: Rows, right: Rows, cuts: list[int], drawn: dict[str, Any], how: Any) -> None:
-    sides = [replace(side, column=None) for side in SIDES]
-    operator = Join("join", ("k",), *sides, Bounds(), how=how)
+    left_side, right_side = (replace(side, column=None) for side in SIDES)
+    operator = KeyedJoin("join", ("k",), left_side, right_side, Bounds(), how=how)
     operator.check()
     expected = by_sql(f"SELECT * FROM l {how} JOIN r ON k = id", left, right)
     with limits(drawn):

@@ -6,7 +6,6 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from flinkplus.operators.joins import timed
 from flinkplus.operators.joins.bounds import Bounds
 from flinkplus.operators.joins.sides import JoinSide
 from flinkplus.operators.joins.stored_rows import StoredNumbers
-from flinkplus.operators.joins.timed import Join
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.joins.windowed import WindowJoin
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
@@ -47,7 +46,7 @@ from tests.unit.runtime.job.rescaling.vertices import SCHEMA, Vertex
 
 KEYS, ROWS, ROUNDS = 40, 60, 12
 SIDES = JoinSide(SCHEMA, ("t",), "ts", "left_"), JoinSide(SCHEMA, ("t",), "ts", "right_")
-UNTIMED = JoinSide(SCHEMA, ("t",), None, "left_"), JoinSide(SCHEMA, ("t",), None, "right_")
+UNTIMED = JoinSide(SCHEMA, ("k",), None, "left_"), JoinSide(SCHEMA, ("k",), None, "right_")
 
 
 def process(key: Any, row: Any, ctx: Any) -> Iterator[tuple[str, int]]:
@@ -88,7 +87,7 @@ OPERATORS: dict[str, KeyedOperator] = {
     "sessions": KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)),
     "ranked window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, "ts", True, "rank")),
     "running aggregates": RunningAggregates("op", ("t",), (*AGGREGATES, Aggregate("l", "last", "d"))),
-    "join": Join("op", ("t",), *SIDES, Bounds(-20, 30), how="full"),
+    "join": KeyedJoin("op", ("t",), *SIDES, Bounds(-20, 30), how="full"),
     "deduplicate": Deduplicate("op", ("k",)),
     "deduplicate for a while": Deduplicate("op", ("t",), ttl_ms=150),
     "count of all": Count("op", ()),
@@ -98,9 +97,9 @@ OPERATORS: dict[str, KeyedOperator] = {
 
 
 MORE_OPERATORS: dict[str, KeyedOperator] = {
-    "inner join": Join("op", ("t",), *SIDES, Bounds(-20, 30)),
-    "join by columns": Join("op", ("t",), *SIDES, Bounds(0, None, 0, upper=parsed("ts + n")), how="left"),
-    "join of all rows": Join("op", ("k",), *(replace(side, keys=("k",)) for side in UNTIMED), Bounds(), how="full"),
+    "inner join": KeyedJoin("op", ("t",), *SIDES, Bounds(-20, 30)),
+    "join by columns": KeyedJoin("op", ("t",), *SIDES, Bounds(0, None, 0, upper=parsed("ts + n")), how="left"),
+    "join of all rows": KeyedJoin("op", ("k",), *UNTIMED, Bounds(), how="full"),
     "join of windows": WindowJoin("op", ("t",), *SIDES, FixedWindows(100, 40), how="full"),
 }
 """Besides ``OPERATORS``, in the long tests."""
@@ -135,7 +134,7 @@ def run(operator: KeyedOperator, folder: Path, scales: list[int], seed: int) -> 
             at = number * len(scales) // ROUNDS
             if scales[at] != scales[min((number + 1) * len(scales) // ROUNDS, len(scales) - 1)]:
                 vertex.rescale(scales[at + 1])
-        vertex.advance(END_OF_TIME_MS if isinstance(operator, Join) else 1 << 40)
+        vertex.advance(END_OF_TIME_MS if isinstance(operator, KeyedJoin) else 1 << 40)
         return vertex.output
     finally:
         vertex.close()
