@@ -131,7 +131,7 @@ class KeyedJoin(KeyedOperator):
     def described_state(self, schema: pa.Schema) -> StateDescription:
         rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
         keys = tuple(str(self.left.schema.field(key).type) for key in self.left.keys)
-        settings = {**self.bounds.settings, **({} if self.how == "inner" else {"how": self.how})}
+        settings = {**self.bounds.settings, "how": self.how}
         return StateDescription(keys=keys, settings=settings, rows=rows, form="pages")
 
     @override

@@ -347,10 +347,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "bounds of a join": [
         Case(drawn(joined()), drawn(joined("3 seconds")), {"join": "refused"}, "its upper_ms was 1000 and is 3000"),
-        Case(drawn(joined()), drawn(joined("ts + n")), {"join": "refused"}, "its upper was None and is 'left: "),
+        Case(drawn(joined()), drawn(joined("ts + n")), {"join": "refused"}, "its upper_ms was 1000 and is None"),
     ],
     "`how` of a join": [
-        Case(drawn(joined()), drawn(joined(how="full")), {"join": "refused"}, "its how was None and is 'full'"),
+        Case(drawn(joined()), drawn(joined(how="full")), {"join": "refused"}, "its how was 'inner' and is 'full'"),
     ],
     "number of ranked items": [Case(drawn(top(3)), drawn(top(4)), {"top": "refused"}, "its k was 3 and is 4")],
     "time to live of `deduplicate`": [
