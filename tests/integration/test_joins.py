@@ -105,7 +105,7 @@ def test_a_join_of_a_job_whose_slot_is_killed(spark: SparkSession, tmp_path: Pat
         victim.wait_for_checkpoints(1)
         victim.kill_slot(1)
         if options.get("recovery") == "rollback":
-            victim.wait(lambda: victim.metrics["rollbacks"] >= 1, "a rollback")
+            victim.wait(lambda: victim.metrics["slot_restarts"] >= 1, "a rollback")
         else:
             victim.wait_for_failovers(1)
             victim.wait_for_strength()
