@@ -45,17 +45,12 @@ def times_of(batch: pa.RecordBatch) -> Integers:
 
 def by_hash(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows sorted by hash and time; equal ones stay in order."""
-    hashes, times = rows.column(0).to_numpy(), times_of(rows)
-    if len(hashes) < 2 or bool(
-        ((hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (times[1:] >= times[:-1]))).all()
-    ):
-        return rows
-    return rows.take(pa.array(np.lexsort((times, hashes))))  # stable
+    return rows.take(pa.array(np.lexsort((times_of(rows), rows.column(0).to_numpy()))))  # stable
 
 
 def merged_by_hash(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     """The rows of parts, oldest first, as one part."""
-    return by_hash(parts[0] if len(parts) == 1 else pa.concat_batches(parts))
+    return parts[0] if len(parts) == 1 else by_hash(pa.concat_batches(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +79,22 @@ class Index:
         span = (span >> shift) + 1
         return Index(hashes[starts], new.cumsum() * span + ((times - first_ms) >> shift), first_ms, span, shift)
 
-    def find(self, hashes: Hashes, earliest: Integers, latest: Integers) -> tuple[Integers, Integers]:
-        """For each hash, the run of rows with a time in the bounds, as first row and end.
+    def find(self, hashes: Hashes, earliest: Integers, latest: Integers) -> tuple[Integers, Integers, Integers]:
+        """The positions of the hashes that have rows with a time in the bounds; of each the first row and the end.
 
         With a ``shift``, a few rows outside of the bounds may be among them.
         """
         number = np.searchsorted(self.hashes, hashes)
-        known = self.hashes[np.minimum(number, len(self.hashes) - 1)] == hashes
-        base = number * self.span
-        lowest = np.clip(earliest, self.first_ms, self.first_ms + (self.span << self.shift)) - self.first_ms
-        highest = np.clip(latest, self.first_ms - 1, self.first_ms + (self.span << self.shift) - 1) - self.first_ms
+        known = np.flatnonzero(self.hashes[np.minimum(number, len(self.hashes) - 1)] == hashes)
+        if not len(known):
+            return known, known, known
+        base, beyond = number[known] * self.span, self.first_ms + (self.span << self.shift)
+        lowest = np.minimum(np.maximum(earliest[known], self.first_ms), beyond) - self.first_ms
+        highest = np.minimum(np.maximum(latest[known], self.first_ms - 1), beyond - 1) - self.first_ms
         start = np.searchsorted(self.place, base + np.minimum(lowest >> self.shift, self.span))
         end = np.searchsorted(self.place, base + np.minimum((highest >> self.shift) + 1, self.span))
-        return start, np.where(known, np.maximum(end, start), start)
+        hit = end > start
+        return (known, start, end) if hit.all() else (known[hit], start[hit], end[hit])
 
 
 class PagedShelves(Shelves):
@@ -209,9 +207,9 @@ class StoredRun:
 
     def find(
         self, hashes: Hashes, earliest: Integers, latest: Integers
-    ) -> tuple[pa.RecordBatch, Integers, Integers] | None:
-        """Rows of the part, and for each hash the first one with a time in the bounds, and the end; ``None``: no row
-        matches."""
+    ) -> tuple[pa.RecordBatch, Integers, Integers, Integers] | None:
+        """Rows of the part; the positions of the hashes that have some with a time in the bounds; of each of these the
+        first row and the end. ``None``: no row matches."""
         part = self.part
         if part.batch is not None:
             batch = part.batch
@@ -227,8 +225,8 @@ class StoredRun:
             offsets = np.arange(total) - np.repeat(counts.cumsum() - counts, counts)
             batch = self.shelves.read_pages(self.shelf, part, np.unique(np.repeat(first, counts) + offsets))
             index = Index.of(batch)
-        start, end = index.find(hashes, earliest, latest)
-        return (batch, start, end) if (end > start).any() else None
+        at, start, end = index.find(hashes, earliest, latest)
+        return (batch, at, start, end) if len(at) else None
 
     def cursor(self, hashed: np.uint64, earliest: int, latest: int) -> Iterator[pa.RecordBatch]:
         """The rows of one hash with a time in the bounds, in order, some pages at a time."""
@@ -236,7 +234,7 @@ class StoredRun:
         if self.part.batch is not None:
             found = self.find(one, low, high)
             if found is not None:
-                batch, start, end = found
+                batch, _, start, end = found
                 step = PAGE_ROWS * PAGES_AT_ONCE
                 for at in range(int(start[0]), int(end[0]), step):
                     yield batch.slice(at, min(step, int(end[0]) - at))
@@ -245,8 +243,8 @@ class StoredRun:
         for page in range(int(first), int(last) + 1, PAGES_AT_ONCE):
             numbers = np.arange(page, min(page + PAGES_AT_ONCE, int(last) + 1))
             batch = self.shelves.read_pages(self.shelf, self.part, numbers)
-            start, end = Index.of(batch).find(one, low, high)
-            if end[0] > start[0]:
+            at, start, end = Index.of(batch).find(one, low, high)
+            if len(at):
                 yield batch.slice(int(start[0]), int(end[0] - start[0]))
 
     def pieces(self) -> Iterator[pa.RecordBatch]:

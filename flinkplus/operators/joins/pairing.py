@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkplus.operators.joins.paged import Hashes, Integers, StoredRun, times_of
-from flinkplus.operators.joins.stored_rows import StoredRows, in_order
+from flinkplus.operators.joins.stored_rows import StoredRows, Wanted, in_order
 
 MAX_PAIRS = 1 << 18
 MAX_READ_ROWS = 1 << 18
@@ -90,6 +90,8 @@ def pairs_of(probes: Probes, stored: StoredRows, shelves: Sequence[int]) -> Iter
         for start, end in _stretches(counts[first:last], MAX_PAIRS):
             if counts[first + start : first + end].sum() > MAX_PAIRS:
                 yield from _streamed(probes, places, first + start)
+            elif end - start == len(costs):
+                yield from _paired(probes, found)
             else:
                 yield from _paired(probes, [each.only(first + start, first + end) for each in found])
 
@@ -97,15 +99,13 @@ def pairs_of(probes: Probes, stored: StoredRows, shelves: Sequence[int]) -> Iter
 def _places(probes: Probes, stored: StoredRows, shelves: Sequence[int]) -> tuple[list[_Place], Integers]:
     """Where the rows are looked up, in the order of shelves and of parts; and the rows that are read for each."""
     hashes = probes.hashes
-    order = np.argsort(hashes, kind="stable")
-    ascending = hashes[order]
+    wanted = Wanted(hashes)
     places: list[_Place] = []
     costs = np.zeros(len(hashes), np.int64)
     for shelf in shelves:
-        for run, start, end in stored.runs(shelf, ascending):
-            at = order[start:end]
-            places.append(_Place(shelf, run, np.sort(at)))
-            cost = run.cost(ascending[start:end])
+        for run, at in stored.runs(shelf, wanted):
+            places.append(_Place(shelf, run, at))
+            cost = run.cost(hashes[at])
             if cost is not None:
                 costs[at] += cost
     return places, costs
@@ -124,16 +124,17 @@ def _stretches(weights: Integers, most: int) -> Iterator[tuple[int, int]]:
 
 def _found(probes: Probes, places: Sequence[_Place], first: int, last: int) -> Iterator[_Found]:
     hashes = probes.hashes
+    whole = last - first == len(hashes)
     for place in places:
-        start, end = np.searchsorted(place.at, [first, last]).tolist()
-        at = place.at[start:end]
+        at = place.at
+        if not whole:
+            at = at[slice(*np.searchsorted(at, [first, last]).tolist())]
         if not len(at):
             continue
         found = place.run.find(hashes[at], probes.earliest[at], probes.latest[at])
         if found is not None:
-            batch, begins, ends = found
-            hit = ends > begins
-            yield _Found(place.shelf, batch, at[hit], begins[hit], ends[hit])
+            batch, hits, begins, ends = found
+            yield _Found(place.shelf, batch, at[hits], begins, ends)
 
 
 def _paired(probes: Probes, found: Sequence[_Found]) -> Iterator[Pairs]:
@@ -151,8 +152,11 @@ def _paired(probes: Probes, found: Sequence[_Found]) -> Iterator[Pairs]:
     if not mine:
         return
     at, others = np.concatenate(mine), theirs[0] if len(theirs) == 1 else pa.concat_batches(theirs)
-    order = np.lexsort((times_of(others), at))  # stable
-    yield from _matching(probes, at[order], others.take(pa.array(order)), np.concatenate(shelves)[order])
+    of_shelves = np.concatenate(shelves)
+    if len(theirs) > 1:
+        order = np.lexsort((times_of(others), at))  # stable; one part has them in this order
+        at, others, of_shelves = at[order], others.take(pa.array(order)), of_shelves[order]
+    yield from _matching(probes, at, others, of_shelves)
 
 
 def _streamed(probes: Probes, places: Sequence[_Place], row: int) -> Iterator[Pairs]:

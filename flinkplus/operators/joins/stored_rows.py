@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from flinkplus.operators.joins.paged import (
     FENCES,
     HASH,
     Hashes,
+    Integers,
     PagedShelves,
     StoredRun,
     merged_by_hash,
@@ -44,6 +46,24 @@ KEPT_ROWS = 1 << 20
 def state_schemas(suffix: str, schema: pa.Schema) -> dict[str, pa.Schema]:
     """The schemas of the pages of stored rows, by what follows the operator's name."""
     return {suffix: schema, suffix + FENCES: FENCE_SCHEMA}
+
+
+class Wanted:
+    """Hashes that are looked up in several shelves."""
+
+    def __init__(self, hashes: Hashes) -> None:
+        self._hashes = hashes
+        self.every: Integers = np.arange(len(hashes))
+
+    @cached_property
+    def order(self) -> Integers:
+        """The positions of the hashes, by hash."""
+        return np.argsort(self._hashes, kind="stable")
+
+    @cached_property
+    def ascending(self) -> Hashes:
+        """The hashes, sorted."""
+        return self._hashes[self.order]
 
 
 @dataclass(slots=True)
@@ -155,20 +175,22 @@ class StoredRows:
         self._rows.add(cell.number, _copied(rows, start, end))
         return cell
 
-    def runs(self, number: int, hashes: Hashes) -> Iterator[tuple[StoredRun, int, int]]:
-        """The parts in which some ``hashes``, ascending, are looked up, with the positions of those that may be there.
+    def runs(self, number: int, wanted: Wanted) -> Iterator[tuple[StoredRun, Integers]]:
+        """The parts in which hashes are looked up, with the positions, ascending, of those that may be there.
 
         Of rows with one hash and time, the parts have them in the order in which they came.
         """
         shelf = self._shelves[number]
         if shelf.cells:
+            order, hashes = wanted.order, wanted.ascending
             firsts = np.array([cell.first for cell in shelf.cells[1:]], np.uint64)
             bounds = [0, *np.searchsorted(hashes, firsts).tolist(), len(hashes)]
             for cell, start, end in zip(shelf.cells, bounds, bounds[1:], strict=False):
                 if start < end and cell.number in self._rows:
-                    yield from ((run, start, end) for run in self._rows.runs(cell.number))
+                    mine = np.sort(order[start:end])
+                    yield from ((run, mine) for run in self._rows.runs(cell.number))
         if shelf.gathered is not None:
-            yield from ((run, 0, len(hashes)) for run in self._rows.runs(shelf.gathered))
+            yield from ((run, wanted.every) for run in self._rows.runs(shelf.gathered))
 
     def pieces(self, number: int) -> Iterator[pa.RecordBatch]:
         """All rows of a shelf, in batches that are sorted by hash; those of one hash and time in their order."""
@@ -258,12 +280,11 @@ class StoredNumbers(StoredRows):
         found = np.zeros(len(numbers), np.bool_)
         if shelf not in self:
             return found
-        order = np.argsort(numbers, kind="stable")
-        ascending, never = numbers[order], np.zeros(len(numbers), np.int64)
-        for run, start, end in self.runs(shelf, ascending):
-            hits = run.find(ascending[start:end], never[start:end], never[start:end])
+        never = np.zeros(len(numbers), np.int64)
+        for run, at in self.runs(shelf, Wanted(numbers)):
+            hits = run.find(numbers[at], never[at], never[at])
             if hits is not None:
-                found[order[start:end]] |= hits[2] > hits[1]
+                found[at[hits[1]]] = True
         return found
 
 

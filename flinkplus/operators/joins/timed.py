@@ -189,9 +189,9 @@ def _shelf_start_ms(shelf: int) -> int:
 
 
 def _shelf_bits(distances: Integers) -> Integers:
-    """The ``k`` of shelves of rows whose bounds are so far apart."""
+    """The ``k`` of shelves of rows whose bounds are so far apart: a quarter of that at least, and less than a half."""
     least = np.maximum(distances // SHELVES_IN_AN_INTERVAL, LEAST_SHELF_MS)
-    return np.frexp(least.astype(np.float64))[1].astype(np.int64) - 1
+    return np.frexp(least - 0.5)[1].astype(np.int64)  # the next power of two
 
 
 class _Side:

@@ -102,10 +102,11 @@ def test_times_that_are_too_far_apart_for_an_index() -> None:
     index = Index.of(some)
     assert index.shift
     hashes = np.arange(2_000, dtype=np.uint64)
-    starts, ends = index.find(hashes, np.full(2_000, 0), np.full(2_000, 9))
+    at, starts, ends = index.find(hashes, np.full(2_000, 0), np.full(2_000, 9))
+    assert at.tolist() == list(range(2_000))
     assert (starts <= np.arange(2_000) * 5 + 2).all() and (ends >= np.arange(2_000) * 5 + 4).all()
     assert (starts >= np.arange(2_000) * 5).all() and (ends < np.arange(1, 2_001) * 5).all()
-    starts, ends = index.find(hashes, np.full(2_000, far), np.full(2_000, 1 << 60))
+    _, starts, ends = index.find(hashes, np.full(2_000, far), np.full(2_000, 1 << 60))
     assert (ends == np.arange(1, 2_001) * 5).all() and (starts < ends).all()
 
 
