@@ -132,11 +132,11 @@ class StoredRows:
     def _added(self, cell: _Cell, rows: pa.RecordBatch) -> list[_Cell]:
         """The cells in the place of one to which rows were added."""
         if cell.only is not None:
-            low, high = np.searchsorted(rows.column(0).to_numpy(), np.uint64(cell.only), "left"), 0
-            high = int(np.searchsorted(rows.column(0).to_numpy(), np.uint64(cell.only), "right"))
+            hashes, only = rows.column(0).to_numpy(), np.uint64(cell.only)
+            low, high = int(np.searchsorted(hashes, only, "left")), int(np.searchsorted(hashes, only, "right"))
             if low < high:
-                self._rows.add(cell.number, _copied(rows, int(low), high))
-            before = self._cut(rows.slice(0, int(low)), cell.first)
+                self._rows.add(cell.number, _copied(rows, low, high))
+            before = self._cut(rows.slice(0, low), cell.first)
             behind = self._cut(rows.slice(high), None)
             return [*before, _Cell(cell.number, cell.only if before else cell.first, cell.only), *behind]
         if self._rows.rows_of(cell.number) + rows.num_rows <= CELL_ROWS:

@@ -392,9 +392,10 @@ class JoinInstance(OperatorInstance):
 
     @override
     def on_watermark(self, watermark_ms: int) -> Iterator[pa.RecordBatch]:
-        self._watermark_ms = watermark_ms
+        # after a change of the parallelism event time may be behind for a while; what was dropped stays over
+        self._watermark_ms = watermark_ms if self._watermark_ms is None else max(self._watermark_ms, watermark_ms)
         for which, side in enumerate(self._sides):
-            for shelf in side.over(watermark_ms):
+            for shelf in side.over(self._watermark_ms):
                 if side.matches is not None:
                     for rows in side.rows.pieces(shelf):
                         yield from self._padded(which, rows, ~side.matched(shelf, rows))
