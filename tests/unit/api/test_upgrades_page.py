@@ -347,7 +347,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "bounds of a join": [
         Case(drawn(joined()), drawn(joined("3 seconds")), {"join": "refused"}, "its upper_ms was 1000 and is 3000"),
-        Case(drawn(joined()), drawn(joined("ts + n")), {"join": "refused"}, "its upper_ms was 1000 and is None"),
+        Case(
+            drawn(joined()), drawn(joined("left.ts + left.n")), {"join": "refused"}, "its upper_ms was 1000 and is None"
+        ),
     ],
     "`how` of a join": [
         Case(drawn(joined()), drawn(joined(how="full")), {"join": "refused"}, "its how was 'inner' and is 'full'"),
