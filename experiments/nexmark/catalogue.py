@@ -47,13 +47,13 @@ QUERIES = {
         Query("q0", stateless.q0),
         Query("q1", stateless.q1),
         Query("q2", stateless.q2),
-        Query("q3", stateful.q3, awkward="a regular join: the interval join keeps all rows, by a bound of 1,000 days"),
+        Query("q3", stateful.q3),
         Query(
             "q4",
             stateful.q4,
             ("category",),
             helpers=(stateful.bids_in_time, stateful.highest_bids),
-            awkward="an interval join whose bounds are columns (dateTime to expires)",
+            awkward="the highest row of a key when it is over: a function is called for each bid",
         ),
         Query("q5", windows.q5, awkward="top of a window with its ties: the highest number is joined with the counts"),
         Query(
@@ -67,7 +67,7 @@ QUERIES = {
             windows.q7,
             awkward="top of a window with its ties; gather after a maximum of each subtask, here of each auction",
         ),
-        Query("q8", windows.q8, awkward="window join"),
+        Query("q8", windows.q8, awkward="a semi join: sellers are counted so that each of them comes once"),
         Query(
             "q9",
             stateful.q9,
@@ -85,7 +85,7 @@ QUERIES = {
         Query("q17", windows.q17, ("auction", "day"), helpers=COUNTED, awkward=ROW_BY_ROW),
         Query("q18", stateful.q18, ("bidder", "auction")),
         Query("q19", stateful.q19, ("auction", "rank_number"), awkward="top of whole rows, by several columns"),
-        Query("q20", stateful.q20, awkward="a regular join, as q3"),
+        Query("q20", stateful.q20),
         Query("q21", stateless.q21),
         Query("q22", stateless.q22),
     )

@@ -14,28 +14,19 @@ import pyarrow as pa
 from experiments.nexmark.streams import Events
 from flinkplus.api.streams.stream import Stream
 
-EVER = "1000 days"
-"""Farther apart than any two events: an interval join with it is a join of everything that has come."""
-LONGEST = "1 hour"
-"""Longer than any auction is open (``events``), at every rate that the experiment takes."""
-
 
 def q3(events: Events) -> Stream:
     """Local items: who sells auctions of category 10 in three states."""
-    people = events.persons().where("state IN ('OR', 'ID', 'CA')").select("id", "name", "city", "state", "dateTime")
-    items = events.auctions().where("category = 10").select("id AS auction", "seller", "dateTime AS opened")
-    pairs = people.key_by("id").interval_join(
-        items.key_by("seller"), left_time="dateTime", right_time="opened", lower=f"-{EVER}", upper=EVER
-    )
-    return pairs.select("name", "city", "state", "auction")
+    people = events.persons().where("state IN ('OR', 'ID', 'CA')").select("id", "name", "city", "state")
+    items = events.auctions().where("category = 10").select("id AS auction", "seller")
+    return people.key_by("id").join(items.key_by("seller")).select("name", "city", "state", "auction")
 
 
 def bids_in_time(auctions: Stream, bids: Stream) -> Stream:
     """Of q4, q6 and q9: each auction with each bid that came while it was open."""
-    pairs = auctions.key_by("id").interval_join(
-        bids.key_by("auction"), left_time="dateTime", right_time="dateTime", lower=0, upper=LONGEST
+    return auctions.key_by("id").interval_join(
+        bids.key_by("auction"), left_time="dateTime", right_time="dateTime", lower=0, upper="expires"
     )
-    return pairs.where("right_dateTime <= expires")
 
 
 def highest_bids(events: Events) -> Stream:
@@ -114,9 +105,5 @@ def q19(events: Events) -> Stream:
 
 def q20(events: Events) -> Stream:
     """Expand bids: every bid for an auction of category 10, with the auction."""
-    items = events.auctions().where("category = 10").key_by("id")
-    return (
-        events.bids()
-        .key_by("auction")
-        .interval_join(items, left_time="dateTime", right_time="dateTime", lower=f"-{EVER}", upper=EVER)
-    )
+    items = events.auctions().where("category = 10")
+    return events.bids().key_by("auction").join(items.key_by("id"))

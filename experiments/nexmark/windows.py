@@ -37,14 +37,13 @@ def q7(events: Events) -> Stream:
 
 def q8(events: Events) -> Stream:
     """Monitor new users: persons who have begun to sell within the ten seconds in which they came."""
-    people = events.persons().select("id", "name", "dateTime").key_by("id", "name")
     sellers = events.auctions().select("seller", "dateTime").key_by("seller")
-    new = people.tumbling_window("dateTime", "10 seconds").count(output="persons")
-    selling = sellers.tumbling_window("dateTime", "10 seconds").count(output="auctions")
-    pairs = new.key_by("id").interval_join(
-        selling.key_by("seller"), left_time="window_start", right_time="window_start", lower=0, upper=0
+    selling = sellers.tumbling_window("dateTime", "10 seconds").count()
+    people = events.persons().select("id", "name", "dateTime").key_by("id")
+    pairs = people.tumbling_window("dateTime", "10 seconds").join(
+        selling.key_by("seller").tumbling_window("window_start", "10 seconds")
     )
-    return pairs.select("id", "name", "left_window_start AS starttime")
+    return pairs.select("id", "name", "window_start AS starttime")
 
 
 def q11(events: Events) -> Stream:

@@ -5,6 +5,7 @@ Rules (besides those of ``memtable``):
   without putting it changes nothing;
 - ``None`` means absent, so putting ``None`` deletes;
 - a stored value is one format byte and a pickle of protocol 5;
+- memory is bounded by entries. A page counts as one for each ``PAGE_ENTRY_BYTES``, so that few large ones are many;
 - the newest value of a key is the first found in: dirty, frozen parts (newest first), young cache, old cache, RocksDB.
   When the young cache is full it becomes the old one, and the content of the old one is only in RocksDB.
 """
@@ -27,6 +28,7 @@ PICKLE_PROTOCOL = 5
 OBJECTS, PAGES, ENTRIES = "object", "pages", "entries"
 PICKLE_FORMAT = b"\x01"
 PICKLE_CHUNK_ENTRIES = 256
+PAGE_ENTRY_BYTES = 256
 _ATOMS = frozenset(
     {int, float, complex, str, bytes, bool, decimal.Decimal, datetime.date, datetime.timedelta, type(None)}
 )
@@ -87,6 +89,8 @@ class ObjectPart:
         self.entries = len(kept)
         self.kept = kept
         self.released = False
+        self.further = 0
+        """What its entries count for besides their number."""
 
     def sorted_chunks(self) -> Iterator[Chunk]:
         values = list(self.kept.values())
@@ -133,6 +137,11 @@ class ObjectState:
         self._frozen: list[ObjectPart] = []
         self._young: dict[bytes, object] = {}
         self._old: dict[bytes, object] = {}
+        self._dirty_further = self._young_further = 0
+
+    def _further(self, kept: object) -> int:
+        """What an entry counts for besides itself."""
+        return len(kept) // PAGE_ENTRY_BYTES if self.kind == PAGES and isinstance(kept, bytes) else 0
 
     def get_many(self, keys: Sequence[bytes]) -> list[Any]:
         """The object of each key, or None; fresh copies where they can be changed, to be put back."""
@@ -154,6 +163,8 @@ class ObjectState:
             existed, exists = before[key] is not ABSENT, kept is not ABSENT
             self.live_keys += exists - existed
             if exists or existed:
+                if self.kind == PAGES:
+                    self._dirty_further += self._further(kept) - self._further(self._dirty.get(key))
                 self._dirty[key] = kept
                 self._dirty_has_absent |= not exists
 
@@ -179,17 +190,19 @@ class ObjectState:
                             missing.setdefault(key, []).append(len(found))
                         else:
                             young[key] = kept
+                            self._young_further += self._further(kept)
             found.append(kept)
         if missing:
             self._load(missing, found)
-        if len(young) > self.max_entries // 2:
-            self._young, self._old = {}, young
+        if len(young) + self._young_further > self.max_entries // 2:
+            self._young, self._old, self._young_further = {}, young, 0
         return found
 
     def _load(self, missing: dict[bytes, list[int]], found: list[object]) -> None:
         stored = self._stored(list(missing))
         for (key, positions), value in zip(missing.items(), stored, strict=True):
             kept = self._young[key] = decode(value)
+            self._young_further += self._further(kept)
             for position in positions:
                 found[position] = kept
 
@@ -199,13 +212,15 @@ class ObjectState:
     def _settle(self) -> None:
         """Frozen parts that RocksDB has by now become clean."""
         while self._frozen and self._frozen[0].released:
-            self._young.update(self._frozen.pop(0).kept)
+            part = self._frozen.pop(0)
+            self._young.update(part.kept)
+            self._young_further += part.further
 
     @property
     def needs_spill(self) -> bool:
         """More changed entries than allowed: an extra part must go to RocksDB first."""
-        waiting = sum(part.entries for part in self._frozen if not part.released)
-        return len(self._dirty) + waiting > self.max_entries
+        waiting = sum(part.entries + part.further for part in self._frozen if not part.released)
+        return len(self._dirty) + self._dirty_further + waiting > self.max_entries
 
     @property
     def dirty_entries(self) -> int:
@@ -222,6 +237,7 @@ class ObjectState:
             return None
         self._parts += 1
         part = ObjectPart(self._layout, self._parts, self._dirty)
+        part.further, self._dirty_further = self._dirty_further, 0
         self._frozen.append(part)
         self._dirty = {}
         self._dirty_has_absent = False
@@ -238,4 +254,5 @@ class ObjectState:
         self._frozen = [part for part in self._frozen if part.number not in numbers]
         merged.update(self._dirty)
         self._dirty = merged
+        self._dirty_further = sum(map(self._further, merged.values()))
         self._dirty_has_absent = any(kept is ABSENT for kept in merged.values())

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flinkplus.api.callers import names_callers_line
 from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
+from flinkplus.api.streams.joined import JoinSettings, check_streams, joined
 from flinkplus.api.streams.rows import Schema
 from flinkplus.api.streams.windowed import WindowedStream
 from flinkplus.errors import ConfigurationError
-from flinkplus.graph import Node
 from flinkplus.operators.base.durations import Duration, duration_ms
 from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.base.schema import columns_text
 from flinkplus.operators.event_time.assigners import CalendarWindows, FixedWindows, Sessions
-from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.event_time.windows import OnLate
+from flinkplus.operators.expressions.column import ColumnExpression
+from flinkplus.operators.joins.bounds import Bounds, bounds_of
+from flinkplus.operators.joins.sides import How
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.operators.keyed.running import RunningAggregates
@@ -27,6 +29,9 @@ from flinkplus.operators.rows.rejects import OnError
 
 if TYPE_CHECKING:
     from flinkplus.api.streams.stream import Stream
+
+Bound: TypeAlias = "Duration | ColumnExpression"
+"""A duration; or SQL text, or a column of ``flinkplus.functions``, that gives a time."""
 
 
 @names_callers_line
@@ -169,14 +174,61 @@ class KeyedStream:
         pickled = pickled_processor(name, processor, mode)
         return self._then(TransformWithState(name, self.keys, pickled, schema_of(schema), mode))
 
+    def join(
+        self,
+        other: KeyedStream,
+        *,
+        how: How = "inner",
+        state_ttl: Duration | None = None,
+        left_time: str | None = None,
+        right_time: str | None = None,
+        left_prefix: str = "left_",
+        right_prefix: str = "right_",
+        name: str | None = None,
+    ) -> Stream:
+        """Join all rows of this stream (left) and ``other`` (right) that have equal keys.
+
+        ``how``: ``inner``, ``left``, ``right`` or ``full``: also rows that nothing matches, of the side that it names,
+        with nulls for the other side. They come when no match can come any more: after ``state_ttl``, or at the end of
+        the input. So no row is ever taken back.
+        ``state_ttl``: rows are paired if their event times are at most so far apart (``"1 hour"``); a row is kept until
+        event time is so much later. ``None``: **all rows of both sides are kept for ever**, in RocksDB when memory is
+        full. ``left_time`` and ``right_time``, with ``state_ttl`` only: the columns with the event times; both streams
+        need ``with_watermark`` before. For processing time, call ``with_processing_time`` on both.
+        ``left_prefix``, ``right_prefix``: prefixes for columns that both sides have, except for keys.
+
+        The output has the columns of both sides; keys with the same name appear once. A null in a key matches nothing.
+        Without ``state_ttl`` event time ends here: call ``with_watermark`` again behind the join. With it, it is an
+        ``interval_join`` with the bounds ``-state_ttl`` and ``state_ttl``.
+        """
+        name = self._env.name_for("join", name)
+        times = (left_time, right_time)
+        if state_ttl is None:
+            if times != (None, None):
+                raise ConfigurationError(
+                    f"operator {name!r}: left_time and right_time belong to state_ttl; give it too"
+                )
+            bounds = Bounds()
+        else:
+            if None in times:
+                raise ConfigurationError(
+                    f"operator {name!r}: state_ttl is event time; give left_time and right_time, the columns with the "
+                    "times of the rows"
+                )
+            ttl_ms = duration_ms(state_ttl, f"operator {name!r}: state_ttl")
+            bounds = Bounds(-ttl_ms, ttl_ms)
+        return joined(self, other, JoinSettings(name, how, times, (left_prefix, right_prefix)), bounds)
+
     def interval_join(
         self,
         other: KeyedStream,
         *,
         left_time: str,
         right_time: str,
-        lower: Duration,
-        upper: Duration,
+        lower: Bound,
+        upper: Bound,
+        within: Duration | None = None,
+        how: How = "inner",
         left_prefix: str = "left_",
         right_prefix: str = "right_",
         name: str | None = None,
@@ -184,36 +236,23 @@ class KeyedStream:
         """Join rows of this stream (left) and ``other`` (right) that have equal keys and close event times.
 
         ``left_time``, ``right_time``: the columns with the event times. Both streams need ``with_watermark`` before.
-        ``lower``, ``upper``: bounds of right time minus left time, inclusive (``"-5 seconds"``, ``"5 seconds"``).
+        ``lower``, ``upper``: bounds of right time minus left time, inclusive (``"-5 seconds"``, ``"5 seconds"``). In
+        the place of a duration, an expression gives the first or the last right time itself: ``upper="expires"``, a
+        column of the left. Expressions of columns of the right (``"right.expires"``) are bounds of the left time, and a
+        duration beside them is then that of left time minus right time. A row whose bound is null matches nothing.
+        ``within``: maximum distance of the two times; needed where ``lower`` is an expression, so that rows of the
+        other side can be dropped.
+        ``how``: as in ``join``: rows that nothing matches come when event time has passed their bounds.
         ``left_prefix``, ``right_prefix``: prefixes for columns that both sides have, except for keys.
 
         The output has the columns of both sides; keys with the same name appear once. A row before the watermark is
         dropped, and counted in the metric ``late_rows``. Raises ``ConfigurationError`` for keys of different types.
         """
         name = self._env.name_for("interval_join", name)
-        if not isinstance(other, KeyedStream):
-            raise ConfigurationError(f"operator {name!r} joins keyed streams, not a {type(other).__name__}: use key_by")
-        if other._env is not self._env:
-            raise ConfigurationError(f"operator {name!r}: both streams must be drawn in one StreamEnvironment")
-        self._check_event_time(name)
-        other._check_event_time(name)
-        origins = (*self._stream._origins, *other._stream._origins)
-        join = IntervalJoin(
-            name,
-            self.keys,
-            JoinSide(self.schema, self.keys, left_time, left_prefix),
-            JoinSide(other.schema, other.keys, right_time, right_prefix),
-            duration_ms(lower, f"operator {name!r}: lower", least=None),
-            duration_ms(upper, f"operator {name!r}: upper", least=None),
-            len(self._stream._origins),
-        )
-        join.check()
-        schema, graph = join.output_schema(self.schema), self._env.graph
-        node = graph.add(Node(name, "operator", join, schema))
-        for at, origin in enumerate(origins):
-            keys = self.keys if at < join.left_inputs else other.keys
-            graph.link(origin, node, keys, "hash" if keys else "gather")
-        return self._stream._of(node, schema)
+        joining = JoinSettings(name, how, (left_time, right_time), (left_prefix, right_prefix))
+        check_streams(name, self, other)
+        bounds = bounds_of(name, lower, upper, within, (self.schema, other.schema))
+        return joined(self, other, joining, bounds)
 
     def tumbling_window(
         self,

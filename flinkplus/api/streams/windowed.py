@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from flinkplus.api.callers import names_callers_line
 from flinkplus.api.streams.aggregates import AggregateText, aggregates_of
+from flinkplus.api.streams.joined import JoinSettings, windows_joined
 from flinkplus.api.streams.rows import Schema
+from flinkplus.errors import ConfigurationError
 from flinkplus.operators.event_time.assigners import Assigner
 from flinkplus.operators.event_time.contents import Aggregated, Called, Content, Ranked, WindowBounds
 from flinkplus.operators.event_time.windows import KeyedWindow, OnLate
+from flinkplus.operators.joins.sides import How
 from flinkplus.operators.keyed.aggregates import Aggregate
 
 if TYPE_CHECKING:
@@ -90,6 +93,47 @@ class WindowedStream:
         aggregates will do, use ``aggregate(...).map(...)``.
         """
         return self._made("process", name, Called(function, schema))
+
+    def join(
+        self,
+        other: WindowedStream,
+        *,
+        how: How = "inner",
+        left_prefix: str = "left_",
+        right_prefix: str = "right_",
+        name: str | None = None,
+    ) -> Stream:
+        """Join the rows of this stream (left) and ``other`` (right) that have equal keys and are in the same window.
+
+        ``other``: windows of the same size, hop and offset, of another keyed stream and its own column of times.
+        ``how``: ``inner``, ``left``, ``right`` or ``full``: also rows that nothing matches, of the side that it names,
+        with nulls for the other side.
+        ``left_prefix``, ``right_prefix``: prefixes for columns that both sides have, except for keys.
+
+        All comes out when the window ends: the columns of both sides, keys with the same name once, ``window_start``
+        and ``window_end``. If rows have a column of such a name themselves, it stays and the bound is left out. A null
+        in a key matches nothing. Raises ``ConfigurationError`` for windows that differ, and for sessions.
+        """
+        stream = self._stream
+        name = stream._env.name_for("window_join", name)
+        if not isinstance(other, WindowedStream):
+            raise ConfigurationError(
+                f"operator {name!r} joins windows with windows, not with a {type(other).__name__}: call "
+                "tumbling_window or hopping_window on both keyed streams"
+            )
+        if self._assigner != other._assigner:
+            raise ConfigurationError(
+                f"operator {name!r}: the windows of both sides must be the same, not {self._assigner} and "
+                f"{other._assigner}"
+            )
+        for side in (self, other):
+            if side._lateness_ms or side._early_ms is not None or side._on_late != "drop":
+                raise ConfigurationError(
+                    f"operator {name!r}: a join of windows takes no allowed_lateness, emit_every and on_late; give "
+                    "with_watermark a longer delay"
+                )
+        joining = JoinSettings(name, how, (self._column, other._column), (left_prefix, right_prefix))
+        return windows_joined(stream, other._stream, joining, self._assigner)
 
     def _made(self, kind: str, name: str | None, content: Content) -> Stream:
         stream = self._stream

@@ -1,4 +1,4 @@
-"""Operators on event time: watermarks, windows, the interval join.
+"""Operators on event time: watermarks and windows.
 
 Process: driver (descriptors) and slots (instances). Thread: the slot's loop.
 """

@@ -129,21 +129,32 @@ def bound_condition(part: Part, schema: pa.Schema) -> Bound:
     return condition(bind(part, schema))
 
 
-class Condition:
-    """A condition in one subtask."""
+class Computed:
+    """An expression in one subtask."""
 
     def __init__(self, part: Part, ctx: OperatorContext) -> None:
         self._ctx = ctx
         self._text = str(part)
-        self._bound = bound_condition(part, ctx.input_schema)
+        self._bound = self._bind(part)
         self.tells_time = self._bound.tells_time
 
-    def of(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def _bind(self, part: Part) -> Bound:
+        return bind(part, self._ctx.input_schema)
+
+    def of(self, batch: pa.RecordBatch) -> pa.Array:
         """Its value, which may be null, for each row. Raises ``UserFunctionError`` for a row that has none."""
         try:
             return self._bound.array(RowValues(batch, self._ctx.now_ms))
         except FAILURES as error:
             raise _failure(batch, [(self._text, self._bound)], self._ctx) or error from error
+
+
+class Condition(Computed):
+    """A condition in one subtask; its values are booleans."""
+
+    @override
+    def _bind(self, part: Part) -> Bound:
+        return bound_condition(part, self._ctx.input_schema)
 
 
 @dataclass(frozen=True)

@@ -247,14 +247,12 @@ class SubtaskSteps:
             return True
         if self._source is not None:
             return bool(self._triggers) or (self._may_read and (self.draining or self._source.has_work))
-        if self._clock_at is not None:
-            return True
-        if self._answers is not None:
-            return self._answers.has_work or self.inputs.has_next(self._answers.takes_records)
-        return self._has_input
+        return self._has_input or self._clock_at is not None
 
     @property
     def _has_input(self) -> bool:
+        if self._answers is not None:
+            return self._answers.has_work or self.inputs.has_next(self._answers.takes_records)
         for end in self.inputs.channels.values():  # noqa: SIM110  # asked before each step: quicker than ``any``
             if end.queue and not end.blocked:
                 return True

@@ -103,11 +103,11 @@ def reduced(rows: Stream) -> Stream:
     return rows.key_by("k").reduce(lambda a, b: b, name="last")
 
 
-def joined(upper: str = "1 second") -> Callable[[Stream], Stream]:
+def joined(upper: str = "1 second", how: Any = "inner") -> Callable[[Stream], Stream]:
     def build(rows: Stream) -> Stream:
         left, right = marked(rows), rows.with_watermark("ts", "0 seconds", name="other")
         return left.key_by("k").interval_join(
-            right.key_by("k"), left_time="ts", right_time="ts", lower="0 seconds", upper=upper, name="join"
+            right.key_by("k"), left_time="ts", right_time="ts", lower="0 seconds", upper=upper, how=how, name="join"
         )
 
     return build
@@ -347,6 +347,12 @@ CASES: dict[str, list[Case]] = {
     ],
     "bounds of a join": [
         Case(drawn(joined()), drawn(joined("3 seconds")), {"join": "refused"}, "its upper_ms was 1000 and is 3000"),
+        Case(
+            drawn(joined()), drawn(joined("left.ts + left.n")), {"join": "refused"}, "its upper_ms was 1000 and is None"
+        ),
+    ],
+    "`how` of a join": [
+        Case(drawn(joined()), drawn(joined(how="full")), {"join": "refused"}, "its how was 'inner' and is 'full'"),
     ],
     "number of ranked items": [Case(drawn(top(3)), drawn(top(4)), {"top": "refused"}, "its k was 3 and is 4")],
     "time to live of `deduplicate`": [

@@ -14,7 +14,9 @@ from flinkplus.operators.base.keys import HashPartitioner
 from flinkplus.operators.base.operator import Operator
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.event_time.event_time import WithWatermark
-from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.joins.bounds import Bounds
+from flinkplus.operators.joins.sides import JoinSide
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
@@ -100,8 +102,8 @@ def test_they_are_kept_in_the_state_of_a_key() -> None:
 
 def test_a_join_holds_them() -> None:
     right = parse_schema("k string, at long, l array<struct<u: int>>")
-    join = IntervalJoin(
-        "join", ("k",), JoinSide(SCHEMA, ("k",), "t", ""), JoinSide(right, ("k",), "at", "right_"), 0, 0
+    join = KeyedJoin(
+        "join", ("k",), JoinSide(SCHEMA, ("k",), "t", ""), JoinSide(right, ("k",), "at", "right_"), Bounds(0, 0)
     )
     state, left = FakeState(), batch_of(40)
     instance = create(join, SCHEMA, state)

@@ -18,8 +18,10 @@ from flinkplus.operators.base.keys import row_keys
 from flinkplus.operators.base.operator import KeyedOperator
 from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
 from flinkplus.operators.event_time.contents import Aggregated
-from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.event_time.windows import KeyedWindow
+from flinkplus.operators.joins.bounds import Bounds
+from flinkplus.operators.joins.sides import JoinSide
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Count, Sum
@@ -237,7 +239,7 @@ OPERATORS: dict[str, tuple[KeyedOperator, Callable[[KeptVertex, Any], Rows]]] = 
     "window of all": (tumbling("op", (), "ts", 100, (Aggregate("m", "max", "d"),)), windowed),
     "hopping window": (KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)), windowed),
     "sessions": (KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)), windowed),
-    "join": (IntervalJoin("op", ("t",), *SIDES, LOWER, UPPER), held),
+    "join": (KeyedJoin("op", ("t",), *SIDES, Bounds(LOWER, UPPER)), held),
     "deduplicate": (Deduplicate("op", ("k", "t")), remembered),
 }
 

@@ -20,9 +20,15 @@ from flinkplus.operators.base.parts import Shelves
 from flinkplus.operators.event_time import windows
 from flinkplus.operators.event_time.assigners import FixedWindows, Sessions
 from flinkplus.operators.event_time.contents import Aggregated, Ranked
-from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
 from flinkplus.operators.event_time.slices import Slices
 from flinkplus.operators.event_time.windows import KeyedWindow
+from flinkplus.operators.expressions.sql import parsed
+from flinkplus.operators.joins import timed
+from flinkplus.operators.joins.bounds import Bounds
+from flinkplus.operators.joins.sides import JoinSide
+from flinkplus.operators.joins.stored_rows import StoredNumbers
+from flinkplus.operators.joins.timed import KeyedJoin
+from flinkplus.operators.joins.windowed import WindowJoin
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.distinct import DistinctValues
@@ -31,6 +37,7 @@ from flinkplus.operators.keyed.keyed_rows import Process, Reduce
 from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.top import Top
+from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.division import Estate
 from flinkplus.protocol.snapshot.files import StateFile
 from flinkplus.runtime.job.rescaling.keyed import GroupOwner
@@ -38,7 +45,8 @@ from tests.unit.operators.event_time.drawn import tumbling
 from tests.unit.runtime.job.rescaling.vertices import SCHEMA, Vertex
 
 KEYS, ROWS, ROUNDS = 40, 60, 12
-SIDE = JoinSide(SCHEMA, ("t",), "ts", "left_")
+SIDES = JoinSide(SCHEMA, ("t",), "ts", "left_"), JoinSide(SCHEMA, ("t",), "ts", "right_")
+UNTIMED = JoinSide(SCHEMA, ("k",), None, "left_"), JoinSide(SCHEMA, ("k",), None, "right_")
 
 
 def process(key: Any, row: Any, ctx: Any) -> Iterator[tuple[str, int]]:
@@ -113,13 +121,22 @@ OPERATORS: dict[str, KeyedOperator] = {
     "sessions": KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)),
     "ranked window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, "ts", True, "rank")),
     "running aggregates": RunningAggregates("op", ("t",), (*AGGREGATES, Aggregate("l", "last", "d"))),
-    "join": IntervalJoin("op", ("t",), SIDE, JoinSide(SCHEMA, ("t",), "ts", "right_"), -20, 30),
+    "join": KeyedJoin("op", ("t",), *SIDES, Bounds(-20, 30), how="full"),
     "deduplicate": Deduplicate("op", ("k",)),
     "deduplicate for a while": Deduplicate("op", ("t",), ttl_ms=150),
     "count of all": Count("op", ()),
     "top of all": Top("op", (), 3, "n", "k"),
     "window of all": tumbling("op", (), "ts", 100, (Aggregate("s", "sum", "n"),)),
 }
+
+
+MORE_OPERATORS: dict[str, KeyedOperator] = {
+    "inner join": KeyedJoin("op", ("t",), *SIDES, Bounds(-20, 30)),
+    "join by columns": KeyedJoin("op", ("t",), *SIDES, Bounds(0, None, 0, upper=parsed("ts + n")), how="left"),
+    "join of all rows": KeyedJoin("op", ("k",), *UNTIMED, Bounds(), how="full"),
+    "join of windows": WindowJoin("op", ("t",), *SIDES, FixedWindows(100, 40), how="full"),
+}
+"""Besides ``OPERATORS``, in the long tests."""
 
 
 def batch(rng: random.Random, number: int) -> pa.RecordBatch:
@@ -152,7 +169,7 @@ def run(operator: KeyedOperator, folder: Path, scales: list[int], seed: int) -> 
             at = number * len(scales) // ROUNDS
             if scales[at] != scales[min((number + 1) * len(scales) // ROUNDS, len(scales) - 1)]:
                 vertex.rescale(scales[at + 1])
-        vertex.advance(1 << 40)
+        vertex.advance(END_OF_TIME_MS if isinstance(operator, KeyedJoin) else 1 << 40)
         vertex.now_ms += 1 << 40
         vertex.tick()
         return vertex.output
@@ -160,16 +177,18 @@ def run(operator: KeyedOperator, folder: Path, scales: list[int], seed: int) -> 
         vertex.close()
 
 
-LONGER = ("times to live", "times to live by the clock", "timers of the clock")
+LONGER = ("times to live", "times to live by the clock", "timers of the clock", *MORE_OPERATORS)
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind in LONGER else kind for kind in OPERATORS]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long) if kind in LONGER else kind for kind in (*OPERATORS, *MORE_OPERATORS)],
 )
 def test_output_is_that_of_an_undisturbed_run(kind: str, tmp_path: Path) -> None:
-    expected = run(OPERATORS[kind], tmp_path / "one", [1], len(kind))
+    operator = (OPERATORS | MORE_OPERATORS)[kind]
+    expected = run(operator, tmp_path / "one", [1], len(kind))
     assert expected.total() >= 5
-    assert run(OPERATORS[kind], tmp_path / "many", [2, 16, 1, 3], len(kind)) == expected
+    assert run(operator, tmp_path / "many", [2, 16, 1, 3], len(kind)) == expected
 
 
 def widened(self: GroupOwner) -> range:
@@ -189,6 +208,8 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "windows are left behind": ("window", Shelves, "inherit", lambda *_: None),
     "distinct values are left behind": ("running aggregates", DistinctValues, "inherit", lambda *_: None),
     "sessions are left behind": ("sessions", Slices, "inherit", lambda *_: None),
+    "rows of a join are left behind": ("join", timed._Side, "inherit", lambda *_: None),
+    "matches of a join are left behind": ("join", StoredNumbers, "has", lambda self, shelf, numbers: numbers < 0),
     "timers are left behind": ("process with timers", EventTimers, "inherit", lambda *_: None),
     "timers of the clock are left behind": ("timers of the clock", EventTimers, "inherit", lambda *_: None),
     "event time goes back": ("window", windows, "common_watermark", lambda parts: None),

@@ -15,7 +15,9 @@ import pytest
 
 from flinkplus.errors import CorruptState, FlinkPlusError
 from flinkplus.operators.base.operator import KeyedOperator
-from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.joins.bounds import Bounds
+from flinkplus.operators.joins.sides import JoinSide
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
@@ -105,7 +107,7 @@ def window(*aggregates: Aggregate) -> Callable[[pa.Schema], KeyedOperator]:
 
 def joined(schema: pa.Schema) -> KeyedOperator:
     left, right = (JoinSide(schema, ("t",), "ts", prefix) for prefix in ("left_", "right_"))
-    return IntervalJoin("op", ("t",), left, right, -20, 30)
+    return KeyedJoin("op", ("t",), left, right, Bounds(-20, 30))
 
 
 def reduced(schema: pa.Schema) -> KeyedOperator:

@@ -14,7 +14,8 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.base.operator import KeyedOperator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.routes import partitioner
-from flinkplus.operators.event_time.interval_join import IntervalJoin
+from flinkplus.operators.joins.timed import KeyedJoin
+from flinkplus.operators.joins.windowed import WindowJoin
 from flinkplus.protocol.program.comparison import Requests, compare
 from flinkplus.protocol.snapshot.handle import OperatorPart, OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
@@ -40,7 +41,9 @@ def _no_access(*_: object) -> None:
 def graph_of(operator: KeyedOperator, schema: pa.Schema) -> JobGraph:
     """A source, or for a join two of them, ``operator``, and a sink."""
     graph = JobGraph()
-    keys = [operator.left.keys, operator.right.keys] if isinstance(operator, IntervalJoin) else [operator.keys]
+    keys = (
+        [operator.left.keys, operator.right.keys] if isinstance(operator, KeyedJoin | WindowJoin) else [operator.keys]
+    )
     for at in range(len(keys)):
         graph.add(Node(f"source{at}", "source", Generator(f"source{at}", str, schema), schema))
     output = operator.output_schema(schema)

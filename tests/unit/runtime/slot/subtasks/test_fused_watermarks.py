@@ -14,7 +14,9 @@ from flinkplus.graph import JobGraph, Node
 from flinkplus.operators.base.operator import Operator, OperatorContext, OperatorInstance
 from flinkplus.operators.base.steps import StepBatches, separate
 from flinkplus.operators.event_time.event_time import WithWatermark
-from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.joins.bounds import Bounds
+from flinkplus.operators.joins.sides import JoinSide
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, IDLE_MS
 from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
@@ -167,7 +169,7 @@ def test_a_watermark_stays_behind_what_is_put_out() -> None:
 
 def test_the_inputs_of_a_join_are_told_apart() -> None:
     left, right = (JoinSide(SCHEMA, ("ts",), "ts", prefix) for prefix in ("left_", "right_"))
-    join = IntervalJoin("join", ("ts",), left, right, 0, 5)
+    join = KeyedJoin("join", ("ts",), left, right, Bounds(0, 5))
     join.check()
     graph = JobGraph()
     for name in ("one", "two"):

@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from flinkplus.errors import ConfigurationError, InvariantViolation
 from flinkplus.operators.base import parts
 from flinkplus.operators.base.columns import plain
-from flinkplus.operators.event_time import interval_join
-from flinkplus.operators.event_time.interval_join import IntervalJoin, JoinSide
+from flinkplus.operators.joins import pairing, sides, stored_rows, timed
+from flinkplus.operators.joins.bounds import Bounds
+from flinkplus.operators.joins.sides import JoinSide
+from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.state.backend import SubtaskState
@@ -32,9 +34,9 @@ RIGHT = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("n", pa.int3
 Row = tuple[str | None, int | None, int]
 
 
-def join(lower_ms: int, upper_ms: int) -> IntervalJoin:
+def join(lower_ms: int, upper_ms: int) -> KeyedJoin:
     left, right = JoinSide(LEFT, ("k",), "ts", "left_"), JoinSide(RIGHT, ("k",), "at", "right_")
-    return IntervalJoin("join", ("k",), left, right, lower_ms, upper_ms)
+    return KeyedJoin("join", ("k",), left, right, Bounds(lower_ms, upper_ms))
 
 
 def batch_of(which: int, rows: list[Row], encode: bool = False) -> pa.RecordBatch:
@@ -77,7 +79,7 @@ class Model:
         return found
 
 
-def shown(operator: IntervalJoin, batches: Any) -> list[tuple[Any, ...]]:
+def shown(operator: KeyedJoin, batches: Any) -> list[tuple[Any, ...]]:
     found = []
     for batch in batches:
         batch.validate(full=True)
@@ -116,11 +118,11 @@ def test_pairs_as_by_two_loops(
     state, operator, model = FakeState(), join(*bounds), Model(*bounds)
     hashes = (lambda keys: np.zeros(len(keys), np.uint64)) if collide else hash_keys
     with (
-        mock.patch.object(interval_join, "LEAST_SHELF_MS", shelf_ms),
-        mock.patch.object(interval_join, "KEPT_ROWS", kept),
-        mock.patch.object(interval_join, "MAX_PAIRS", 3),
+        mock.patch.object(timed, "LEAST_SHELF_MS", shelf_ms),
+        mock.patch.object(stored_rows, "KEPT_ROWS", kept),
+        mock.patch.object(pairing, "MAX_PAIRS", 3),
         mock.patch.object(parts, "MAX_WAITING_ROWS", kept),
-        mock.patch.object(interval_join, "hash_keys", hashes),
+        mock.patch.object(sides, "hash_keys", hashes),
     ):
         ctx = context(operator, LEFT, state)
         instance = operator.create(ctx)
@@ -155,9 +157,11 @@ def test_what_can_match_nothing_any_more_is_dropped() -> None:
             list(instance.process_input(which, batch_of(which, rows)))
         list(instance.on_watermark(second * 1_000))
     saved: Any = instance.snapshot(1)
-    kept = sum(rows for side in ("left", "right") for _, found in saved[side]["shelves"] for _, rows in found)
+    kept = sum(
+        rows for side in ("left", "right") for _, found in saved[side]["rows"]["rows"]["shelves"] for _, rows in found
+    )
     assert kept <= 2 * 50 * 9
-    assert len(json.dumps(saved)) < 2_000
+    assert len(json.dumps(saved)) < 4_000
     assert instance.behind_ms == 5_000
 
 
@@ -184,7 +188,7 @@ def test_many_rows_on_rocksdb(tmp_path: Path) -> None:
 def test_columns_of_the_same_name() -> None:
     other = pa.schema([("id", pa.string()), ("k", pa.int32()), ("ts", pa.int64())])
     left, right = JoinSide(LEFT, ("k",), "ts", "left_"), JoinSide(other, ("id",), "ts", "right_")
-    operator = IntervalJoin("join", ("k",), left, right, 0, 0)
+    operator = KeyedJoin("join", ("k",), left, right, Bounds(0, 0))
     operator.check()
     assert operator.output_schema(LEFT).names == ["left_k", "left_ts", "n", "id", "right_k", "right_ts"]
 
@@ -200,7 +204,7 @@ def test_columns_of_the_same_name() -> None:
     ],
 )
 def test_what_cannot_be_joined(right: JoinSide, bounds: tuple[int, int], message: str) -> None:
-    operator = IntervalJoin("join", ("k",), JoinSide(LEFT, ("k",), "ts", "left_"), right, *bounds)
+    operator = KeyedJoin("join", ("k",), JoinSide(LEFT, ("k",), "ts", "left_"), right, Bounds(*bounds))
     with pytest.raises(ConfigurationError, match=message):
         operator.check()
         operator.output_schema(LEFT)
