@@ -25,6 +25,7 @@ from flinkplus.cli.moves import add_moves
 from flinkplus.cli.state_rows.command import add_state
 from flinkplus.cli.status import add_status
 from flinkplus.cli.supervise.command import add_supervise
+from flinkplus.cli.ui import add_ui, add_ui_options
 from flinkplus.cli.upgrade.check import add_check_upgrade
 from flinkplus.printable import escaped
 
@@ -59,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     _add_corpus(commands)
     add_example(commands)
     add_status(commands)
+    add_ui(commands)
     add_inject(commands)
     add_moves(commands)
     importlib.import_module(EXPERIMENTS).add_commands(commands)
@@ -94,6 +96,7 @@ def _add_wordcount(commands: Any) -> None:
     command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
     command.add_argument("--duration", type=positive_number, metavar="S", help="end the input after S seconds")
     add_option(command, "encoding_errors")
+    add_ui_options(command)
     command.add_argument("--no-check", action="store_true", help="do not compare the output with a batch count")
     command.add_argument("--json", metavar="FILE", help="write every figure here")
     command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
@@ -110,6 +113,8 @@ def _add_signing(command: argparse.ArgumentParser) -> None:
 def _add_demo(commands: Any) -> None:
     command = commands.add_parser("demo", help="kill one slot of a WordCount, with standbys and with rollback")
     command.add_argument("--json", metavar="FILE", help="write every figure here")
+    add_ui_options(command)
+    command.add_argument("--stay", action="store_true", help="keep the pages of the jobs open at the end, until Ctrl-C")
     command.set_defaults(run=_demo)
 
 
@@ -122,6 +127,7 @@ def _add_resume(commands: Any) -> None:
         "--parallelism", type=positive, metavar="N", help="run it with N subtasks of each operator (default: as before)"
     )
     _add_signing(command)
+    add_ui_options(command)
     command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
     command.add_argument("--json", metavar="FILE", help="write the job's figures here")
     command.set_defaults(run=_resume)
@@ -167,7 +173,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     check_json(arguments.json)
-    code: int = importlib.import_module(DEMO).run_demo(arguments.json)
+    code: int = importlib.import_module(DEMO).run_demo(arguments.json, arguments.ui, arguments.stay)
     return code
 
 

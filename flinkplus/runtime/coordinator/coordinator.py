@@ -89,6 +89,11 @@ class Coordinator:
         self._thread.join(timeout_s)
 
     @property
+    def is_over(self) -> bool:
+        """Whether the loop has run and ended."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    @property
     def storage_ended(self) -> threading.Event:
         """Set when the job is over and all its writes of manifests and commits have ended."""
         return self._dispatch.storage_ended

@@ -45,6 +45,7 @@ from flinkplus.runtime.job.restoring import CheckpointDivider
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.job.streams.queries import StreamQueries, streamed
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, Access, publish, withdraw, write_access
+from flinkplus.runtime.operations.web.page import JobPage
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.state.durable.savepoint import SavepointWriter, check_apart
@@ -88,10 +89,11 @@ class RunningJob:
         self._registry = registry
         install(wanted(plan.options.log))
         log.info("job %r starts", self.name, extra=about(job=self.job_id))
-        queries = bool(streamed(plan.graph))
-        self._slots = SlotJobs(spark, self._current_config, self._run, self._slot_failed, calls.give_up, queries)
         bind, reach = coordinator_hosts(spark)
         shells = credentials.for_commands(self.job_id)
+        self._page = JobPage.opened(plan.options, shells, reach)
+        queries = bool(streamed(plan.graph))
+        self._slots = SlotJobs(spark, self._current_config, self._run, self._slot_failed, calls.give_up, queries)
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
         divider = CheckpointDivider(plan, commits, storage, directory.path)
         parts = Parts(
@@ -105,6 +107,9 @@ class RunningJob:
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
         self.coordinator.start()
+        if self._page is not None:
+            request = StatusCommand.__name__, Status
+            self._page.start(self.name, plan.graph, self.coordinator.commands, calls.ask, request)
         driver = (os.getpid(), psutil.Process().create_time())
         self._publish_access(Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, shells))
         if registry is not None:
@@ -190,8 +195,21 @@ class RunningJob:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
             self._directory.remove(self._run)
+            self._end_page()
             log.info("job %r ended: %s", self.name, self.coordinator.view.state, extra=about(job=self.job_id))
             self.closed.set()
+
+    def _end_page(self) -> None:
+        """Show the end of the job, for as long as the options say."""
+        if self._page is None:
+            return
+        # After the coordinator's thread has ended, its parts may be read here.
+        self._page.end(self._status().to_json() if self.coordinator.is_over else None)
+
+    @property
+    def ui(self) -> str | None:
+        """The address of the job's page."""
+        return None if self._page is None else self._page.address
 
     def _end_output(self) -> None:
         """Leave only committed output, unless a write hangs: the checkpoint that it completes may need staged files."""
@@ -224,6 +242,7 @@ class RunningJob:
                 checkpoint_interval_s=options.checkpoint_interval,
                 checkpoint_dir=self.checkpoint_dir,
                 restored_from=self.restored_from,
+                ui=self.ui,
             ),
             metrics=self.metrics(),
             slots=view.slots(),

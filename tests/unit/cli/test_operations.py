@@ -57,6 +57,7 @@ STATUS: dict[str, Any] = {
         "checkpoint_interval_s": 10,
         "checkpoint_dir": "/data",
         "restored_from": None,
+        "ui": "http://127.0.0.1:4040/",
     },
     "metrics": {
         "state": "running",
@@ -100,6 +101,8 @@ STATUS: dict[str, Any] = {
             "waiting_messages": 4,
             "keys": 99,
             "state_bytes": 4096,
+            "busy_s": 3.5,
+            "watermark_ms": None,
             "blocked": "spill volume full",
         }
     ],

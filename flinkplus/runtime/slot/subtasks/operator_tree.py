@@ -194,6 +194,14 @@ class FusedOperators:
                 yield from self._rise(index, clock.watermark_ms)
 
     @property
+    def watermark_ms(self) -> int | None:
+        """The lowest watermark of the operators that have one, ms since the Unix epoch; ``None``: none has one yet, or
+        event time has ended."""
+        known = (fused.watermark_ms for fused in self.nodes.values())
+        lowest = min((ms for ms in known if ms is not None), default=END_OF_TIME_MS)
+        return None if lowest in (IDLE_MS, END_OF_TIME_MS) else lowest
+
+    @property
     def idle_after_ms(self) -> int | None:
         """For how long the source may have nothing to read before ``become_idle``; ``None``: for ever, or it is idle.
 
