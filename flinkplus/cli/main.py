@@ -21,6 +21,7 @@ from flinkplus.cli.checkpoints import add_checkpoints, add_savepoint
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
+from flinkplus.cli.jobs import add_jobs
 from flinkplus.cli.moves import add_moves
 from flinkplus.cli.state_rows.command import add_state
 from flinkplus.cli.status import add_status
@@ -59,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     add_savepoint(commands)
     _add_corpus(commands)
     add_example(commands)
+    add_jobs(commands)
     add_status(commands)
     add_ui(commands)
     add_inject(commands)

@@ -88,6 +88,8 @@ def test_a_job_is_looked_at_and_hurt_from_a_shell(
     words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
     with env.execute("watched") as job:
         wait_for_checkpoint(job, 2)
+        code, _, err = command("ui", "--checkpoint-dir", kept)
+        assert (code, err) == (0, f"job watched: {job.ui}\n"), "the address, as the job has printed it"
 
         def status() -> dict[str, Any]:
             code, out, err = command("status", "--checkpoint-dir", kept, "--json")

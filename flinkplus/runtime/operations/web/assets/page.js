@@ -100,7 +100,12 @@ function duration(seconds) {
 }
 
 const clock = (seconds) => (seconds === null ? "-" : new Date(seconds * 1000).toLocaleTimeString("en-GB"));
-const moment = (milliseconds) => (milliseconds === null ? "-" : new Date(milliseconds).toISOString().slice(0, 19).replace("T", " "));
+
+// Of an event time, which may be of any unit or calendar of the user's.
+function moment(milliseconds) {
+  if (milliseconds === null) return "-";
+  return Math.abs(milliseconds) < 2.5e14 ? new Date(milliseconds).toISOString().slice(0, 19).replace("T", " ") : String(milliseconds);
+}
 
 // How fast a counter of a subtask has grown in the last seconds; a counter that went back has begun again.
 function growth(name, counter) {
@@ -217,6 +222,8 @@ function showNow(status, vertices) {
   list($("tiles"), tiles, (tile) => tile[0],
     ([heading]) => element("div", {}, element("dt", {}, heading), element("dd")),
     (node, [, value]) => say(node.lastElementChild, value));
+  const most = Math.max(...rates.map(([, value]) => value));
+  say($("rate-text"), `Rows per second from the sources in the last five minutes: now ${whole(rate)}, at most ${whole(most)}. A dashed line marks each failover.`);
   drawRate($("rate"), rates, status.recoveries.map((one) => one.begin_s).filter((value) => value !== null), SPAN_S, whole);
 }
 
@@ -279,6 +286,7 @@ function showSlots(status) {
     ([host]) => element("div", { class: "host" }, element("h3", {}, host), element("ul", { class: "slots", "aria-label": `Slots of ${host}` })),
     (node, [host, slots]) => {
       say(node.firstElementChild, `${host}${status.drained_hosts.includes(host) ? " (drained)" : ""}`);
+      node.lastElementChild.classList.toggle("dense", status.slots.length > 16);
       list(node.lastElementChild, slots, (slot) => slot.slot,
         () => element("li", { class: "slot" }, element("p", {}, element("b")), element("p"), element("p", { class: "dim" })),
         (card, slot) => {
@@ -335,7 +343,7 @@ function showCheckpoints(checkpoints) {
     ["new", "number", (one) => bytes(one.bytes_new)], ["all", "number", (one) => bytes(one.bytes_total)],
     ["sync", "number", (one) => ms(one.sync_ms)], ["async", "number", (one) => ms(one.async_ms)], ["durable", "number", (one) => ms(one.durable_ms)],
     ["standbys", "number", (one) => ms(one.chain_ms)], ["complete", "number", (one) => ms(one.duration_ms)],
-    ["", "wide", (cell, one) => {
+    ["time", "wide", (cell, one) => {
       if (!cell.firstElementChild) cell.append(element("div", { class: "bar", "aria-hidden": "true" }, element("i", { class: "whole" })));
       cell.firstElementChild.firstElementChild.style.width = `${((one.duration_ms ?? 0) / longest) * 100}%`;
     }],
@@ -382,6 +390,7 @@ function onCommand(id, body, question) {
 onCommand("inject", (form) => ({ fault: form.get("fault"), target: form.get("target") }), (one) => `Inject ${one.fault} into ${one.target}?`);
 onCommand("rescale", (form) => ({ parallelism: Number(form.get("parallelism")) }), (one) => `Continue the job with parallelism ${one.parallelism}?`);
 onCommand("savepoint", (form) => ({ target: form.get("target"), stop: form.get("stop") !== null }), (one) => `Take a savepoint at ${one.target}${one.stop ? ", and stop the job" : ""}?`);
+onCommand("cancel", () => ({}), () => "End the job now?");
 $("ask-token").addEventListener("click", () => {
   $("unlock").dataset.asked = "yes";
   $("unlock").hidden = false;

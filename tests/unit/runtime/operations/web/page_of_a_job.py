@@ -107,7 +107,7 @@ def a_status(parallelism: int = 2) -> dict[str, Any]:
                 "state": "running" if index else "away",
                 "rows_in": 0,
                 "rows_out": 100 * index if index else None,
-                "behind_rows": None,
+                "behind_rows": 5,
                 "waiting_messages": 3,
                 "keys": 7,
                 "state_bytes": 1024,
