@@ -87,10 +87,11 @@ class JobPage:
         if self._server is None:
             self._listening.close()
             return
-        if status is None or not self._linger_s or self._requests is None:
+        assert self._requests is not None
+        self._requests.end(status)
+        if status is None or not self._linger_s:
             self._server.stop()
             return
-        self._requests.freeze(status)
         timer = threading.Timer(min(self._linger_s, threading.TIMEOUT_MAX), self._server.stop)
         timer.daemon = True
         timer.name = "flinkplus-ui-linger"

@@ -7,12 +7,21 @@ the status is built at most every ``REUSE_S``, and takes at most a twentieth of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable
 from typing import Any
 
-from flinkplus.runtime.operations.commands import FORMAT_VERSION, Commands, Later, decode_reply
+from flinkplus.errors import CommandRefused
+from flinkplus.runtime.operations.commands import (
+    FORMAT_VERSION,
+    HAS_ENDED,
+    Commands,
+    Later,
+    decode_reply,
+    encode_reply,
+)
 
 REUSE_S = 0.25
 REST = 20
@@ -27,7 +36,7 @@ def request_bytes(name: str, body: dict[str, Any]) -> bytes:
 
 
 class Requests:
-    """Asks the coordinator of one job; only in the web server's thread, except for ``freeze``.
+    """Asks the coordinator of one job; only in the web server's thread, except for ``end``.
 
     ``soon``: runs an action in the coordinator's thread; has no effect when the job is over.
     ``status``: name of the request for the status.
@@ -41,10 +50,14 @@ class Requests:
         self._known: dict[str, Any] | None = None
         self._until_s = 0.0
         self._last: dict[str, Any] | None = None
+        self._waiting: dict[asyncio.Future[bytes], asyncio.AbstractEventLoop] = {}
+        self._over = False
 
-    def freeze(self, status: dict[str, Any]) -> None:
-        """The job has ended with this status. Any thread."""
-        self._last = status
+    def end(self, status: dict[str, Any] | None) -> None:
+        """The job has ended, with this status if it is known: refuse what waits, and commands. Any thread."""
+        self._last, self._over = status, True
+        for answer, loop in list(self._waiting.items()):
+            _settle(loop, answer, encode_reply(CommandRefused(HAS_ENDED)))
 
     async def status(self) -> dict[str, Any]:
         """The status, a fraction of a second old at most. Raises ``CommandRefused``, ``TimeoutError``."""
@@ -74,31 +87,37 @@ class Requests:
         begun: list[Later] = []
         took_s = [0.0]
 
-        def take(reply: bytes) -> None:
-            def settle() -> None:
-                if not answer.done():
-                    answer.set_result(reply)
-
-            try:
-                loop.call_soon_threadsafe(settle)
-            except RuntimeError:  # the server has ended
-                return
-
         def carry_out() -> None:
             started_s = time.perf_counter()
-            begun.append(self.commands.obey(request, take))
+            begun.append(self.commands.obey(request, lambda reply: _settle(loop, answer, reply)))
             took_s[0] = time.perf_counter() - started_s
 
         def give_up() -> None:
             for later in begun:
                 later.wanted = False
 
-        self._soon(carry_out)
+        self._waiting[answer] = loop
         try:
+            if self._over:  # looked at after the request is among those that ``end`` refuses
+                raise CommandRefused(HAS_ENDED)
+            self._soon(carry_out)
             reply = await asyncio.wait_for(answer, timeout_s)
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:
             self._soon(give_up)
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise TimeoutError(f"the job has not answered within {timeout_s:g} s") from None
+        finally:
+            del self._waiting[answer]
         return reply, took_s[0]
+
+
+def _settle(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[bytes], reply: bytes) -> None:
+    """Give the reply, unless there is one. Any thread."""
+
+    def settle() -> None:
+        if not answer.done():
+            answer.set_result(reply)
+
+    with contextlib.suppress(RuntimeError):  # the server has ended
+        loop.call_soon_threadsafe(settle)

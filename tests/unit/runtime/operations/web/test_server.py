@@ -133,7 +133,12 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
         assert client.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
+def threads_of_pages() -> int:
+    return sum(thread.name == "flinkplus-ui" for thread in threading.enumerate())
+
+
 def test_the_server_ends_with_the_job_although_clients_wait() -> None:
+    before = threads_of_pages()
     with a_job() as job, contextlib.ExitStack() as stack:
         stack.enter_context(socket.create_connection(("127.0.0.1", job.port)))
         waiting = stack.enter_context(socket.create_connection(("127.0.0.1", job.port)))
@@ -148,9 +153,11 @@ def test_the_server_ends_with_the_job_although_clients_wait() -> None:
         begun = time.monotonic()
         job.page.end(None)
         assert time.monotonic() - begun < server.STOP_S
+        answer = waiting.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 409 ") and b"the job has ended" in answer
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", job.port), timeout=1)
-    assert not [thread for thread in threading.enumerate() if thread.name == "flinkplus-ui"]
+    assert threads_of_pages() == before
 
 
 def test_a_page_that_lingers_shows_the_end() -> None:
@@ -159,6 +166,7 @@ def test_a_page_that_lingers_shows_the_end() -> None:
         asked = job.asked
         assert json.loads(ask(job.port, "GET", "/api/status")[2])["drained_hosts"] == ["the end"]
         assert job.asked == asked
+        assert command(job.port, "rescale", {"parallelism": 4}) == (409, {"error": "the job has ended"})
         deadline = time.monotonic() + 5
         with pytest.raises(ConnectionRefusedError):
             while time.monotonic() < deadline:
