@@ -21,12 +21,12 @@ from flinkplus.cli.checkpoints import add_checkpoints, add_savepoint
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
-from flinkplus.cli.jobs import add_jobs
+from flinkplus.cli.jobs.page import add_ui, add_ui_options
+from flinkplus.cli.jobs.running import add_jobs
 from flinkplus.cli.moves import add_moves
 from flinkplus.cli.state_rows.command import add_state
 from flinkplus.cli.status import add_status
 from flinkplus.cli.supervise.command import add_supervise
-from flinkplus.cli.ui import add_ui, add_ui_options
 from flinkplus.cli.upgrade.check import add_check_upgrade
 from flinkplus.printable import escaped
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flinkplus.cli import jobs
+from flinkplus.cli.jobs import running as jobs
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, read_access
 from flinkplus.runtime.operations.web.page import token_of
 from tests.typed import Command, typed_here

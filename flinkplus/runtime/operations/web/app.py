@@ -26,7 +26,7 @@ from flinkplus.runtime.operations.commands import MAX_ERROR_CHARACTERS, REQUEST_
 from flinkplus.runtime.operations.web.exposition import CONTENT_TYPE, exposition
 from flinkplus.runtime.operations.web.guard import Guard
 from flinkplus.runtime.operations.web.openapi import document, path_name
-from flinkplus.runtime.operations.web.requests import Requests
+from flinkplus.runtime.operations.web.requests import WebRequests
 
 BODY_TIMEOUT_S = 10.0
 HEADERS = {
@@ -49,7 +49,7 @@ ASSETS = {
 Answer = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(requests: Requests, guard: Guard, graph: Mapping[str, Any], described: Mapping[str, Any]) -> Starlette:
+def make_app(requests: WebRequests, guard: Guard, graph: Mapping[str, Any], described: Mapping[str, Any]) -> Starlette:
     """The application of one job. ``graph``, ``described``: the documents of the graph and of the interface."""
 
     async def status(_request: Request) -> Response:
@@ -96,12 +96,12 @@ def make_app(requests: Requests, guard: Guard, graph: Mapping[str, Any], describ
     )
 
 
-def command_names(requests: Requests) -> dict[str, type[Any]]:
+def command_names(requests: WebRequests) -> dict[str, type[Any]]:
     """The requests that are commands: all but the one for the status."""
     return {name: made for name, made in requests.commands.requests.items() if name != "StatusCommand"}
 
 
-def described(requests: Requests, status: Any, graph: Any) -> dict[str, Any]:
+def described(requests: WebRequests, status: Any, graph: Any) -> dict[str, Any]:
     """The OpenAPI document. ``status``, ``graph``: classes of documents."""
     return document(__version__, status, graph, command_names(requests))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flinkplus.documents import Document, hints_of
 
-VERSION = "3.1.0"
+OPENAPI = "3.1.0"
 PLAIN: dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 TOKEN = [{"token": []}]
 ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
@@ -85,7 +85,7 @@ def document(version: str, status: Any, graph: Any, requests: Mapping[str, Any])
         schemas.components[name] = schemas.fields(made, typing.get_type_hints(made))
         paths[f"/api/commands/{path_name(name)}"] = {"post": _command(name, made)}
     return {
-        "openapi": VERSION,
+        "openapi": OPENAPI,
         "info": {"title": "A FlinkPlus job", "version": version},
         "paths": paths,
         "components": {

@@ -22,7 +22,7 @@ from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import derived
 
 if TYPE_CHECKING:
-    from flinkplus.runtime.operations.web.requests import Requests
+    from flinkplus.runtime.operations.web.requests import WebRequests
     from flinkplus.runtime.operations.web.server import WebServer
 
 WILDCARDS = ("0.0.0.0", "::")
@@ -48,7 +48,7 @@ class JobPage:
         self._site = site
         self._listening = bound(site)
         self.address = url_of(reach if site.host in WILDCARDS else site.host, self._listening, self._context)
-        self._requests: Requests | None = None
+        self._requests: WebRequests | None = None
         self._server: WebServer | None = None
 
     @classmethod
@@ -70,11 +70,11 @@ class JobPage:
         ``soon``: runs an action in the coordinator's thread. ``status``: name of the request for it, and its class.
         """
         from flinkplus.runtime.operations.web import app
-        from flinkplus.runtime.operations.web.requests import Requests
+        from flinkplus.runtime.operations.web.requests import WebRequests
         from flinkplus.runtime.operations.web.server import WebServer
 
         request, document = status
-        self._requests = requests = Requests(commands, soon, request)
+        self._requests = requests = WebRequests(commands, soon, request)
         guard = Guard(self._token, self._site.is_loopback)
         made = app.make_app(requests, guard, drawn(graph).to_json(), app.described(requests, document, DrawnGraph))
         self._server = WebServer(made, self._listening, self._context)

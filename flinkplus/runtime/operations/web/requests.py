@@ -35,7 +35,7 @@ def request_bytes(name: str, body: dict[str, Any]) -> bytes:
     return json.dumps({"v": FORMAT_VERSION, "request": name, "body": body}).encode()
 
 
-class Requests:
+class WebRequests:
     """Asks the coordinator of one job; only in the web server's thread, except for ``end``.
 
     ``soon``: runs an action in the coordinator's thread; has no effect when the job is over.
