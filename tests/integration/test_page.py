@@ -107,8 +107,10 @@ def test_a_browser_sees_a_kill_and_commands_the_job(spark: SparkSession, tmp_pat
         assert_narrow_and_dark(page, tmp_path)
         assert problems == []
 
-        job.cancel()
+        assert [json.loads(line)["name"] for line in command("list", "--json")[1].splitlines()] == ["shown"]
+        assert command("cancel", "--checkpoint-dir", kept)[:2] == (0, "job shown has ended\n")
         await_text(page, "#state", "cancelled")
+        assert job.wait(30) and job.state == "cancelled"
 
 
 def assert_a_wrong_token_is_refused(page: Any) -> None:

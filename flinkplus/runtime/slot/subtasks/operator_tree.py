@@ -195,11 +195,9 @@ class FusedOperators:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The lowest watermark of the operators that have one, ms since the Unix epoch; ``None``: none has one yet, or
-        event time has ended."""
+        """The lowest watermark of the operators that have one, ms since the Unix epoch; ``None``: none has one yet."""
         known = (fused.watermark_ms for fused in self.nodes.values())
-        lowest = min((ms for ms in known if ms is not None), default=END_OF_TIME_MS)
-        return None if lowest in (IDLE_MS, END_OF_TIME_MS) else lowest
+        return min((ms for ms in known if ms is not None), default=None)
 
     @property
     def idle_after_ms(self) -> int | None:
