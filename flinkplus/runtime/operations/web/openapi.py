@@ -13,7 +13,7 @@ from flinkplus.documents import Document, hints_of
 
 OPENAPI = "3.1.0"
 PLAIN: dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-TOKEN = [{"token": []}]
+TOKEN: list[dict[str, list[str]]] = [{"token": []}]
 ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 
 
