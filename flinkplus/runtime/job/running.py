@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -25,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from flinkplus.config import Options
 from flinkplus.errors import FlinkPlusError, JobFailed
+from flinkplus.printable import printable
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.runtime.base.logs import about, install, wanted
 from flinkplus.runtime.coordinator.commands.operations import StatusCommand
@@ -109,7 +111,8 @@ class RunningJob:
         self.coordinator.start()
         if self._page is not None:
             request = StatusCommand.__name__, Status
-            self._page.start(self.name, plan.graph, self.coordinator.commands, calls.ask, request)
+            self._page.start(plan.graph, self.coordinator.commands, calls.ask, request)
+            self._say_where(self._page.address)
         driver = (os.getpid(), psutil.Process().create_time())
         self._publish_access(Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, shells))
         if registry is not None:
@@ -198,6 +201,14 @@ class RunningJob:
             self._end_page()
             log.info("job %r ended: %s", self.name, self.coordinator.view.state, extra=about(job=self.job_id))
             self.closed.set()
+
+    def _say_where(self, address: str) -> None:
+        """Give the address of the page: in the log, if FlinkPlus writes one, otherwise as a line of stderr."""
+        if wanted(self.coordinator.options.log) is not None:
+            log.info("the page of job %r is at %s", self.name, address, extra=about(job=self.job_id))
+            return
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
+            print(f"job {printable(self.name)}: {address}", file=sys.stderr, flush=True)
 
     def _end_page(self) -> None:
         """Show the end of the job, for as long as the options say."""

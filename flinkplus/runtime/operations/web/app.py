@@ -73,7 +73,8 @@ def make_app(requests: WebRequests, guard: Guard, graph: Mapping[str, Any], desc
         body = await _body_of(request)
         return body if isinstance(body, Response) else _reply(await requests.command(name, body))
 
-    assets = {name: resources.files(__package__).joinpath("assets", name).read_bytes() for name in ASSETS}
+    folder = resources.files(__package__) / "assets"
+    assets = {name: (folder / name).read_bytes() for name in ASSETS}
 
     async def asset(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")

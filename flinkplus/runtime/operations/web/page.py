@@ -5,15 +5,12 @@ The packages of the extra ``flinkplus[ui]`` are imported when a page opens, and 
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.config import Options
 from flinkplus.graph import JobGraph
-from flinkplus.printable import printable
 from flinkplus.runtime.operations.commands import Commands
 from flinkplus.runtime.operations.web.drawn import DrawnGraph, drawn
 from flinkplus.runtime.operations.web.guard import Guard
@@ -59,13 +56,12 @@ class JobPage:
 
     def start(
         self,
-        name: str,
         graph: JobGraph,
         commands: Commands,
         soon: Callable[[Callable[[], None]], None],
         status: tuple[str, Any],
     ) -> None:
-        """Serve the page, and print its address to stderr.
+        """Serve the page.
 
         ``soon``: runs an action in the coordinator's thread. ``status``: name of the request for it, and its class.
         """
@@ -79,8 +75,6 @@ class JobPage:
         made = app.make_app(requests, guard, drawn(graph).to_json(), app.described(requests, document, DrawnGraph))
         self._server = WebServer(made, self._listening, self._context)
         self._server.start()
-        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-            print(f"job {printable(name)}: {self.address}", file=sys.stderr, flush=True)
 
     def end(self, status: dict[str, Any] | None) -> None:
         """The job has ended, with this last status; close the page, after ``ui_linger`` seconds."""

@@ -186,7 +186,7 @@ class FakeJob:
         source = graph.add(Node("numbers", "source", Generator("numbers", lambda i: {"n": i}, "n long"), schema))
         graph.add(Node("gone", "sink", DiscardSink("gone"), schema), source)
         self.page = JobPage(Site(host, 0), Options(ui_linger=linger_s), CREDENTIALS, "here")
-        self.page.start("words", graph.fuse(), self.commands, self._actions.put, ("StatusCommand", Status))
+        self.page.start(graph.fuse(), self.commands, self._actions.put, ("StatusCommand", Status))
         self.port = int(self.page.address.rstrip("/").rpartition(":")[2])
 
     def _report(self) -> Body:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from flinkplus.runtime.operations.commands import REQUEST_BYTES
 from flinkplus.runtime.operations.web import app, server
 from tests.unit.runtime.operations.web.page_of_a_job import TOKEN, FakeJob, a_job, ask, command
 
@@ -90,7 +91,7 @@ def test_commands_that_are_refused_change_nothing(job: FakeJob) -> None:
             job.port, method, "/api/commands/rescale?parallelism=5", Authorization=f"Bearer {TOKEN}"
         )
         assert status == 405 and "access-control-allow-methods" not in headers, method
-    long = json.dumps({"parallelism": 5, "x": "y" * app.REQUEST_BYTES}).encode()
+    long = json.dumps({"parallelism": 5, "x": "y" * REQUEST_BYTES}).encode()
     headers = {"Authorization": f"Bearer {TOKEN}", "Content_Type": "application/json"}
     with contextlib.suppress(OSError):  # the server may close before all is sent
         assert ask(job.port, "POST", "/api/commands/rescale", long, **headers)[0] == 413

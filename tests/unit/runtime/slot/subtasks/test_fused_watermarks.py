@@ -254,8 +254,8 @@ def test_the_watermark_of_a_subtask_is_the_lowest_of_its_operators() -> None:
     graph = graph_of(
         (WithWatermark("marks", "ts", 10), 0, False), (Firing("first"), 1, True), (Firing("second"), 2, False)
     )
+    assert fused(graph, 0, Wires()).watermark_ms is None, "nothing was read"
     made = fused(graph, 0, Wires())
-    assert made.watermark_ms is None, "nothing was read"
     exhaust(made.push(rows(30)))
     assert made.watermark_ms == 20
     behind = fused(graph, 1, Wires())
