@@ -198,9 +198,11 @@ class RunningJob:
                 self._registry.close()
                 self.coordinator.join(GRACEFUL_STOP_S)
             self._directory.remove(self._run)
-            self._end_page()
             log.info("job %r ended: %s", self.name, self.coordinator.view.state, extra=about(job=self.job_id))
-            self.closed.set()
+            try:
+                self._end_page()
+            finally:
+                self.closed.set()
 
     def _say_where(self, address: str) -> None:
         """Give the address of the page: in the log, if FlinkPlus writes one, otherwise as a line of stderr."""

@@ -99,7 +99,7 @@ def make_app(requests: WebRequests, guard: Guard, graph: Mapping[str, Any], desc
 
 def command_names(requests: WebRequests) -> dict[str, type[Any]]:
     """The requests that are commands: all but the one for the status."""
-    return {name: made for name, made in requests.commands.requests.items() if name != "StatusCommand"}
+    return {name: made for name, made in requests.commands.requests.items() if name != requests.status_name}
 
 
 def described(requests: WebRequests, status: Any, graph: Any) -> dict[str, Any]:

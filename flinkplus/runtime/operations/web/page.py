@@ -31,14 +31,14 @@ def token_of(commands: Credentials) -> str:
 
 
 class JobPage:
-    """Binds its port at once. Raises ``ConfigurationError`` if that is impossible.
+    """Binds its port at once. Raises ``ConfigurationError`` if that is impossible. On loopback it is plain HTTP.
 
     ``commands``: the credentials of shells.
     ``reach``: name of this host for others.
     """
 
     def __init__(self, site: Site, options: Options, commands: Credentials, reach: str) -> None:
-        certificates = commands.certificates
+        certificates = None if site.is_loopback else commands.certificates
         self._context = None if certificates is None else server_context(certificates)
         self._token = token_of(commands)
         self._linger_s = options.ui_linger

@@ -45,6 +45,7 @@ class WebRequests:
     def __init__(self, commands: Commands, soon: Callable[[Callable[[], None]], None], status: str) -> None:
         self.commands = commands
         self._soon = soon
+        self.status_name = status
         self._status_request = request_bytes(status, {})
         self._under_way: asyncio.Task[dict[str, Any]] | None = None
         self._known: dict[str, Any] | None = None

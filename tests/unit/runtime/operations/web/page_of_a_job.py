@@ -8,7 +8,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flinkplus.config import Options
@@ -21,6 +21,7 @@ from flinkplus.runtime.operations.commands import Body, Commands, Later
 from flinkplus.runtime.operations.web.page import JobPage, token_of
 from flinkplus.runtime.operations.web.site import Site
 from flinkplus.runtime.transport.auth.credentials import Credentials
+from flinkplus.runtime.transport.auth.tls import Certificates
 from flinkplus.sinks.discard import DiscardSink
 from flinkplus.sources.generator import Generator
 
@@ -172,7 +173,7 @@ class StuckCommand:
 class FakeJob:
     """A job that has a page. ``status``: what it reports; ``asked``: how often. ``hold``: it does not answer."""
 
-    def __init__(self, linger_s: float = 0.0, host: str = "127.0.0.1") -> None:
+    def __init__(self, linger_s: float = 0.0, host: str = "127.0.0.1", tls: Certificates | None = None) -> None:
         self.status, self.asked, self.rescaled_to = a_status(), 0, [0]
         self.stuck: list[Later] = []
         self.commands = Commands()
@@ -185,7 +186,8 @@ class FakeJob:
         graph, schema = JobGraph(), parse_schema("n long")
         source = graph.add(Node("numbers", "source", Generator("numbers", lambda i: {"n": i}, "n long"), schema))
         graph.add(Node("gone", "sink", DiscardSink("gone"), schema), source)
-        self.page = JobPage(Site(host, 0), Options(ui_linger=linger_s), CREDENTIALS, "here")
+        credentials = replace(CREDENTIALS, tls=tls)
+        self.page = JobPage(Site(host, 0), Options(ui_linger=linger_s), credentials, "driver.example")
         self.page.start(graph.fuse(), self.commands, self._actions.put, ("StatusCommand", Status))
         self.port = int(self.page.address.rstrip("/").rpartition(":")[2])
 
@@ -214,8 +216,8 @@ class FakeJob:
 
 
 @contextlib.contextmanager
-def a_job(linger_s: float = 0.0) -> Iterator[FakeJob]:
-    job = FakeJob(linger_s)
+def a_job(linger_s: float = 0.0, host: str = "127.0.0.1", tls: Certificates | None = None) -> Iterator[FakeJob]:
+    job = FakeJob(linger_s, host, tls)
     try:
         yield job
     finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 
 from flinkplus.runtime.operations.commands import REQUEST_BYTES
 from flinkplus.runtime.operations.web import app, server
+from flinkplus.runtime.transport.auth.tls import made_for
 from tests.unit.runtime.operations.web.page_of_a_job import TOKEN, FakeJob, a_job, ask, command
 
 
@@ -173,3 +176,24 @@ def test_a_page_that_lingers_shows_the_end() -> None:
             while time.monotonic() < deadline:
                 ask(job.port, "GET", "/api/status")
                 time.sleep(0.05)
+
+
+def test_elsewhere_the_page_is_encrypted_and_all_of_the_job_needs_the_token() -> None:
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+
+    def get(path: str, **headers: str) -> int:
+        connection = http.client.HTTPSConnection("127.0.0.1", job.port, timeout=10, context=trusting)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status
+
+    with a_job(host="0.0.0.0", tls=made_for("words")) as job:
+        assert job.page.address == f"https://driver.example:{job.port}/"
+        right = {"Authorization": f"Bearer {TOKEN}", "Host": "driver.example"}
+        assert [get(path) for path in ("/", "/api/status", "/api/graph", "/metrics")] == [200, 401, 401, 401]
+        assert [get(path, **right) for path in ("/api/status", "/metrics")] == [200, 200]
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask(job.port, "GET", "/api/status")
+    with a_job(tls=made_for("words")) as job:
+        assert job.page.address.startswith("http://127.0.0.1:") and ask(job.port, "GET", "/api/status")[0] == 200
