@@ -182,8 +182,8 @@ def test_elsewhere_the_page_is_encrypted_and_all_of_the_job_needs_the_token() ->
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
 
-    def get(path: str, **headers: str) -> int:
-        connection = http.client.HTTPSConnection("127.0.0.1", job.port, timeout=10, context=trusting)
+    def get(port: int, path: str, **headers: str) -> int:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=trusting)
         with contextlib.closing(connection):
             connection.request("GET", path, headers=headers)
             return connection.getresponse().status
@@ -191,8 +191,8 @@ def test_elsewhere_the_page_is_encrypted_and_all_of_the_job_needs_the_token() ->
     with a_job(host="0.0.0.0", tls=made_for("words")) as job:
         assert job.page.address == f"https://driver.example:{job.port}/"
         right = {"Authorization": f"Bearer {TOKEN}", "Host": "driver.example"}
-        assert [get(path) for path in ("/", "/api/status", "/api/graph", "/metrics")] == [200, 401, 401, 401]
-        assert [get(path, **right) for path in ("/api/status", "/metrics")] == [200, 200]
+        assert [get(job.port, path) for path in ("/", "/api/status", "/api/graph", "/metrics")] == [200, 401, 401, 401]
+        assert [get(job.port, path, **right) for path in ("/api/status", "/metrics")] == [200, 200]
         with pytest.raises((OSError, http.client.HTTPException)):
             ask(job.port, "GET", "/api/status")
     with a_job(tls=made_for("words")) as job:
