@@ -95,7 +95,7 @@ def test_a_browser_sees_a_kill_and_commands_the_job(spark: SparkSession, tmp_pat
         assert all(f"{phase} " in label for phase in ("detect", "fence", "promote", "restore", "replay"))
         await_text(page, "#tiles", "1, 0 fell back")
         wait_until(lambda: len(job.slot_pids()) == 3, "the slot is back")
-        page.wait_for_function("document.querySelectorAll('.slot.away').length === 0", timeout=PATIENCE_MS)
+        page.wait_for_function("() => document.querySelectorAll('.slot.away').length === 0", timeout=PATIENCE_MS)
         await_text(page, "#checkpoints", "complete")
         assert page.evaluate(WITHOUT_NAMES) == []
         page.wait_for_timeout(4000)
@@ -130,7 +130,7 @@ def assert_the_right_token_commands(page: Any, job: JobHandle, command: Command,
     page.wait_for_selector("#commands", state="visible", timeout=PATIENCE_MS)
     assert page.url == job.ui, "the token does not stay in the address"
     page.select_option("#inject [name=fault]", "exception")
-    page.wait_for_function("document.querySelectorAll('#targets option').length > 3", timeout=PATIENCE_MS)
+    page.wait_for_function("() => document.querySelectorAll('#targets option').length > 3", timeout=PATIENCE_MS)
     page.select_option("#targets", "count+out:1")
     page.click("#inject button")
     assert "exception into count+out:1" in page.inner_text("#confirm-text")
