@@ -38,7 +38,7 @@ WITHOUT_NAMES = """() => [...document.querySelectorAll('button, input, select, [
 @contextmanager
 def shown_job(spark: SparkSession, **options: Any) -> Iterator[JobHandle]:
     """Two stages at a steady rate, with event time; the checkpoints have begun."""
-    env = StreamEnvironment(spark, parallelism=3, checkpoint_interval=0.5, ui=True, **options)
+    env = StreamEnvironment(spark, parallelism=3, checkpoint_interval=0.5, hang_timeout=5.0, ui=True, **options)
     rows = env.generate(lambda i: {"n": i % 1000, "at": i * 1000}, schema="n long, at long", name="numbers")
     rows.throttle(5_000.0).key_by("n").count(name="count").discard(name="out")
     with env.execute("shown") as job:
@@ -78,7 +78,7 @@ def test_a_browser_sees_a_kill_and_commands_the_job(spark: SparkSession, tmp_pat
         page = chromium.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("requestfailed", lambda request: problems.append(request.url))
+        page.on("request", lambda request: request.url.startswith(str(job.ui)) or problems.append(request.url))
         page.goto(job.ui)
         await_text(page, "#state", "running")
         assert page.title() == "shown: running"
@@ -125,7 +125,7 @@ def assert_a_wrong_token_is_refused(page: Any) -> None:
 def assert_the_right_token_commands(page: Any, job: JobHandle, command: Command, kept: Path) -> None:
     code, address, _ = command("ui", "--checkpoint-dir", kept)
     assert code == 0 and address.startswith(str(job.ui))
-    page.goto("about:blank")
+    page.goto("about:blank")  # another fragment alone would not load the page again
     page.goto(address.strip())
     page.wait_for_selector("#commands", state="visible", timeout=PATIENCE_MS)
     assert page.url == job.ui, "the token does not stay in the address"
