@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from flinkplus import __version__
 from flinkplus.documents import parse_document
 from flinkplus.errors import CommandRefused, PeerProtocolError
 from flinkplus.printable import printable
@@ -28,6 +27,8 @@ from flinkplus.runtime.operations.web.guard import Guard
 from flinkplus.runtime.operations.web.openapi import document, path_name
 from flinkplus.runtime.operations.web.requests import WebRequests
 
+INTERFACE = "1"
+"""Version of the interface; it rises when a path or field changes its meaning."""
 BODY_TIMEOUT_S = 10.0
 HEADERS = {
     "Cache-Control": "no-store",
@@ -104,7 +105,7 @@ def command_names(requests: WebRequests) -> dict[str, type[Any]]:
 
 def described(requests: WebRequests, status: Any, graph: Any) -> dict[str, Any]:
     """The OpenAPI document. ``status``, ``graph``: classes of documents."""
-    return document(__version__, status, graph, command_names(requests))
+    return document(INTERFACE, status, graph, command_names(requests))
 
 
 def _guarded(guard: Guard, command: bool | None, answer: Answer) -> Answer:
