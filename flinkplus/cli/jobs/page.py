@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flinkplus.cli.arguments import add_job_arguments, job_of
+from flinkplus.cli.arguments import add_job_arguments, add_option, job_of
 from flinkplus.errors import CommandRefused
 from flinkplus.runtime.coordinator.commands.operations import StatusCommand
 from flinkplus.runtime.operations.access_file import call
@@ -17,14 +17,7 @@ EMBEDDED = "#token="
 
 def add_ui_options(command: argparse.ArgumentParser) -> None:
     """``--ui [HOST:PORT]`` and ``--no-ui``. A page is served by default, if its packages are installed."""
-    command.add_argument(
-        "--ui",
-        nargs="?",
-        const=True,
-        default=is_installed(),
-        metavar="HOST:PORT",
-        help="serve a live page of the job here (default: a free port of loopback, if flinkplus[ui] is installed)",
-    )
+    add_option(command, "ui", nargs="?", const=True, default=is_installed())
     command.add_argument("--no-ui", dest="ui", action="store_false", help="serve no page")
 
 
