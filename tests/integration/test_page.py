@@ -78,7 +78,8 @@ def test_a_browser_sees_a_kill_and_commands_the_job(spark: SparkSession, tmp_pat
         page = chromium.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(str(job.ui)) or problems.append(request.url))
+        requested: set[str] = set()
+        page.on("request", lambda request: requested.add(request.url))
         page.goto(job.ui)
         await_text(page, "#state", "running")
         assert page.title() == "shown: running"
@@ -106,6 +107,7 @@ def test_a_browser_sees_a_kill_and_commands_the_job(spark: SparkSession, tmp_pat
         assert_keyboard(page)
         assert_narrow_and_dark(page, tmp_path)
         assert problems == []
+        assert [url for url in requested if not url.startswith(str(job.ui)) and url != "about:blank"] == []
 
         assert [json.loads(line)["name"] for line in command("list", "--json")[1].splitlines()] == ["shown"]
         assert command("cancel", "--checkpoint-dir", kept)[:2] == (0, "job shown has ended\n")
