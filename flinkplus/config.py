@@ -54,6 +54,16 @@ TLS = Rule(
     "True, False or a directory with certificates",
     "true, false, a directory",
 )
+SITE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})\Z")
+UI = Rule(
+    lambda value: (
+        isinstance(value, bool)
+        or (isinstance(value, str) and (found := SITE.match(value)) is not None and int(found["port"]) < 1 << 16)
+    ),
+    "True, False or HOST:PORT",
+    "true, false, `HOST:PORT`",
+    metavar="HOST:PORT",
+)
 TEXTS = Rule(
     lambda value: not isinstance(value, str) and all(isinstance(one, str) for one in value), "a sequence of texts"
 )
@@ -215,6 +225,12 @@ class ConnectionOptions:
     `cert.pem` and `key.pem` is used instead ([security](security.md))."""
     allow_inject: bool = option(True, truth())
     """Whether the job accepts `flinkplus inject` ([operations](operations.md))."""
+    ui: bool | str = option(False, UI)
+    """Whether the driver serves a live page, a REST interface and metrics for Prometheus. `true` is a free port of
+    loopback; `HOST:PORT` is that port (0: a free one). A host other than loopback needs `tls`, and each reader the
+    job's token. [The page](ui.md)."""
+    ui_linger: float = option(0.0, seconds(0.0))
+    """Time for which the page shows the end of a job that has ended, at most until the driver's process ends."""
 
 
 @dataclass(frozen=True)
@@ -376,7 +392,7 @@ def _parse(key: str, text: str, name: str) -> Any:
         return None
     if name == "sharing_depth" and text.strip().lower() == FULL_DEPTH:
         return None
-    if name in ("tls", "allow_inject") and text.strip().lower() in ("true", "false"):
+    if name in ("tls", "allow_inject", "ui") and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     if name == "faults":
         return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -57,6 +57,8 @@ class RunOptions(TypedDict, total=False):
     trace_output: Location | None
     record_machines: Location | None
     allow_inject: bool
+    ui: bool | str
+    ui_linger: float
     log: str | None
     faults: tuple[str, ...]
     signing_key: Location | None

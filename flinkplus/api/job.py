@@ -113,6 +113,11 @@ class JobHandle:
         """Whether an earlier run had finished the job, so that nothing ran (``resume="auto"``)."""
         return isinstance(self._running, FinishedJob)
 
+    @property
+    def ui(self) -> str | None:
+        """The address of the job's page (option ``ui``); ``None``: it has none."""
+        return self._running.ui
+
     def drain(self) -> None:
         """End the input now: the sources stop, all rows read are processed, and the last checkpoint is committed."""
         self._running.coordinator.drain()

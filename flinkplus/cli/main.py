@@ -21,6 +21,8 @@ from flinkplus.cli.checkpoints import add_checkpoints, add_savepoint
 from flinkplus.cli.example import add_example
 from flinkplus.cli.figures import check_json, write_json
 from flinkplus.cli.inject import add_inject
+from flinkplus.cli.jobs.page import add_ui, add_ui_options
+from flinkplus.cli.jobs.running import add_jobs
 from flinkplus.cli.moves import add_moves
 from flinkplus.cli.state_rows.command import add_state
 from flinkplus.cli.status import add_status
@@ -58,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
     add_savepoint(commands)
     _add_corpus(commands)
     add_example(commands)
+    add_jobs(commands)
     add_status(commands)
+    add_ui(commands)
     add_inject(commands)
     add_moves(commands)
     importlib.import_module(EXPERIMENTS).add_commands(commands)
@@ -94,6 +98,7 @@ def _add_wordcount(commands: Any) -> None:
     command.add_argument("--kill", type=parse_kill, action="append", default=[], metavar="SUBTASK@SECONDS")
     command.add_argument("--duration", type=positive_number, metavar="S", help="end the input after S seconds")
     add_option(command, "encoding_errors")
+    add_ui_options(command)
     command.add_argument("--no-check", action="store_true", help="do not compare the output with a batch count")
     command.add_argument("--json", metavar="FILE", help="write every figure here")
     command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
@@ -110,6 +115,8 @@ def _add_signing(command: argparse.ArgumentParser) -> None:
 def _add_demo(commands: Any) -> None:
     command = commands.add_parser("demo", help="kill one slot of a WordCount, with standbys and with rollback")
     command.add_argument("--json", metavar="FILE", help="write every figure here")
+    add_ui_options(command)
+    command.add_argument("--stay", action="store_true", help="keep the pages of the jobs open at the end, until Ctrl-C")
     command.set_defaults(run=_demo)
 
 
@@ -122,6 +129,7 @@ def _add_resume(commands: Any) -> None:
         "--parallelism", type=positive, metavar="N", help="run it with N subtasks of each operator (default: as before)"
     )
     _add_signing(command)
+    add_ui_options(command)
     command.add_argument("--master", metavar="URL", help="Spark master (default: local, with a thread for each slot)")
     command.add_argument("--json", metavar="FILE", help="write the job's figures here")
     command.set_defaults(run=_resume)
@@ -167,7 +175,7 @@ def _wordcount(arguments: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     check_json(arguments.json)
-    code: int = importlib.import_module(DEMO).run_demo(arguments.json)
+    code: int = importlib.import_module(DEMO).run_demo(arguments.json, arguments.ui, arguments.stay)
     return code
 
 

@@ -20,7 +20,7 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     parallelism = arguments.parallelism or found.plan.options.parallelism
     master = session.check_master(arguments.master, parallelism)
     terminal = sys.stderr.isatty()
-    given: dict[str, Any] = {"parallelism": parallelism}
+    given: dict[str, Any] = {"parallelism": parallelism, "ui": arguments.ui}
     if arguments.signing_key is not None:
         given["signing_key"] = arguments.signing_key
     new = arguments.checkpoint_dir

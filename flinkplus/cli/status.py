@@ -87,6 +87,8 @@ def tables(status: Status) -> Group:
         "copies"
     )
     parts: list[Any] = [text(heading)]
+    if job.ui is not None:
+        parts.append(text(f"page: {job.ui}"))
     if status.rescaling is not None:
         after, phase, left = status.rescaling.parallelism, status.rescaling.phase, ", ".join(status.rescaling.left)
         parts.append(text(f"on the way to parallelism {after}: {phase}; left: {left or 'nothing'}"))

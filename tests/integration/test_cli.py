@@ -33,13 +33,14 @@ PROGRESS = re.compile(
     r" +[\d,]+ words \| +[\d,]+ words/s \| "
     r"checkpoint (-|\d+) \| state [\d,]+ keys [\d.]+ MB \| restarts \d+ *"
 )
+PAGE = re.compile(r"job [\w-]+: http://127\.0\.0\.1:\d+/")
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 WORDS = 60_000
 
 
 def own_errors(text: str) -> list[str]:
-    """Lines on stderr that are not progress."""
-    return [line for line in text.splitlines() if not PROGRESS.fullmatch(line)]
+    """Lines on stderr that are neither progress nor the address of the job's page."""
+    return [line for line in text.splitlines() if not PROGRESS.fullmatch(line) and not PAGE.fullmatch(line)]
 
 
 def committed(out: Path) -> list[Path]:

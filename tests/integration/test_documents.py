@@ -38,6 +38,7 @@ COMMANDS = [command for block in SHELL for command in commands_of(block)]
 CHECKED_ELSEWHERE = {
     "mermaid": "tests/diagrams",
     "text": "an excerpt of a log: tests/unit/runtime/base/test_logs.py",
+    "yaml": "what Prometheus scrapes: tests/integration/test_page.py",
     "sql": "queries for DuckDB: tests/unit/experiments/test_nexmark.py",
     "layout": "what a directory or a frame holds: tests/unit/test_formats.py",
 }
@@ -70,6 +71,8 @@ NOT_RUN = {
     "flinkplus checkpoints": "needs a checkpoint directory: tests/unit/cli/test_checkpoints.py",
     "flinkplus state": "needs a checkpoint directory: tests/unit/cli/test_state.py",
     "flinkplus savepoint": "needs a running job: tests/integration/test_savepoints.py",
+    "flinkplus ui": "needs a running job: tests/integration/test_operations.py",
+    "curl ": "needs a running job: tests/integration/test_operations.py",
     "flinkplus status": "needs a running job: tests/integration/test_operations.py",
     "flinkplus check-upgrade": "needs a program: tests/unit/cli/test_check_upgrade.py",
     "flinkplus migrate": "needs a running job: tests/integration/test_moves.py",
@@ -112,7 +115,11 @@ def outputs_of(program: str) -> list[str]:
     return re.findall(r"\.to_(?:parquet|text)\(\s*\"([^\"]+)\"", program)
 
 
-LONGER = ("docs/sources.md, python 2", *(f"docs/operators.md, python {number}" for number in (2, 3, 4, 5, 7, 8, 9)))
+LONGER = (
+    "docs/sources.md, python 2",
+    "docs/ui.md, python 1",
+    *(f"docs/operators.md, python {number}" for number in (2, 3, 4, 5, 7, 8, 9)),
+)
 """Programs that the long check runs: other tests show what they use."""
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,33 @@ def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def assert_the_page_says_so(address: str, status: dict[str, Any], command: Command, kept: Path) -> None:
+    """The page has the same status, its token gives commands, and metrics have every subtask."""
+    assert status["job"]["ui"] == address
+
+    def fetch(path: str, body: dict[str, Any] | None = None, **headers: str) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(address + path, data, {"Content-Type": "application/json", **headers})
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.read()
+
+    shown = json.loads(fetch("api/status"))
+    assert shown["job"] == status["job"] and shown.keys() == status.keys()
+    assert [one["subtask"] for one in shown["subtasks"]] == [one["subtask"] for one in status["subtasks"]]
+    assert all(one["busy_s"] > 0 for one in shown["subtasks"])
+    assert fetch("metrics").count(b"flinkplus_rows_total{") == 2 * len(shown["subtasks"])
+    graph = json.loads(fetch("api/graph"))
+    assert {vertex["name"] for vertex in graph["vertices"]} == {one["vertex"] for one in shown["subtasks"]}
+    code, token, _ = command("ui", "--checkpoint-dir", kept, "--token")
+    assert code == 0
+    assert command("ui", "--checkpoint-dir", kept)[1] == f"{address}#token={token}"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        fetch("api/commands/undrain-host", {"host": "here"})
+    with pytest.raises(urllib.error.HTTPError, match="409") as refused:
+        fetch("api/commands/undrain-host", {"host": "here"}, Authorization=f"Bearer {token.strip()}")
+    assert "here" in json.loads(refused.value.read())["error"]
+
+
 @pytest.mark.timeout(240)
 def test_a_job_is_looked_at_and_hurt_from_a_shell(
     spark: SparkSession, corpus: Path, tmp_path: Path, command: Command
@@ -47,12 +76,20 @@ def test_a_job_is_looked_at_and_hurt_from_a_shell(
     kept, work = tmp_path / "kept", tmp_path / "work"
     work.mkdir()
     env = StreamEnvironment(
-        spark, parallelism=3, checkpoint_interval=0.3, checkpoint_dir=str(kept), work_dir=str(work), max_restarts=10
+        spark,
+        parallelism=3,
+        checkpoint_interval=0.3,
+        checkpoint_dir=str(kept),
+        work_dir=str(work),
+        max_restarts=10,
+        ui=True,
     )
     words = env.read_text(str(corpus), repeat=WITHOUT_END, name="lines").tokenize(name="tokenize").throttle(20_000.0)
     words.key_by("word").count(name="count").to_parquet(str(tmp_path / "out"), name="out")
     with env.execute("watched") as job:
         wait_for_checkpoint(job, 2)
+        code, _, err = command("ui", "--checkpoint-dir", kept)
+        assert (code, err) == (0, f"job watched: {job.ui}\n"), "the address, as the job has printed it"
 
         def status() -> dict[str, Any]:
             code, out, err = command("status", "--checkpoint-dir", kept, "--json")
@@ -74,6 +111,8 @@ def test_a_job_is_looked_at_and_hurt_from_a_shell(
         assert [one["behind_rows"] is None for one in found["subtasks"]] == [True] * 3 + [False] * 3
         assert all(len(chain["members"]) == 3 and chain["newest"] >= 1 for chain in found["chains"])
         assert found["job"]["checkpoint_dir"] == job.checkpoint_dir and found["recoveries"] == []
+
+        assert_the_page_says_so(str(job.ui), found, command, kept)
 
         listed = shell("checkpoints", kept, "--json")
         assert listed.returncode == 0, listed.stderr

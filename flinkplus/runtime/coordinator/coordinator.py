@@ -23,11 +23,13 @@ from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.base.logs import speak_as
 from flinkplus.runtime.base.step_note import LastWords
 from flinkplus.runtime.control import messages as control
+from flinkplus.runtime.coordinator.commands.operations import CancelCommand
 from flinkplus.runtime.coordinator.dispatch.dispatch import Asked, InboxEvent, RegistryReported
 from flinkplus.runtime.coordinator.dispatch.slot_processes import SlotProcess
 from flinkplus.runtime.coordinator.wiring import Parts
 from flinkplus.runtime.host.priority import Preference
 from flinkplus.runtime.liveness.lifeline import LifelineCut
+from flinkplus.runtime.operations.commands import Body
 from flinkplus.runtime.transport.wire.ports import ControlArrived, ControlLost
 
 MAX_IDLE_S = 0.1
@@ -47,6 +49,7 @@ class Coordinator:
         self._dispatch = dispatch = parts.dispatch
         self._inbox, self._processes = dispatch.inbox, dispatch.processes
         self._machines, self._presence = parts.machines, parts.presence
+        self.commands.add(CancelCommand, self._cancel)
         self._preference = Preference()
         self._job_id = job_id
         self._thread = threading.Thread(target=self._run, name="flinkplus-coordinator", daemon=True)
@@ -72,6 +75,10 @@ class Coordinator:
         """Request the end of the job; returns at once."""
         self.calls.ask(lambda: self._machines.step_job(events.CancelRequested()))
 
+    def _cancel(self, _request: CancelCommand) -> Body:
+        self._machines.step_job(events.CancelRequested())
+        return {"state": self.view.state}
+
     def request_checkpoint(self) -> None:
         """Request a checkpoint; returns at once."""
         self.calls.ask(lambda: self._machines.step_checkpoints(events.CheckpointRequested()))
@@ -87,6 +94,11 @@ class Coordinator:
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has run and ended."""
+        return self._thread.ident is not None and not self._thread.is_alive()
 
     @property
     def storage_ended(self) -> threading.Event:

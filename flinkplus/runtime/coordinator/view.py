@@ -132,6 +132,8 @@ class JobView:
                     waiting_messages=reported.get("waiting"),
                     keys=reported.get("keys"),
                     state_bytes=reported.get("bytes"),
+                    busy_s=reported.get("busy_s"),
+                    watermark_ms=reported.get("watermark"),
                     blocked=reported.get("blocked", ""),
                 )
             )

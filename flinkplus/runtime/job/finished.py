@@ -25,6 +25,7 @@ class FinishedJob:
     """Used by a ``JobHandle`` instead of a ``RunningJob``. ``restore``: has the final checkpoint."""
 
     running_s = 0.0
+    ui = None
 
     def __init__(self, plan: Plan, checkpoint_dir: str, commits: Commits, restore: Restore) -> None:
         assert restore.checkpoint is not None

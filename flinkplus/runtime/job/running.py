@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -25,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from flinkplus.config import Options
 from flinkplus.errors import FlinkPlusError, JobFailed
+from flinkplus.printable import printable
 from flinkplus.protocol.vocabulary.effects import JobState
 from flinkplus.runtime.base.logs import about, install, wanted
 from flinkplus.runtime.coordinator.commands.operations import StatusCommand
@@ -45,6 +47,7 @@ from flinkplus.runtime.job.restoring import CheckpointDivider
 from flinkplus.runtime.job.signing import find_key
 from flinkplus.runtime.job.streams.queries import StreamQueries, streamed
 from flinkplus.runtime.operations.access_file import ACCESS_FILE, Access, publish, withdraw, write_access
+from flinkplus.runtime.operations.web.page import JobPage
 from flinkplus.runtime.slot.process.config import SlotConfig
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.state.durable.savepoint import SavepointWriter, check_apart
@@ -88,10 +91,11 @@ class RunningJob:
         self._registry = registry
         install(wanted(plan.options.log))
         log.info("job %r starts", self.name, extra=about(job=self.job_id))
-        queries = bool(streamed(plan.graph))
-        self._slots = SlotJobs(spark, self._current_config, self._run, self._slot_failed, calls.give_up, queries)
         bind, reach = coordinator_hosts(spark)
         shells = credentials.for_commands(self.job_id)
+        self._page = JobPage.opened(plan.options, shells, reach)
+        queries = bool(streamed(plan.graph))
+        self._slots = SlotJobs(spark, self._current_config, self._run, self._slot_failed, calls.give_up, queries)
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
         divider = CheckpointDivider(plan, commits, storage, directory.path)
         parts = Parts(
@@ -105,6 +109,10 @@ class RunningJob:
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
         self.coordinator.start()
+        if self._page is not None:
+            request = StatusCommand.__name__, Status
+            self._page.start(plan.graph, self.coordinator.commands, calls.ask, request)
+            self._say_where(self._page.address)
         driver = (os.getpid(), psutil.Process().create_time())
         self._publish_access(Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, shells))
         if registry is not None:
@@ -191,7 +199,30 @@ class RunningJob:
                 self.coordinator.join(GRACEFUL_STOP_S)
             self._directory.remove(self._run)
             log.info("job %r ended: %s", self.name, self.coordinator.view.state, extra=about(job=self.job_id))
-            self.closed.set()
+            try:
+                self._end_page()
+            finally:
+                self.closed.set()
+
+    def _say_where(self, address: str) -> None:
+        """Give the address of the page: in the log, if FlinkPlus writes one, otherwise as a line of stderr."""
+        if wanted(self.coordinator.options.log) is not None:
+            log.info("the page of job %r is at %s", self.name, address, extra=about(job=self.job_id))
+            return
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
+            print(f"job {printable(self.name)}: {address}", file=sys.stderr, flush=True)
+
+    def _end_page(self) -> None:
+        """Show the end of the job, for as long as the options say."""
+        if self._page is None:
+            return
+        # After the coordinator's thread has ended, its parts may be read here.
+        self._page.end(self._status().to_json() if self.coordinator.is_over else None)
+
+    @property
+    def ui(self) -> str | None:
+        """The address of the job's page."""
+        return None if self._page is None else self._page.address
 
     def _end_output(self) -> None:
         """Leave only committed output, unless a write hangs: the checkpoint that it completes may need staged files."""
@@ -224,6 +255,7 @@ class RunningJob:
                 checkpoint_interval_s=options.checkpoint_interval,
                 checkpoint_dir=self.checkpoint_dir,
                 restored_from=self.restored_from,
+                ui=self.ui,
             ),
             metrics=self.metrics(),
             slots=view.slots(),

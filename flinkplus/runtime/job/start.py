@@ -55,6 +55,7 @@ from flinkplus.runtime.job.upgrading.programs import (
     sign_sources_again,
     stage_in,
 )
+from flinkplus.runtime.operations.web.site import site_of
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sinks.base import Sink
 from flinkplus.sources.base import Source
@@ -175,6 +176,7 @@ def check_settings(spark: SparkSession, graph: JobGraph, options: Options) -> No
     check_recipes(graph, options)
     check_faults(graph, options)
     wanted(options.log)
+    site_of(options.ui, options.tls)
     check_cluster(spark, options.parallelism, bool(streamed(graph)))
     warn_of_open_ports(spark)
     find_strategy(options.placement)

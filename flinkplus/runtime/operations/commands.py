@@ -86,6 +86,11 @@ class Commands:
         if reports:
             self._reports.add(request.__name__)
 
+    @property
+    def requests(self) -> dict[str, type[Any]]:
+        """The classes of the requests that are accepted, by name."""
+        return {name: made for name, (made, _, _) in self._known.items()}
+
     def end(self) -> None:
         """The job has ended: refuse all but reports."""
         self._ended = True

@@ -18,7 +18,7 @@ from flinkplus.cli.status import tables
 from flinkplus.errors import PeerProtocolError
 from flinkplus.protocol.vocabulary.phases import DURATIONS
 from flinkplus.runtime.base.inbox import Inbox
-from flinkplus.runtime.coordinator.commands.operations import InjectCommand, StatusCommand
+from flinkplus.runtime.coordinator.commands.operations import CancelCommand, InjectCommand, StatusCommand
 from flinkplus.runtime.coordinator.record.status import Status
 from flinkplus.runtime.operations.access_file import Access, write_access
 from flinkplus.runtime.operations.command_server import CommandServer
@@ -57,6 +57,7 @@ STATUS: dict[str, Any] = {
         "checkpoint_interval_s": 10,
         "checkpoint_dir": "/data",
         "restored_from": None,
+        "ui": "http://127.0.0.1:4040/",
     },
     "metrics": {
         "state": "running",
@@ -100,6 +101,8 @@ STATUS: dict[str, Any] = {
             "waiting_messages": 4,
             "keys": 99,
             "state_bytes": 4096,
+            "busy_s": 3.5,
+            "watermark_ms": None,
             "blocked": "spill volume full",
         }
     ],
@@ -147,6 +150,7 @@ class Job:
         commands = Commands()
         commands.add(StatusCommand, self._status)
         commands.add(InjectCommand, self._inject)
+        commands.add(CancelCommand, self._cancel)
         self._door = CommandServer("127.0.0.1", CREDENTIALS, self.inbox, commands, self.inbox.call_soon)
         driver = (os.getpid(), psutil.Process().create_time())
         self.file = write_access(
@@ -162,6 +166,10 @@ class Job:
             self.file.unlink(missing_ok=True)
             self._over = True
         return STATUS
+
+    def _cancel(self, _request: CancelCommand) -> Body:
+        self.ends_after = self.statuses + 2
+        return {"state": "stopping"}
 
     def _inject(self, request: InjectCommand) -> Body:
         self.asked.append(request)

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import cost
 from experiments.cost import CostSettings
-from experiments.demo import story
+from experiments.demo import check_stay, story
 from experiments.harness import console, statistics
 from experiments.harness.document import Document, command_line
 from experiments.recovery import pictures
@@ -311,3 +311,12 @@ def test_costs_of_weaker_guarantees_and_of_parts() -> None:
 )
 def test_a_document_says_what_repeats_its_runs(arguments: list[str], command: str) -> None:
     assert command_line(arguments) == command
+
+
+def test_pages_of_the_demo_that_stay_need_a_port_each() -> None:
+    check_stay(True, True)
+    check_stay("127.0.0.1:0", True)
+    check_stay("127.0.0.1:8080", False)
+    for ui, why in ((False, "needs --ui"), ("127.0.0.1:8080", "give port 0")):
+        with pytest.raises(ConfigurationError, match=why):
+            check_stay(ui, True)

@@ -43,6 +43,11 @@ class StatusCommand:
 
 
 @dataclass(frozen=True)
+class CancelCommand:
+    """End the job now; committed output and checkpoints stay."""
+
+
+@dataclass(frozen=True)
 class InjectCommand:
     """Inject ``fault`` into ``target``: a subtask (``count:1``), a slot (``slot-2``) or a host.
 

@@ -27,6 +27,7 @@ class JobSummary(Document):
     checkpoint_interval_s: float | None
     checkpoint_dir: str
     restored_from: int | None
+    ui: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,8 @@ class SubtaskStatus(Document):
     waiting_messages: int | None
     keys: int | None
     state_bytes: int | None
+    busy_s: float | None
+    watermark_ms: int | None
     blocked: str
 
 

@@ -217,6 +217,12 @@ class FusedOperators:
                 yield from self._rise(index, clock.watermark_ms)
 
     @property
+    def watermark_ms(self) -> int | None:
+        """The lowest watermark of the operators that have one, ms since the Unix epoch; ``None``: none has one yet."""
+        known = (fused.watermark_ms for fused in self.nodes.values())
+        return min((ms for ms in known if ms is not None), default=None)
+
+    @property
     def idle_after_ms(self) -> int | None:
         """For how long the source may have nothing to read before ``become_idle``; ``None``: for ever, or it is idle.
 

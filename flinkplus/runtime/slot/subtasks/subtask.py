@@ -282,6 +282,7 @@ class Subtask:
             "bytes": self.state.state_bytes() if self.state is not None else 0,
             "reads": self.state.state_reads() if self.state is not None else 0,
             "busy_s": round(self.busy_s, 6),
+            "watermark": self.operators.watermark_ms,
             "payload_bytes": self.outputs.payload_bytes,
             "determinant_bytes": self.outputs.determinant_bytes,
             "blocked": self._blocked,

@@ -82,7 +82,7 @@ def kept(ttl: str | None) -> Any:
     return function
 
 
-def timed(key: Any, row: Any, ctx: Any) -> None:
+def with_timer(key: Any, row: Any, ctx: Any) -> None:
     ctx.list_state("l").append(row.n)
     ctx.processing_timer(ctx.processing_time + 1 + (row.n or 0) * 7)
     if row.n == 50:
@@ -114,7 +114,7 @@ OPERATORS: dict[str, KeyedOperator] = {
     "lists and maps": Process("op", ("t",), kept(None), "key string, n long"),
     "times to live": Process("op", ("t",), kept("70 ms"), "key string, n long", by_event_time=True),
     "times to live by the clock": Process("op", ("t",), kept("70 ms"), "key string, n long"),
-    "timers of the clock": Process("op", ("k",), timed, "key string, n long", on_processing_timer=timer_fired),
+    "timers of the clock": Process("op", ("k",), with_timer, "key string, n long", on_processing_timer=timer_fired),
     "window": tumbling("op", ("t",), "ts", 100, (Aggregate("c", "count"), Aggregate("s", "mean", "n"))),
     "hopping window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)),
     "window with late rows": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES), 60, 80),

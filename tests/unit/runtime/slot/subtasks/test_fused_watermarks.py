@@ -250,3 +250,18 @@ def test_without_idle_after_a_source_is_never_idle() -> None:
     assert idle_after(operators) is None
     exhaust(operators.become_idle())
     assert wires.take() == []
+
+
+def test_the_watermark_of_a_subtask_is_the_lowest_of_its_operators() -> None:
+    graph = graph_of(
+        (WithWatermark("marks", "ts", 10), 0, False), (Firing("first"), 1, True), (Firing("second"), 2, False)
+    )
+    assert fused(graph, 0, Wires()).watermark_ms is None, "nothing was read"
+    made = fused(graph, 0, Wires())
+    exhaust(made.push(rows(30)))
+    assert made.watermark_ms == 20
+    behind = fused(graph, 1, Wires())
+    exhaust(behind.advance(5))
+    assert behind.watermark_ms == 5
+    exhaust(behind.end())
+    assert behind.watermark_ms == 5, "the end of the input is no time"
