@@ -413,6 +413,11 @@ class Checks:
         elif message.kind is MessageKind.RECORDS:
             self.counts["came_round"] += len(message.records)
 
+    def holds_nothing(self, subtask: SimSubtask, checkpoint: CheckpointId, held: int) -> None:
+        """``subtask`` takes the snapshot of ``checkpoint``; ``held``: rows that were to leave before."""
+        if held:
+            self._wrong("held rows", f"{subtask.id} has {held} rows at its snapshot of {checkpoint}")
+
     def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
         """``before_ms``: of the channel, so far."""
         if not self.exact:

@@ -83,6 +83,8 @@ SAVINGS = (
     *("crash", "crash", "crash_driver", "no_manifest", "no_upload", "no_commit", "hang_storage", "throw"),
 )
 """What a user asks for in such a job, and what happens to it meanwhile."""
+TO_BARRIER = 0.06
+"""Share of the jobs whose subtasks hold rows back until their barrier."""
 LIVE = 0.06
 """Share of the jobs whose records arrive while they run."""
 FAULTS_LIVE = (*("crash",) * 5, "crash_host", "crash_driver", "throw", "throw_together", "pause", "migrate", "expire")
@@ -188,7 +190,8 @@ class Parameters:
     parallelism may change (0: it does not). ``little_bytes``: of state files, that a slot may lack when the parallelism
     changes (``None``: as in the product). ``at_once``: rows are visible at once. ``live``: records of sources arrive
     while the job runs, in so many places of each reader (0: they are all there). ``idle_ms``: for how long a source may
-    have nothing to read before event time goes on without it (``None``: it waits)."""
+    have nothing to read before event time goes on without it (``None``: it waits). ``to_barrier``: every other stage
+    holds rows back until its subtask sends a barrier."""
 
     seed: int = 0
     stages: int = 2
@@ -237,6 +240,7 @@ class Parameters:
     at_once: bool = False
     live: int = 0
     idle_ms: int | None = None
+    to_barrier: bool = False
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -289,12 +293,14 @@ def draw(
     saved: bool = False,
     at_once: bool = False,
     live: bool = False,
+    to_barrier: bool = False,
 ) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
     steps may be repeated together, and are small, so that there are often several to repeat. ``rescaled``: the
     parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them.
-    ``at_once``: rows are visible at once. ``live``: records arrive while the job runs."""
+    ``at_once``: rows are visible at once. ``live``: records arrive while the job runs.
+    ``to_barrier``: rows are held back until a barrier is sent."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -373,7 +379,17 @@ def draw(
     parameters = with_savepoints(parameters, child(seed, "savepoints"), 1 if saved else SAVED)
     parameters = with_rows_at_once(parameters, child(seed, "at once"), 1 if at_once else AT_ONCE)
     parameters = with_changes_at_once(parameters, child(seed, "changes at once"))
-    return with_live_sources(parameters, child(seed, "live"), 1 if live else LIVE)
+    parameters = with_live_sources(parameters, child(seed, "live"), 1 if live else LIVE)
+    share = 1 if to_barrier else TO_BARRIER
+    return parameters if child(seed, "to barrier").random() >= share else with_rows_to_barrier(parameters)
+
+
+def with_rows_to_barrier(parameters: Parameters) -> Parameters:
+    """A job that holds rows back until a barrier is sent, if it can: barriers do not overtake, and it has no loops.
+    Such a job that runs at most once recovers by rollback."""
+    if parameters.loops or parameters.aligned_timeout_ms is not None or parameters.guarantee == "at-most-once":
+        return parameters
+    return replace(parameters, to_barrier=True, watermarks=False, idle_ms=None)
 
 
 def with_live_sources(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

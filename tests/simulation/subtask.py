@@ -278,6 +278,7 @@ class SimSubtask:
             self._staged = [file for file in own.get("staged", ()) if file[1] > world.commits.newest]
         self._open: list[Row] = []
         self._holds_back = world.parameters.watermarks and self._at % 2 == 1
+        self._to_barrier = world.parameters.to_barrier and self._at % 2 == 1
         self._held: list[Row] = list(own.get("held", ()))
         self.advanced_ms = own.get("advanced_ms", -1)
         self._said_idle = own.get("said_idle", False)
@@ -420,7 +421,7 @@ class SimSubtask:
                 self._told_ms = self._time.now_ms() % CLOCK_BYTES
             counts[key] = dirty[key] = number = counts.get(key, 0) + 1
             counted.append((record, (*passages, (at, key, number))))
-        if self._holds_back:
+        if self._holds_back or self._to_barrier:
             self._held += counted
             return iter(())
         return self._emit(counted)
@@ -552,6 +553,16 @@ class SimSubtask:
         found, self._left = reader.read(self._left, choice)
         return found
 
+    @property
+    def holds_to_barrier(self) -> bool:
+        return self._to_barrier
+
+    def before_barrier(self) -> Iterator[None]:
+        held, self._held = self._held, []
+        self._world.checks.counts["held_to_barrier"] += len(held)
+        self._told_ms = self._time.now_ms() % CLOCK_BYTES if self._world.parameters.clock_keys else 0
+        return self._emit(held) if held else iter(())
+
     def flush(self) -> Iterator[None]:
         held, self._held, self._told_ms = self._held, [], 0
         return self._emit(held) if held else iter(())
@@ -583,6 +594,8 @@ class SimSubtask:
         self._staged = [file for file in self._staged if file[1] > checkpoint]
 
     def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
+        if self._to_barrier:
+            self._world.checks.holds_nothing(self, checkpoint, len(self._held))
         self.snapshot_of = checkpoint
         if self.sink is not None:
             self.sink.snapshot = checkpoint

@@ -195,6 +195,11 @@ class OperatorInstance(ABC):
         """No row before this time will follow; the returned iterable is as that of ``process``."""
         return ()
 
+    def before_barrier(self) -> Iterable[pa.RecordBatch]:
+        """The subtask's barrier follows: emit what is held back until then. Called before the snapshot, and again when
+        that is repeated; only for an operator that says so (``Operator.holds_to_barrier``)."""
+        return ()
+
     def end(self) -> Iterable[pa.RecordBatch]:
         """All inputs have ended: emit the remaining output."""
         return ()
@@ -261,6 +266,8 @@ class Operator(ABC):
     """Whether watermarks end here."""
     holds_rows = False
     """Whether a row may affect the output in a later step than the one that processed it."""
+    holds_to_barrier = False
+    """Whether its instances hold rows back until ``before_barrier``."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:
