@@ -151,6 +151,7 @@ class Checks:
                 "moves_judged",
                 "thinned",
                 "left_out",
+                "held_to_barrier",
                 "watermarks",
                 "known_ids",
                 "old_ids",

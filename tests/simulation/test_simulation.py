@@ -34,6 +34,7 @@ RESCALED = 32
 SAVED = 32
 AT_ONCE = 40
 LIVE = 28
+TO_BARRIER = 20
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -133,6 +134,9 @@ QUICK = (
     "recipes_are_trimmed_too_early",
     "repeated_rows_are_written_again",
     "recipes_are_not_read",
+    "any_barrier_lets_rows_go",
+    "rows_leave_behind_their_barrier",
+    "rows_that_wait_for_room_stay",
     "recipes_are_read_before_the_sink_is_fenced",
     "snapshots_do_not_wait_for_their_rows",
     "failovers_forget_the_recipe_of_the_deployment",
@@ -199,6 +203,13 @@ def test_seeds_with_live_sources_are_clean() -> None:
     summary = run_many(range(LIVE), drawn=partial(draw, live=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("live_reads", "awaited_rows", "said_idle", "failovers", "fallbacks", "driver_crashes"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_whose_rows_are_held_back_until_a_barrier_are_clean() -> None:
+    summary = run_many(range(TO_BARRIER), drawn=partial(draw, to_barrier=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("held_to_barrier", "failovers", "fallbacks"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

@@ -131,8 +131,8 @@ def ranks_of(keys: pa.Array, values: Sequence[pa.Array] = (), ties: Ties = "firs
     differs = starts_of([keys, *values])
     if ties == "rank":
         return np.maximum.accumulate(np.where(differs, positions, 0)) - first_of_key + 1
-    counted = np.cumsum(differs)
-    return counted - counted[first_of_key] + 1
+    counted: Integers = np.cumsum(differs)
+    return np.asarray(counted - counted[first_of_key] + 1)
 
 
 @dataclass(frozen=True)
