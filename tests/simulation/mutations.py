@@ -1635,9 +1635,9 @@ def watermark_of_the_fastest(original: Any) -> Any:
 
 
 @mutation(BarrierAlignment, "completes", to_barrier=True)
-def any_barrier_lets_rows_go(original: Any) -> Any:
+def rows_leave_at_the_first_barrier(original: Any) -> Any:
     """Rows that are held back leave at the first barrier of a checkpoint; more follow from the other channels."""
-    return lambda self, channel, checkpoint: channel in self._inputs
+    return lambda self, channel, checkpoint: checkpoint > self._newest_seen
 
 
 @mutation(SubtaskSteps, "_emit_before", to_barrier=True)

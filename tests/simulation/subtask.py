@@ -599,7 +599,7 @@ class SimSubtask:
         self.snapshot_of = checkpoint
         if self.sink is not None:
             self.sink.snapshot = checkpoint
-        if self._open:
+        if self._open and self.sink is None:  # a sink with a recipe gets them with the barrier's cut
             name = f"{self.id}-{self.generation}-{checkpoint}"
             self._staged.append((name, checkpoint, tuple(self._open)))
             self._open = []

@@ -134,7 +134,7 @@ QUICK = (
     "recipes_are_trimmed_too_early",
     "repeated_rows_are_written_again",
     "recipes_are_not_read",
-    "any_barrier_lets_rows_go",
+    "rows_leave_at_the_first_barrier",
     "rows_leave_behind_their_barrier",
     "rows_that_wait_for_room_stay",
     "recipes_are_read_before_the_sink_is_fenced",

@@ -438,7 +438,6 @@ class SubtaskSteps:
         yield from self._work.before_barrier()
         while not self.outputs.accepts:
             yield
-        self.outputs.cut_recipe()
         self._take_barrier(end, message)
 
     def _take_barrier(self, end: InputChannel, message: Message) -> None:
