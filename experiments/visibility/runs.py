@@ -129,6 +129,9 @@ class SteadyRun:
             recoveries = job.recoveries()
         self.figures |= measure.resolution_figures(seen)
         self.figures["recoveries"] = len(recoveries)
+        self.figures["phases_ms"] = [
+            {name: value for name, value in recovery.items() if name.endswith("_ms")} for recovery in recoveries
+        ]
         self._check()
         times = measure.times_ms(seen, self._layout, origin_s, self._count)
         self.figures |= measure.steady_figures(times, self._layout, SETTLE_S, self._after_s)

@@ -69,6 +69,7 @@ def killed(spark: SparkSession, path: Path, guarantee: str, slots: Iterable[int]
     return victim
 
 
+@pytest.mark.long  # the simulator draws guarantees
 def test_at_least_once_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
     victim = killed(spark, tmp_path, "at-least-once", (1, 0, 2))
     assert_local(victim, 3)

@@ -25,7 +25,7 @@ PRICED = "kind decimal(3, 1), price decimal(12, 2)"
     [
         ("components", ("logging:spread[1]#2", "manifest:spread[0]#2")),
         pytest.param("components", ("returned:spread[0]#7", "upload:lowest[1]#2"), marks=pytest.mark.long),
-        ("pagerank", ("round:rank[2]#1",)),
+        pytest.param("pagerank", ("round:rank[2]#1",), marks=pytest.mark.long),
         pytest.param("pagerank", ("returned:pushing[2]#2", "commit:pushing[0]#2"), marks=pytest.mark.long),
     ],
 )

@@ -130,9 +130,8 @@ PLACES: dict[str, tuple[object, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param(place, marks=pytest.mark.long if at else []) for at, place in enumerate(PLACES)]
-)
+@pytest.mark.long  # ``test_the_first_run_died_before_its_first_checkpoint`` is the one that users meet
+@pytest.mark.parametrize("place", PLACES)
 def test_the_first_run_died_while_it_began(supervised: Supervised, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     where, name, begun = PLACES[place]
     images: list[Path] = []

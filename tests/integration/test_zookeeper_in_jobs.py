@@ -124,12 +124,10 @@ def test_the_jobs_own_server_is_away_and_comes_back(
     assert metrics["slot_restarts"] <= 1, "no other slot has lost its session"
 
 
+@pytest.mark.long  # ``test_a_hung_slot`` is a variant
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        pytest.param({"session_timeout": 1.0, "hang_timeout": None}, "session", marks=pytest.mark.long),
-        ({"session_timeout": 20.0}, "hangs"),
-    ],
+    [({"session_timeout": 1.0, "hang_timeout": None}, "session"), ({"session_timeout": 20.0}, "hangs")],
 )
 def test_a_slot_that_hangs_is_replaced(
     spark: SparkSession, corpus: Path, tmp_path: Path, options: dict[str, object], reason: str

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.parameters import OUTAGES, Fault, Parameters, child, draw
 from tests.simulation.runs import run_one
 
-SEEDS = 40
+SEEDS = 26
 MAX_RESTARTS = 3
 TOO_MANY = f"max_restarts is {MAX_RESTARTS}"
 DURATIONS_MS = (1, 30, 150, 400, 700, 1_200, 1_600, 2_500)

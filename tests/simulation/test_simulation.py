@@ -27,13 +27,13 @@ from tests.simulation.scenarios import all_scenarios, play, read
 from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 120
-LOOPED = 40
-JOINED = 40
-RESCALED = 32
-SAVED = 32
-AT_ONCE = 40
-LIVE = 28
+SEEDS = 100
+LOOPED = 26
+JOINED = 26
+RESCALED = 22
+SAVED = 22
+AT_ONCE = 26
+LIVE = 20
 TO_BARRIER = 12
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""

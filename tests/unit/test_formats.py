@@ -106,15 +106,25 @@ def missing_documents(page: str) -> set[str]:
     return known - {name for name, _ in sections(page, "Fields")}
 
 
-def requests() -> set[str]:
+@cache
+def requests() -> frozenset[str]:
     """What the command server takes."""
     found: set[str] = set()
     for module, tree in modules().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("commands.add"):
+            if isinstance(node, ast.Call) and adds_command(node.func):
                 request = named(f"{module}.{ast.unparse(node.args[0])}")
                 found.add(f"{request.__module__}.{request.__name__}")
-    return found
+    return frozenset(found)
+
+
+def adds_command(function: ast.expr) -> bool:
+    """Whether it is ``commands.add``, of any owner."""
+    return (
+        isinstance(function, ast.Attribute)
+        and function.attr == "add"
+        and ast.unparse(function.value).rpartition(".")[2] == "commands"
+    )
 
 
 def wrong_kinds(page: str) -> list[str]:

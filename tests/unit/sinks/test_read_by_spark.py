@@ -142,6 +142,7 @@ def test_a_reader_beside_the_commits_sees_whole_checkpoints(spark: SparkSession,
     assert len(seen[-1]) > len(seen[0])
 
 
+@pytest.mark.long
 def test_a_streaming_reader_gets_every_row_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
