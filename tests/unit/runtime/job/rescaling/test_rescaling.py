@@ -28,8 +28,7 @@ from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.distinct import DistinctValues
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
-from flinkplus.operators.keyed.last import KeepLast
-from flinkplus.operators.keyed.rankings import Order, TopRows
+from flinkplus.operators.keyed.rankings import Order
 from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.top import Top
@@ -80,8 +79,6 @@ OPERATORS: dict[str, KeyedOperator] = {
     "window with late rows": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES), 60, 80),
     "sessions": KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)),
     "ranked window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, (Order("ts", False),), "rank")),
-    "ranked rows": TopRows("op", ("t",), 2, (Order("n", True), Order("ts", False))),
-    "last row": KeepLast("op", ("k",), (Order("ts", True), Order("n", False))),
     "running aggregates": RunningAggregates("op", ("t",), (*AGGREGATES, Aggregate("l", "last", "d"))),
     "join": IntervalJoin("op", ("t",), SIDE, JoinSide(SCHEMA, ("t",), "ts", "right_"), -20, 30),
     "deduplicate": Deduplicate("op", ("k",)),
