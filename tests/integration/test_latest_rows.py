@@ -60,7 +60,7 @@ def test_the_last_rows_are_exact_when_slots_are_killed(spark: SparkSession, tmp_
             victim.wait_for_strength()
             victim.wait_for_checkpoints(1)
             victim.kill_slot(slot)
-            victim.wait_for_failovers(count)
+            victim.wait(lambda: len(victim.job.recoveries()) >= count, f"{count} recoveries")  # noqa: B023
         victim.wait_for_strength()
         victim.finish()
     if not options:
