@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check kafka-check security-check fuzz demo diagrams figures options bench format clean
+.PHONY: help long-check setup lock lock-check versions-check test check soak model-check mutation-check kill-check cluster-check kafka-check security-check fuzz demo diagrams figures options bench format docs clean
 
 BIN := .venv/bin
 # Setup notes here which Java to use when the one on the PATH would not do.
@@ -30,7 +30,7 @@ test: setup ## Format, lint, types, import rule and tests (all but `make long-ch
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@$(JAVA) set -x; $(BIN)/python -m tests.java_classes & $(BIN)/mypy && wait $$!
-	$(BIN)/lint-imports --no-logo
+	@export NO_MKDOCS_2_WARNING=1; set -x; $(BIN)/lint-imports --no-logo & $(BIN)/mkdocs build --quiet && wait $$!
 	@$(JAVA) set -x; $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not long" --durations=15
 
 check: test ## The same as test
@@ -68,6 +68,9 @@ fuzz: setup ## Ten minutes of mutated input for every decoder; see docs/security
 
 diagrams: setup ## docs/state-diagrams.md, written anew from what the machines of the protocol do
 	$(BIN)/python -m tests.diagrams --write
+
+docs: setup ## The documents as a site in build/site (open index.html); broken links are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 figures: setup ## docs/figures.md, written again from docs/results
 	$(BIN)/python -m experiments.figures

@@ -54,6 +54,10 @@ NOT_RUN = {
     "kafka.example": "needs a broker: tests/integration/test_kafka_jobs.py and test_kafka_sink.py run it with one",
     "db.example": "needs a database: tests/integration/test_postgres_jobs.py runs it with one",
     # commands, by how they begin, without the path of the program
+    "python3 -m venv": "sets up an environment: tests/integration/test_installed.py",
+    "env/bin/pip install": "sets up an environment: tests/integration/test_installed.py",
+    ". env/bin/activate": "sets up a shell",
+    "mkdir books": "the directory is there",
     "make ": "setting up, or minutes of tests and measurements",
     "python -m tests.simulation": "minutes: tests/simulation/test_simulation.py runs seeds",
     "python -m experiments.bench": "minutes of measurements",
