@@ -29,6 +29,7 @@ from flinkplus.protocol.vocabulary.ids import invariant
 Emit = Literal["every", "latest"]
 MAX_HELD_ROWS = 1 << 18
 MAX_HELD_BYTES = 64 << 20
+MERGED_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -62,22 +63,48 @@ class LatestRows(OperatorInstance):
         self._ctx = ctx
         self._keys = keys
         self._output = output
-        self._held: list[pa.RecordBatch] = []
-        self._rows = 0
+        self._held: list[pa.RecordBatch] = []  # oldest first; merged as their number grows
+        self._rows = self._bytes = 0
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         for rows in self._inner.process(batch):
             self._hold(plain(rows, self._output))
-        if self._rows > MAX_HELD_ROWS or sum(each.nbytes for each in self._held) > MAX_HELD_BYTES:
-            self._merge()
-            if self._rows > MAX_HELD_ROWS // 2 or self._held[0].nbytes > MAX_HELD_BYTES // 2:
+        if self._is_full(1):
+            self._merge(0)
+            if self._is_full(2):  # otherwise the same keys had many rows
                 yield from self.before_barrier()
 
+    def _is_full(self, parts: int) -> bool:
+        """Whether more is held than one of so many parts of the limit."""
+        return self._rows > MAX_HELD_ROWS // parts or self._bytes > MAX_HELD_BYTES // parts
+
     def _hold(self, rows: pa.RecordBatch) -> None:
-        if rows.num_rows:
-            self._held.append(self._latest(rows))
-            self._rows += self._held[-1].num_rows
+        if not rows.num_rows:
+            return
+        self._add(self._latest(rows))
+        while (first := self._first_small()) + MERGED_PARTS <= len(self._held):
+            self._merge(first)
+
+    def _first_small(self) -> int:
+        """From where on the batches that are held are at most twice as large as the last one."""
+        first, size = len(self._held) - 1, self._held[-1].num_rows
+        while first and self._held[first - 1].num_rows <= 2 * size:
+            first -= 1
+        return first
+
+    def _add(self, rows: pa.RecordBatch) -> None:
+        self._held.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
+
+    def _merge(self, first: int) -> None:
+        """Make one batch of those from ``first`` on."""
+        parts, self._held = self._held[first:], self._held[:first]
+        self._rows -= sum(part.num_rows for part in parts)
+        self._bytes -= sum(part.nbytes for part in parts)
+        if parts:
+            self._add(self._latest(pa.concat_batches(parts)) if len(parts) > 1 else parts[0])
 
     def _latest(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The last row of each key, by the bytes of the keys."""
@@ -86,15 +113,10 @@ class LatestRows(OperatorInstance):
         last[key.codes] = np.arange(rows.num_rows)
         return rows.take(pa.array(last).take(pc.array_sort_indices(key.encoded)))
 
-    def _merge(self) -> None:
-        if len(self._held) > 1:
-            self._held = [self._latest(pa.concat_batches(self._held))]
-        self._rows = sum(each.num_rows for each in self._held)
-
     @override
     def before_barrier(self) -> Iterator[pa.RecordBatch]:
-        self._merge()
-        held, self._held, self._rows = self._held, [], 0
+        self._merge(0)
+        held, self._held, self._rows, self._bytes = self._held, [], 0, 0
         for rows in held:
             yield from cut(rows)
 

@@ -77,6 +77,19 @@ def test_too_many_rows_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out.num_rows == 9 and list(instance.before_barrier()) == []
 
 
+def test_many_small_batches_are_merged_now_and_then() -> None:
+    instance = create(Count("op", ("n",), emit="latest"), SCHEMA, FakeState())
+    assert isinstance(instance, latest.LatestRows)
+    for at in range(500):
+        assert list(instance.process(pa.record_batch([pa.array(["a"]), pa.array([at % 100])], schema=SCHEMA))) == []
+        assert len(instance._held) <= 3 * latest.MERGED_PARTS
+        assert instance._rows == sum(part.num_rows for part in instance._held)
+        assert instance._bytes == sum(part.nbytes for part in instance._held)
+    (out,) = instance.before_barrier()
+    assert out.column("n").to_pylist() == list(range(100)) and set(out.column("count").to_pylist()) == {5}
+    assert instance._rows == instance._bytes == 0
+
+
 def test_no_snapshot_holds_rows() -> None:
     instance = create(operators("latest")["sum"], SCHEMA, FakeState())
     list(instance.process(drawn(random.Random(3), 5)))
