@@ -39,8 +39,6 @@ class Query:
 
 
 COUNTED = (windows.ranked, windows.by_rank)
-ROW_BY_ROW = "running aggregates take a step in Python for each row and aggregate"
-DISTINCT = f"{ROW_BY_ROW}; count_distinct looks up the values of each filter on their own"
 QUERIES = {
     query.name: query
     for query in (
@@ -48,43 +46,31 @@ QUERIES = {
         Query("q1", stateless.q1),
         Query("q2", stateless.q2),
         Query("q3", stateful.q3),
-        Query(
-            "q4",
-            stateful.q4,
-            ("category",),
-            helpers=(stateful.bids_in_time, stateful.highest_bids),
-            awkward="the highest row of a key when it is over: a function is called for each bid",
-        ),
-        Query("q5", windows.q5, awkward="top of a window with its ties: the highest number is joined with the counts"),
+        Query("q4", stateful.q4, ("category",), helpers=(stateful.bids_in_time,)),
+        Query("q5", windows.q5, awkward="gather after a top of each subtask"),
         Query(
             "q6",
             stateful.q6,
-            helpers=(stateful.bids_in_time, stateful.highest_bids),
+            helpers=(stateful.bids_in_time,),
             awkward="rows in the order of time, and an average over the last rows of a key",
         ),
         Query(
             "q7",
             windows.q7,
-            awkward="top of a window with its ties; gather after a maximum of each subtask, here of each auction",
+            awkward="gather after a maximum of each subtask, here of each auction",
         ),
         Query("q8", windows.q8, awkward="a semi join: sellers are counted so that each of them comes once"),
-        Query(
-            "q9",
-            stateful.q9,
-            ("id",),
-            helpers=(stateful.bids_in_time,),
-            awkward="deduplicate(keep='last') by several columns: of equal prices the earliest; reduce is row by row",
-        ),
+        Query("q9", stateful.q9, ("id",), helpers=(stateful.bids_in_time,)),
         Query("q10", stateless.q10, partition_by=("dt", "hm")),
         Query("q11", windows.q11, awkward="a row of a session takes several times as long as one of a hopping window"),
         Query("q12", windows.q12, found=FOUND["q12"]),
         Query("q13", stateless.q13, awkward="lookup join with a DataFrame that is sent to all slots"),
         Query("q14", stateless.q14),
-        Query("q15", windows.q15, ("day",), helpers=COUNTED, awkward=DISTINCT),
-        Query("q16", windows.q16, ("channel", "day"), helpers=COUNTED, awkward=DISTINCT),
-        Query("q17", windows.q17, ("auction", "day"), helpers=COUNTED, awkward=ROW_BY_ROW),
+        Query("q15", windows.q15, ("day",), helpers=COUNTED),
+        Query("q16", windows.q16, ("channel", "day"), helpers=COUNTED),
+        Query("q17", windows.q17, ("auction", "day"), helpers=COUNTED),
         Query("q18", stateful.q18, ("bidder", "auction")),
-        Query("q19", stateful.q19, ("auction", "rank_number"), awkward="top of whole rows, by several columns"),
+        Query("q19", stateful.q19, ("auction", "rank_number")),
         Query("q20", stateful.q20),
         Query("q21", stateless.q21),
         Query("q22", stateless.q22),

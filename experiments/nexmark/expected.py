@@ -96,7 +96,9 @@ DUCKDB = {
         SELECT * FROM bid
         QUALIFY row_number() OVER (PARTITION BY bidder, auction ORDER BY dateTime DESC) = 1""",
     "q19": """
-        SELECT *, row_number() OVER (PARTITION BY auction ORDER BY price DESC, dateTime) AS rank_number FROM bid
+        SELECT auction, row_number() OVER (PARTITION BY auction ORDER BY price DESC, dateTime) AS rank_number,
+            * EXCLUDE (auction)
+        FROM bid
         QUALIFY rank_number <= 10""",
     "q20": """
         SELECT B.*, A.* FROM bid B JOIN auction A ON B.auction = A.id WHERE A.category = 10""",

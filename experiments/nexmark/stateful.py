@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
-
 from experiments.nexmark.streams import Events
 from flinkplus.api.streams.stream import Stream
 
@@ -29,38 +27,25 @@ def bids_in_time(auctions: Stream, bids: Stream) -> Stream:
     )
 
 
-def highest_bids(events: Events) -> Stream:
-    """Of q4 and q6: the highest bid of each auction, once, when the auction is over."""
-    auctions = events.auctions().select("id", "category", "seller", "dateTime", "expires")
-    pairs = bids_in_time(auctions, events.bids().select("auction", "price", "dateTime"))
-
-    def on_bid(auction: int, bid: Any, ctx: Any) -> None:
-        best = ctx.state("best")
-        known = best.get()
-        if known is None or (bid.price, known.right_dateTime) > (known.price, bid.right_dateTime):
-            best.put(bid)
-        ctx.event_timer(bid.expires + timedelta(milliseconds=1))
-
-    def on_end(auction: int, at_ms: int, ctx: Any) -> Iterator[Any]:
-        best = ctx.state("best").get()
-        yield best.category, best.seller, best.price, best.right_dateTime
-
-    schema = "category long, seller long, final long, dateTime timestamp_ntz"
-    return pairs.key_by("id").process(on_bid, on_timer=on_end, schema=schema)
-
-
 def q4(events: Events) -> Stream:
     """Average price for a category: of the highest bids of its auctions so far."""
-    return highest_bids(events).key_by("category").aggregate(avg=("avg", "final"))
+    auctions = events.auctions().select("id", "category", "dateTime", "expires")
+    pairs = bids_in_time(auctions, events.bids().select("auction", "price", "dateTime"))
+    ended = pairs.key_by("id", "category").tumbling_window("expires", "1 second")
+    return ended.aggregate(final=("max", "price")).key_by("category").aggregate(avg=("avg", "final"))
 
 
 def q6(events: Events) -> Stream:
     """Average price of a seller: of the last eleven highest bids, in the order of their times."""
+    auctions = events.auctions().select("id", "seller", "dateTime", "expires")
+    pairs = bids_in_time(auctions, events.bids().select("auction", "price", "dateTime"))
+    ended = pairs.key_by("id").tumbling_window("expires", "1 second")
+    highest = ended.top(1, by=("price", "right_dateTime ASC"))
 
     def on_sale(seller: int, sale: Any, ctx: Any) -> None:
         waiting = ctx.state("waiting").get() or {}
-        ctx.state("waiting").put({**waiting, sale.dateTime: sale.final})
-        ctx.event_timer(sale.dateTime + timedelta(hours=1))  # no sale before this one can come after that
+        ctx.state("waiting").put({**waiting, sale.right_dateTime: sale.price})
+        ctx.event_timer(sale.right_dateTime + timedelta(hours=1))  # no sale before this one can come after that
 
     def on_order(seller: int, at_ms: int, ctx: Any) -> Iterator[Any]:
         waiting = ctx.state("waiting").get()
@@ -70,16 +55,13 @@ def q6(events: Events) -> Stream:
         ctx.state("last").put(last)
         yield seller, sum(last) / len(last)
 
-    return highest_bids(events).key_by("seller").process(on_sale, on_timer=on_order, schema="seller long, avg double")
+    return highest.key_by("seller").process(on_sale, on_timer=on_order, schema="seller long, avg double")
 
 
 def q9(events: Events) -> Stream:
     """Winning bids: of each auction the highest bid so far, the earliest of equal ones."""
-
-    def better(best: Any, bid: Any) -> Any:
-        return bid if (bid.price, best.right_dateTime) > (best.price, bid.right_dateTime) else best
-
-    return bids_in_time(events.auctions(), events.bids()).key_by("id").reduce(better)
+    pairs = bids_in_time(events.auctions(), events.bids())
+    return pairs.deduplicate("id", keep="last", order_by=("price", "right_dateTime DESC"))
 
 
 def q18(events: Events) -> Stream:
@@ -89,18 +71,7 @@ def q18(events: Events) -> Stream:
 
 def q19(events: Events) -> Stream:
     """Auction top ten: of each auction the ten highest bids so far, the earliest of equal ones first."""
-    bids = events.bids()
-
-    def on_bid(auction: int, bid: Any, ctx: Any) -> Iterator[Any]:
-        before = ctx.state("top").get() or []
-        top = sorted([*before, tuple(bid)], key=lambda row: (-row[2], row[5]))[:10]
-        if top != before:
-            ctx.state("top").put(top)
-            for rank, row in enumerate(top):
-                if rank >= len(before) or before[rank] != row:
-                    yield (*row, rank + 1)
-
-    return bids.key_by("auction").process(on_bid, schema=bids.schema.append(pa.field("rank_number", pa.int64())))
+    return events.bids().key_by("auction").top(10, by=("price", "dateTime ASC"), output="rank_number")
 
 
 def q20(events: Events) -> Stream:

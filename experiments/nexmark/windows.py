@@ -17,11 +17,8 @@ def q5(events: Events) -> Stream:
     """Hot items: of each ten seconds, every two, the auctions with the most bids."""
     bids = events.bids().select("auction", "dateTime")
     counts = bids.key_by("auction").hopping_window("dateTime", "10 seconds", "2 seconds").count(output="num")
-    most = counts.gather().tumbling_window("window_start", "2 seconds").aggregate(maxn=("max", "num"))
-    pairs = counts.key_by("num").interval_join(
-        most.key_by("maxn"), left_time="window_start", right_time="window_start", lower=0, upper=0
-    )
-    return pairs.select("auction", "num")
+    most = counts.gather().tumbling_window("window_start", "2 seconds").top(1, by="num", ties="rank")
+    return most.select("auction", "num")
 
 
 def q7(events: Events) -> Stream:

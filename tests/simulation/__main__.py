@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--ticks", action="store_true", help="subtasks have steps by the time of day, where they can")
     parser.add_argument("--asking", action="store_true", help="rows wait for answers from outside, where that can be")
+    parser.add_argument(
+        "--to-barrier", action="store_true", help="rows are held back until a barrier is sent, in all that can have it"
+    )
     parser.add_argument("--without", type=choices(LEFT_OUT), default=(), help=f"jobs that lack {', '.join(LEFT_OUT)}")
     parser.add_argument("--phases", action="store_true", help="say in which phases of checkpoints processes died")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
@@ -44,9 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def drawing(seed: int) -> Parameters:
         only = options.loops, options.unaligned, options.scaling, options.joined, options.rescales, options.savepoints
-        found = draw(
-            seed, *only, at_once=options.at_once, live=options.live, ticked=options.ticks, asking=options.asking
-        )
+        also = {"ticked": options.ticks, "asking": options.asking, "to_barrier": options.to_barrier}
+        found = draw(seed, *only, at_once=options.at_once, live=options.live, **also)
         return lacking(found, options.without) if options.without else found
 
     with mutated(options.mutation) if options.mutation else nullcontext():

@@ -151,6 +151,7 @@ class Checks:
                 "moves_judged",
                 "thinned",
                 "left_out",
+                "held_to_barrier",
                 "watermarks",
                 "known_ids",
                 "old_ids",
@@ -416,6 +417,11 @@ class Checks:
             self.counts["rounds"] += 1
         elif message.kind is MessageKind.RECORDS:
             self.counts["came_round"] += len(message.records)
+
+    def holds_nothing(self, subtask: SimSubtask, checkpoint: CheckpointId, held: int) -> None:
+        """``subtask`` takes the snapshot of ``checkpoint``; ``held``: rows that were to leave before."""
+        if held:
+            self._wrong("held rows", f"{subtask.id} has {held} rows at its snapshot of {checkpoint}")
 
     def takes_watermark(self, subtask: SimSubtask, message: Message, before_ms: int | None) -> None:
         """``before_ms``: of the channel, so far."""

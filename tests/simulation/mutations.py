@@ -112,7 +112,8 @@ class Mutation:
     ``rescaled``: only where the parallelism changes. ``saved``: only where savepoints are taken.
     ``at_once``: only where rows are visible at once. ``live``: only where records arrive while the job runs.
     ``ticked``: only where subtasks have steps by the time of day.
-    ``asking``: only where rows wait for answers from outside."""
+    ``asking``: only where rows wait for answers from outside.
+    ``to_barrier``: only where rows are held back until a barrier is sent."""
 
     where: Any
     name: str
@@ -127,12 +128,12 @@ class Mutation:
     live: bool = False
     ticked: bool = False
     asking: bool = False
+    to_barrier: bool = False
 
     def parameters(self, seed: int) -> Parameters:
         """The job of a seed in which the fault is looked for."""
-        only = {
-            name: getattr(self, name) for name in ("joined", "rescaled", "saved", "at_once", "live", "ticked", "asking")
-        }
+        kinds = ("joined", "rescaled", "saved", "at_once", "live", "ticked", "asking", "to_barrier")
+        only = {name: getattr(self, name) for name in kinds}
         return draw(seed, **only)
 
 
@@ -151,12 +152,13 @@ def mutation(
     live: bool = False,
     ticked: bool = False,
     asking: bool = False,
+    to_barrier: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Lists the decorated function, under its own name, as a fault of ``where.name``."""
 
     def enlist(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         tells = (make.__doc__ or "").strip()
-        only = joined, rescaled, saved, at_once, live, ticked, asking
+        only = joined, rescaled, saved, at_once, live, ticked, asking, to_barrier
         MUTATIONS[make.__name__] = Mutation(where, name, make, tells, scenario, finds, *only)
         return make
 
@@ -1709,6 +1711,38 @@ def watermark_of_the_fastest(original: Any) -> Any:
         return original(self) if ahead is None else ahead
 
     return least
+
+
+# --- rows up to the barrier
+
+
+@mutation(BarrierAlignment, "completes", to_barrier=True)
+def rows_leave_at_the_first_barrier(original: Any) -> Any:
+    """Rows that are held back leave at the first barrier of a checkpoint; more follow from the other channels."""
+    return lambda self, channel, checkpoint: checkpoint > self._newest_seen
+
+
+@mutation(SubtaskSteps, "_emit_before", to_barrier=True)
+def rows_leave_behind_their_barrier(original: Any) -> Any:
+    """The subtask's barrier precedes the rows that are held back until then."""
+
+    def emit(self: Any, end: Any, message: Any) -> Any:
+        self._take_barrier(end, message)
+        yield from self._work.before_barrier()
+
+    return emit
+
+
+@mutation(SubtaskSteps, "_emit_before", to_barrier=True)
+def rows_that_wait_for_room_stay(original: Any) -> Any:
+    """The barrier does not wait for the rows that need room in an output log."""
+
+    def emit(self: Any, end: Any, message: Any) -> Any:
+        next(self._work.before_barrier(), None)
+        self._take_barrier(end, message)
+        yield from ()
+
+    return emit
 
 
 # --- barriers that overtake

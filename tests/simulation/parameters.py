@@ -83,6 +83,8 @@ SAVINGS = (
     *("crash", "crash", "crash_driver", "no_manifest", "no_upload", "no_commit", "hang_storage", "throw"),
 )
 """What a user asks for in such a job, and what happens to it meanwhile."""
+TO_BARRIER = 0.06
+"""Share of the jobs whose subtasks hold rows back until their barrier."""
 LIVE = 0.06
 """Share of the jobs whose records arrive while they run."""
 ASKING = 0.03
@@ -195,7 +197,7 @@ class Parameters:
     have nothing to read before event time goes on without it (``None``: it waits). ``ticks_ms``: every other stage
     holds rows back for so long, by the time of day (``None``: it does not).
     ``asking``: vertices whose rows wait for answers from outside, ``ask_capacity`` rows at a time, ``ask_in_order`` or
-    not."""
+    not. ``to_barrier``: every other stage holds rows back until its subtask sends a barrier."""
 
     seed: int = 0
     stages: int = 2
@@ -248,6 +250,7 @@ class Parameters:
     asking: tuple[int, ...] = ()
     ask_capacity: int = 4
     ask_in_order: bool = True
+    to_barrier: bool = False
     without: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -302,13 +305,15 @@ def draw(
     live: bool = False,
     ticked: bool = False,
     asking: bool = False,
+    to_barrier: bool = False,
 ) -> Parameters:
     """The parameters of a seed. ``looped``: there is a loop wherever there can be one. ``overtaking``: checkpoints are
     unaligned, and processes die when messages are in flight in them. ``scaled``: spare slots come and go. ``joined``:
     steps may be repeated together, and are small, so that there are often several to repeat. ``rescaled``: the
     parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them.
     ``at_once``: rows are visible at once. ``live``: records arrive while the job runs. ``ticked``: subtasks have steps
-    by the time of day. ``asking``: rows wait for answers from outside."""
+    by the time of day. ``asking``: rows wait for answers from outside.
+    ``to_barrier``: rows are held back until a barrier is sent."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -388,8 +393,12 @@ def draw(
     parameters = with_rows_at_once(parameters, child(seed, "at once"), 1 if at_once else AT_ONCE)
     parameters = with_changes_at_once(parameters, child(seed, "changes at once"))
     parameters = with_live_sources(parameters, child(seed, "live"), 1 if live else LIVE)
-    parameters = with_asking(parameters, child(seed, "asking"), 1 if asking else 0 if ticked else ASKING)
-    return with_ticks(parameters, child(seed, "ticks"), 1 if ticked else TICKED)
+    asks = 1 if asking else 0 if ticked or to_barrier else ASKING
+    parameters = with_asking(parameters, child(seed, "asking"), asks)
+    ticks = 1 if ticked else 0 if to_barrier else TICKED
+    parameters = with_ticks(parameters, child(seed, "ticks"), ticks)
+    share = 1 if to_barrier else TO_BARRIER
+    return parameters if child(seed, "to barrier").random() >= share else with_rows_to_barrier(parameters)
 
 
 def with_ticks(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
@@ -435,6 +444,16 @@ def with_asking(parameters: Parameters, rng: random.Random, share: float) -> Par
         records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
     )
+
+
+def with_rows_to_barrier(parameters: Parameters) -> Parameters:
+    """A job that holds rows back until a barrier is sent, if it can: barriers do not overtake, and it has no loops.
+    Such a job that runs at most once recovers by rollback."""
+    if parameters.loops or parameters.aligned_timeout_ms is not None or parameters.guarantee == "at-most-once":
+        return parameters
+    if parameters.asking or parameters.ticks_ms is not None:
+        return parameters
+    return replace(parameters, to_barrier=True, watermarks=False, idle_ms=None)
 
 
 def with_live_sources(parameters: Parameters, rng: random.Random, share: float) -> Parameters:

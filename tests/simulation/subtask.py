@@ -280,6 +280,7 @@ class SimSubtask:
         self._open: list[Row] = []
         self._ticks_ms = world.parameters.ticks_ms
         self._holds_back = (world.parameters.watermarks or self._ticks_ms is not None) and self._at % 2 == 1
+        self._to_barrier = world.parameters.to_barrier and self._at % 2 == 1
         self._held: list[Row] = list(own.get("held", ()))
         self._tick_at_ms: int | None = own.get("tick_at_ms")
         self.advanced_ms = own.get("advanced_ms", -1)
@@ -438,7 +439,7 @@ class SimSubtask:
             counts[key] = dirty[key] = number = counts.get(key, 0) + 1
             counted.append((record, (*passages, (at, key, number))))
         self._told_ms = (self._told_ms + answers) % CLOCK_BYTES
-        if self._holds_back:
+        if self._holds_back or self._to_barrier:
             self._held += counted
             if self._ticks_ms is not None and self._held and self._tick_at_ms is None:
                 self._tick_at_ms = self._time.now_ms() + self._ticks_ms
@@ -601,6 +602,16 @@ class SimSubtask:
         found, self._left = reader.read(self._left, choice)
         return found
 
+    @property
+    def holds_to_barrier(self) -> bool:
+        return self._to_barrier
+
+    def before_barrier(self) -> Iterator[None]:
+        held, self._held = self._held, []
+        self._world.checks.counts["held_to_barrier"] += len(held)
+        self._told_ms = self._time.now_ms() % CLOCK_BYTES if self._world.parameters.clock_keys else 0
+        return self._emit(held) if held else iter(())
+
     def flush(self) -> Iterator[None]:
         held, self._held, self._told_ms = self._held, [], 0
         return self._emit(held) if held else iter(())
@@ -634,10 +645,12 @@ class SimSubtask:
         self._staged = [file for file in self._staged if file[1] > checkpoint]
 
     def take(self, checkpoint: CheckpointId, protocol_part: Callable[[], OperatorState]) -> None:
+        if self._to_barrier:
+            self._world.checks.holds_nothing(self, checkpoint, len(self._held))
         self.snapshot_of = checkpoint
         if self.sink is not None:
             self.sink.snapshot = checkpoint
-        if self._open:
+        if self._open and self.sink is None:  # a sink with a recipe gets them with the barrier's cut
             name = f"{self.id}-{self.generation}-{checkpoint}"
             self._staged.append((name, checkpoint, tuple(self._open)))
             self._open = []

@@ -38,6 +38,7 @@ TICKED = (19, 25, 27, 41, 44, 45)
 """Seeds in which steps by the time of day are repeated."""
 ASKING = range(13, 19)
 """Seeds in which answers are repeated."""
+TO_BARRIER = 12
 SMALL_BUDGET = 200
 """Seeds for each deliberate fault here; the whole budget is for ``make mutation-check``."""
 QUICK = (
@@ -137,6 +138,8 @@ QUICK = (
     "recipes_are_trimmed_too_early",
     "repeated_rows_are_written_again",
     "recipes_are_not_read",
+    "rows_leave_at_the_first_barrier",
+    "rows_leave_behind_their_barrier",
     "recipes_are_read_before_the_sink_is_fenced",
     "snapshots_do_not_wait_for_their_rows",
     "failovers_forget_the_recipe_of_the_deployment",
@@ -223,6 +226,13 @@ def test_seeds_with_rows_that_wait_for_answers_are_clean() -> None:
     summary = run_many(ASKING, drawn=partial(draw, asking=True))
     assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
     for what in ("answers_taken", "answers_repeated", "failovers", "fallbacks", "watermarks"):
+        assert summary.counts[what], f"the seeds saw no {what}"
+
+
+def test_seeds_whose_rows_are_held_back_until_a_barrier_are_clean() -> None:
+    summary = run_many(range(TO_BARRIER), drawn=partial(draw, to_barrier=True))
+    assert not summary.failures, f"{summary.failures[0]}\n{summary.failures[0].parameters.story()}"
+    for what in ("held_to_barrier", "failovers", "fallbacks"):
         assert summary.counts[what], f"the seeds saw no {what}"
 
 

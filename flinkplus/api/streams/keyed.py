@@ -21,6 +21,8 @@ from flinkplus.operators.joins.bounds import Bounds, bounds_of
 from flinkplus.operators.joins.sides import How
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.latest import Emit
+from flinkplus.operators.keyed.rankings import TopRows, orders_of
 from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.top import Top
 from flinkplus.operators.processors.handle import TimeMode, schema_of
@@ -51,50 +53,65 @@ class KeyedStream:
     def _then(self, operator: Operator) -> Stream:
         return self._stream._then(operator, "hash" if self.keys else "gather", self.keys)
 
-    def count(self, *, output: str = "count", name: str | None = None) -> Stream:
-        """Adds the running count of the row's key, columnar."""
-        return self._then(Count(self._env.name_for("count", name), self.keys, output))
+    def count(self, *, output: str = "count", emit: Emit = "every", name: str | None = None) -> Stream:
+        """Adds the running count of the row's key, columnar. ``emit``: as in ``aggregate``."""
+        return self._then(Count(self._env.name_for("count", name), self.keys, output, emit=emit))
 
-    def sum(self, column: str, *, output: str = "sum", name: str | None = None) -> Stream:
+    def sum(self, column: str, *, output: str = "sum", emit: Emit = "every", name: str | None = None) -> Stream:
         """Adds the running sum of ``column`` for the row's key, columnar; null while all values were null.
 
         Integers are summed as int64, floating point as float64, ``decimal(p, s)`` as ``decimal(p + 10, s)`` with a
         maximum of 38 digits. A sum beyond that range fails the job with ``UserFunctionError``.
+        ``emit``: as in ``aggregate``.
         """
-        return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output))
+        return self._then(Sum(self._env.name_for("sum", name), self.keys, column, output, emit=emit))
 
-    def aggregate(self, *, name: str | None = None, **outputs: AggregateText) -> Stream:
+    def aggregate(self, *, emit: Emit = "every", name: str | None = None, **outputs: AggregateText) -> Stream:
         """Running aggregates: for each row the key columns and the aggregates of its key's rows up to it.
 
         By output column: ``n="count", total=("sum", "x"), paid=agg("sum", "x", where="is_paid")``. The aggregates are
         those of windows without ``collect_list``. ``first`` and ``last`` are by the order in which rows come.
+
+        ``emit``: ``every`` row gives a row, or only the ``latest`` of each key leaves, at each checkpoint and at the
+        end of input (earlier where very many keys have changed). Event time ends there: call ``with_watermark`` again
+        behind it. Not for jobs with loops or unaligned checkpoints.
         """
-        return self._then(RunningAggregates(self._env.name_for("aggregate", name), self.keys, aggregates_of(outputs)))
+        name = self._env.name_for("aggregate", name)
+        return self._then(RunningAggregates(name, self.keys, aggregates_of(outputs), emit=emit))
 
     def top(
         self,
         k: int,
         *,
-        by: str,
-        item: str,
+        by: str | tuple[str, ...],
+        item: str | None = None,
         ascending: bool = False,
         output: str = "rank",
         name: str | None = None,
     ) -> Stream:
-        """The ``k`` items of each key with the largest values (``ascending``: the smallest), kept up to date.
+        """The ``k`` best rows, or items, of each key: those with the largest values (``ascending``: the smallest), kept
+        up to date.
 
-        ``by``: the column with the current value of a row's item.
-        ``item``: the column that identifies the item.
-        ``output``: the column of the rank, from 1.
+        Without ``item`` each row is ranked for itself. ``by`` is a column, or several, of which later ones decide among
+        equal values (``("price", "at ASC")``); of equal rows the earlier one ranks first. The output has one row for
+        each rank that changes: key columns, ``output`` (the rank, from 1), and the other columns of the row that has
+        the rank now. Rows whose value is null or NaN are not ranked. The ``k`` rows of each key are kept.
 
-        Each row replaces the value of its item. The output has one row for each rank that changes: key columns, rank,
-        item, value. The last row for each key and rank is the ranking. Among equal values the one reached first ranks
-        first. A null value removes the item; a rank without an item has nulls.
-
-        Only ``k`` items per key are kept. So the result is exact as long as values never get worse, as with counts:
+        ``item``: the column that identifies an item. Each row sets the value ``by`` (one column) of its item, and takes
+        the place of the row before. The output has key columns, rank, item, value. Among equal values the one reached
+        first ranks first. A null value removes the item; a rank without an item has nulls. Only ``k`` items per key are
+        kept. So the result is exact as long as values never get worse, as with counts:
         ``key_by("word").count().gather().top(10, by="count", item="word")``; see ``flinkplus.operators.keyed.top``.
+
+        In both, the last row for each key and rank is the ranking.
         """
-        return self._then(Top(self._env.name_for("top", name), self.keys, k, by, item, ascending, output))
+        name = self._env.name_for("top", name)
+        if item is None:
+            orders = orders_of(f"operator {name!r}: by", by, self.schema, not ascending)
+            return self._then(TopRows(name, self.keys, k, orders, output))
+        if not isinstance(by, str):
+            raise ConfigurationError(f"operator {name!r}: with item, by is one column, not {by!r}")
+        return self._then(Top(name, self.keys, k, by, item, ascending, output))
 
     def reduce(self, function: Callable[[Any, Any], Any], *, name: str | None = None) -> Stream:
         """For each row the reduction of its key's rows up to it: ``function(so_far, row)`` returns a row."""

@@ -29,6 +29,7 @@ from flinkplus.operators.event_time.processing_time import WithProcessingTime
 from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.keyed import Sum
 from flinkplus.operators.keyed.last import KeepLast
+from flinkplus.operators.keyed.rankings import orders_of
 from flinkplus.operators.rows.broadcast import BroadcastContext, ProcessBroadcast
 from flinkplus.operators.rows.loop import LoopHead
 from flinkplus.operators.rows.rejects import ADVICE, SideOutput
@@ -221,7 +222,7 @@ class Stream(StreamRows):
         *columns: str,
         ttl: Duration | None = None,
         keep: Literal["first", "last"] = "first",
-        order_by: str | None = None,
+        order_by: str | tuple[str, ...] | None = None,
         name: str | None = None,
     ) -> Stream:
         """One row for each value of ``columns``: the first one, or the last one by ``order_by``.
@@ -229,6 +230,8 @@ class Stream(StreamRows):
         ``keep="first"``: for example of the ID of an event that its producer may repeat.
         ``keep="last"``: each row whose ``order_by`` (a number, date or timestamp) is at least as large as that of all
         rows of its key before. The last of them is the key's last row: write them with ``to_postgres(mode="upsert")``.
+        ``order_by``: a column, or several, of which later ones decide among equal values. ``"x DESC"`` is the reverse
+        order: with ``("price", "at DESC")`` the last row is that with the highest price, of equal ones the earliest.
 
         ``ttl``: time for which further rows are dropped after a kept one (``"10 minutes"``, or seconds). The first row
         at or after its end is kept, and restarts it. ``None``: for ever; the state then grows with every new value.
@@ -237,11 +240,12 @@ class Stream(StreamRows):
         """
         ttl_ms = None if ttl is None else duration_ms(ttl, "deduplicate: ttl", least=1)
         if keep not in ("first", "last") or (keep == "last") != (order_by is not None):
-            raise ConfigurationError(f"deduplicate: keep={keep!r}; it is 'first', or 'last' with order_by, a column")
+            raise ConfigurationError(f"deduplicate: keep={keep!r}; it is 'first', or 'last' with order_by, columns")
         if order_by is not None:
             if ttl_ms is not None:
                 raise ConfigurationError("deduplicate: keep='last' takes no ttl")
-            last = KeepLast(self._env.name_for("deduplicate", name), columns, order_by)
+            orders = orders_of("deduplicate: order_by", order_by, self.schema, descending=False)
+            last = KeepLast(self._env.name_for("deduplicate", name), columns, orders)
             return self.key_by(*columns)._then(last)
         return self.key_by(*columns)._then(Deduplicate(self._env.name_for("deduplicate", name), columns, ttl_ms))
 

@@ -15,6 +15,7 @@ from flinkplus.operators.event_time.contents import Aggregated, Called, Content,
 from flinkplus.operators.event_time.windows import KeyedWindow, OnLate
 from flinkplus.operators.joins.sides import How
 from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.operators.keyed.rankings import Ties, orders_of
 
 if TYPE_CHECKING:
     from flinkplus.api.streams.keyed import KeyedStream
@@ -69,15 +70,30 @@ class WindowedStream:
         """
         return self._made("aggregate", name, Aggregated(aggregates_of(outputs)))
 
-    def top(self, k: int, *, by: str, ascending: bool = False, output: str = "rank", name: str | None = None) -> Stream:
+    def top(
+        self,
+        k: int,
+        *,
+        by: str | tuple[str, ...],
+        ascending: bool = False,
+        ties: Ties = "first",
+        output: str = "rank",
+        name: str | None = None,
+    ) -> Stream:
         """The ``k`` rows of each key and window with the largest values of ``by`` (``ascending``: the smallest).
 
         The ranking is emitted once, when the window ends: a row for each rank, from 1, with the key columns, the bounds
         of the window, ``output`` and the other columns of the row. If the rows have a column ``window_start`` or
-        ``window_end`` of their own, it stays and the bound is left out. Of equal values the row with the earlier event
-        time ranks first. Rows whose value is null or NaN are not ranked.
+        ``window_end`` of their own, it stays and the bound is left out. Rows whose value is null or NaN are not ranked.
+
+        ``by``: a column, or several, of which later ones decide among equal values: ``("price", "at ASC")``.
+        ``ties``: the ranks of rows with equal values. ``first``: one after the other, by event time, as SQL's
+        ``ROW_NUMBER``. ``rank``: the same, and the next rank counts the rows before it (``RANK``: 1, 1, 3). ``dense``:
+        the same, and the next one is one more (``DENSE_RANK``: 1, 1, 2). With ``rank`` and ``dense`` all rows with a
+        rank up to ``k`` are kept and emitted, which may be more than ``k``.
         """
-        return self._made("top", name, Ranked(k, by, ascending, output))
+        orders = orders_of("top: by", by, self._stream.schema, not ascending)
+        return self._made("top", name, Ranked(k, orders, output, ties))
 
     def process(
         self,

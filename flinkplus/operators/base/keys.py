@@ -46,6 +46,7 @@ from flinkplus.state.hashing import (
 _NULL_TEXT = b"\xff"
 _SIGN = np.uint64(1 << 63)
 _BINARY = pa.binary()
+_TAG_BYTES = 5
 _PLAIN_NUMBERS: dict[pa.DataType, type[np.signedinteger]] = {
     **dict.fromkeys((pa.int8(),), np.int8),
     **dict.fromkeys((pa.int16(),), np.int16),
@@ -184,11 +185,8 @@ def encode_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> KeyCodes:
     pieces = []
     for part in parts:
         assert part.column is not None
-        nulls = part.column.dictionary.is_null().to_pylist()
-        tagged = [_tagged(key, null) for key, null in zip(part.keys, nulls, strict=True)]
-        pieces.append([tagged[code] for code in part.codes[first].tolist()])
-    encoded = pa.array([b"".join(key) for key in zip(*pieces, strict=True)], type=pa.binary())
-    return KeyCodes(codes, encoded, None, True)
+        pieces.append(_tagged_all(part.encoded, part.column.dictionary.is_null()).take(pa.array(part.codes[first])))
+    return KeyCodes(codes, pc.binary_join_element_wise(*pieces, pa.scalar(b"", _BINARY)), None, True)
 
 
 def row_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
@@ -209,6 +207,17 @@ def row_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
 
 def _decoded_column(array: pa.Array) -> pa.Array:
     return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
+
+
+def _tagged_all(keys: pa.BinaryArray, nulls: pa.BooleanArray) -> pa.BinaryArray:
+    """``_tagged`` for each of ``keys``, none of which is null as bytes."""
+    lengths = np.diff(offsets_and_data(keys)[0])
+    tags = np.ones((len(keys), _TAG_BYTES), np.uint8)
+    tags[:, 1:] = lengths.astype(">u4").view(np.uint8).reshape(len(keys), _TAG_BYTES - 1)
+    offsets = np.arange(len(keys) + 1, dtype=np.int32) * np.int32(_TAG_BYTES)
+    tag = pa.Array.from_buffers(_BINARY, len(keys), [None, pa.py_buffer(offsets), pa.py_buffer(tags)])
+    tagged = pc.binary_join_element_wise(tag, keys, pa.scalar(b"", _BINARY))
+    return pc.if_else(nulls, pa.scalar(b"\x00", _BINARY), tagged)
 
 
 def _tagged(key: bytes, null: bool) -> bytes:

@@ -225,6 +225,11 @@ class OperatorInstance(ABC):
         """The time of day may have reached ``clock_at_ms``. It is a step of its own, whose time is ``now_ms``."""
         return ()
 
+    def before_barrier(self) -> Iterable[pa.RecordBatch]:
+        """The subtask's barrier follows: emit what is held back until then. Called before the snapshot, and again when
+        that is repeated; only for an operator that says so (``Operator.holds_to_barrier``)."""
+        return ()
+
     def end(self) -> Iterable[pa.RecordBatch]:
         """All inputs have ended: emit the remaining output."""
         return ()
@@ -295,6 +300,8 @@ class Operator(ABC):
     """Whether its state is the same in all subtasks, so that any copy will do at another parallelism."""
     asks = False
     """Whether its instances are ``AskingInstance``s; it is the root of its vertex then."""
+    holds_to_barrier = False
+    """Whether its instances hold rows back until ``before_barrier``."""
 
     @property
     def has_clock(self) -> bool:

@@ -22,8 +22,8 @@ from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.columns import cut
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.operators.base.row import USER_EXCEPTIONS, Verbatim, rows_of, short_repr, user_error
-from flinkplus.operators.base.schema import check_column, parse_schema
-from flinkplus.operators.base.values import is_counted, local_time
+from flinkplus.operators.base.schema import parse_schema
+from flinkplus.operators.base.values import local_time
 from flinkplus.operators.event_time.tables import (
     KEY,
     TIME,
@@ -36,7 +36,7 @@ from flinkplus.operators.event_time.tables import (
 )
 from flinkplus.operators.keyed.aggregates import Aggregate
 from flinkplus.operators.keyed.conditions import Where, described
-from flinkplus.operators.keyed.top import MAX_K
+from flinkplus.operators.keyed.rankings import Order, Ties, check_ranking, rankable, ranks_of
 from flinkplus.operators.rows.rows import Collector
 
 START, END, TIMING = "window_start", "window_end", "window_timing"
@@ -251,17 +251,21 @@ def _listed(keys: pa.Array, rows: pa.RecordBatch) -> pa.Array:
 
 @dataclass(frozen=True)
 class Ranked(Content):
-    """The ``k`` rows of each key and window with the largest values of ``by`` (``ascending``: the smallest)."""
+    """The ``k`` best rows of each key and window by ``orders``.
+
+    ``ties``: the ranks of rows that are equal in these columns (``rankings.ranks_of``); with ``first`` the row with the
+    earlier event time ranks first.
+    """
 
     k: int
-    by: str
-    ascending: bool
+    orders: tuple[Order, ...]
     output: str
+    ties: Ties = "first"
 
     @property
     @override
     def settings(self) -> dict[str, Any]:
-        return {"k": self.k, "by": self.by, "ascending": self.ascending}
+        return {"k": self.k, "by": list(map(str, self.orders)), "ties": self.ties}
 
     @override
     def table_schemas(self, schema: pa.Schema, keys: Sequence[str]) -> dict[str, pa.Schema]:
@@ -269,15 +273,9 @@ class Ranked(Content):
 
     @override
     def output_schema(self, operator: str, schema: pa.Schema, keys: Sequence[str], lead: pa.Schema) -> pa.Schema:
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= MAX_K:
-            raise ConfigurationError(f"operator {operator!r}: k is a number from 1 to {MAX_K}, not {self.k!r}")
-        check_column(operator, schema, self.by)
-        value = schema.field(self.by).type
-        kinds = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_decimal)
-        if not any(is_kind(value) for is_kind in kinds) and not is_counted(value):
-            raise ConfigurationError(
-                f"operator {operator!r}: column {self.by!r} is {value}; only numbers and times can be ranked"
-            )
+        check_ranking(operator, schema, self.k, self.orders)
+        if self.ties not in ("first", "rank", "dense"):
+            raise ConfigurationError(f"operator {operator!r}: ties is 'first', 'rank' or 'dense', not {self.ties!r}")
         own = list(lead)[: len(keys)] + [field for field in list(lead)[len(keys) :] if field.name not in schema.names]
         rest = [field for field in schema if field.name not in keys]
         return pa.schema([*own, pa.field(self.output, pa.int64()), *rest])
@@ -290,28 +288,19 @@ class Ranked(Content):
 
     def best(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of a ``RowTable`` that are ranked, by key and rank."""
-        name = f"row {self.by}"
-        values = rows.column(rows.schema.get_field_index(name))
-        valid = values.is_valid()
-        if pa.types.is_floating(values.type):
-            valid = pc.and_(valid, pc.invert(pc.is_nan(values).fill_null(True)))
+        names = [f"row {order.column}" for order in self.orders]
+        valid = rankable(rows.column(rows.schema.get_field_index(names[0])))
         if not pc.all(valid).as_py():
             rows = rows.filter(valid)
-        order = [(KEY, "ascending"), (name, "ascending" if self.ascending else "descending"), (TIME, "ascending")]
-        rows = rows.take(pc.sort_indices(rows, sort_keys=order))
-        ranks = ranks_of(rows.column(0))
+        by = [(name, order.direction) for name, order in zip(names, self.orders, strict=True)]
+        rows = rows.take(pc.sort_indices(rows, sort_keys=[(KEY, "ascending"), *by, (TIME, "ascending")]))
+        ranks = self.ranks(rows)
         return rows.filter(pa.array(ranks <= self.k)) if (ranks > self.k).any() else rows
 
-
-def ranks_of(keys: pa.Array) -> Integers:
-    """From 1, the position of each row among those with its key, which stand together."""
-    if not len(keys):
-        return np.zeros(0, np.int64)
-    codes = keys.dictionary_encode().indices.to_numpy()
-    starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-    sizes = np.diff(np.append(starts, len(codes)))
-    ranks: Integers = np.arange(len(codes)) - np.repeat(starts, sizes) + 1
-    return ranks
+    def ranks(self, rows: pa.RecordBatch) -> Integers:
+        """The ranks of rows that are in order."""
+        values = [rows.column(rows.schema.get_field_index(f"row {order.column}")) for order in self.orders]
+        return ranks_of(rows.column(0), values, self.ties)
 
 
 class _RankedInstance(ContentInstance):
@@ -334,7 +323,7 @@ class _RankedInstance(ContentInstance):
         found = {name.removeprefix("row "): rows.column(at) for at, name in enumerate(rows.schema.names) if at > 1}
         bounds = dict(zip((START, END, TIMING), self._all.columns(emission, keys, []), strict=True))
         found |= {name: bounds[name] for name in self._own}
-        found[self._content.output] = pa.array(ranks_of(keys))
+        found[self._content.output] = pa.array(self._content.ranks(rows))
         columns = [found[name] for name in self._output.names]
         yield from cut(pa.RecordBatch.from_arrays(columns, schema=self._output))
 

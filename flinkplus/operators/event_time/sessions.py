@@ -78,14 +78,16 @@ class SessionSlices:
     def _continued(self, spans: pa.RecordBatch, near: Sequence[int]) -> np.ndarray:
         """For each piece the position in ``near`` of the first slice with a piece that continues it; -1: none."""
         target = np.full(spans.num_rows, -1)
-        ends = spans.column(2).to_numpy() + self._gap_ms
-        for at, start in enumerate(near):
-            later = self._slices.read_first(start)
-            places = pc.index_in(later.column(0), value_set=spans.column(0))
-            rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
-            found = places.take(pa.array(rows)).to_numpy()
-            joined = found[later.column(1).to_numpy()[rows] <= ends[found]]
-            target[joined[target[joined] < 0]] = at
+        if not near:
+            return target
+        later = [self._slices.read_first(start) for start in near]
+        places = pc.index_in(pa.concat_arrays([rows.column(0) for rows in later]), value_set=spans.column(0))
+        rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
+        found = places.take(pa.array(rows)).to_numpy()
+        firsts = np.concatenate([each.column(1).to_numpy() for each in later])[rows]
+        slices = np.repeat(np.arange(len(near)), [each.num_rows for each in later])[rows]
+        joined = np.flatnonzero(firsts <= spans.column(2).to_numpy()[found] + self._gap_ms)[::-1]
+        target[found[joined]] = slices[joined]  # of several slices the first one is written last
         return target
 
     def _move(self, pieces: Sequence[pa.RecordBatch], moved: np.ndarray, start: int) -> None:
@@ -113,5 +115,13 @@ def _only(pieces: Sequence[pa.RecordBatch], chosen: np.ndarray) -> list[pa.Recor
     """The rows of each table for the keys of the ``chosen`` rows of the first."""
     if chosen.all():
         return list(pieces)
-    first = pieces[0].filter(pa.array(chosen))
-    return [first, *(table.filter(pc.is_in(table.column(0), value_set=first.column(0))) for table in pieces[1:])]
+    mask, keys = pa.array(chosen), pieces[0].column(0)
+    first = pieces[0].filter(mask)
+    return [first, *(_with_keys(table, keys, mask, first.column(0)) for table in pieces[1:])]
+
+
+def _with_keys(table: pa.RecordBatch, keys: pa.Array, mask: pa.Array, chosen: pa.Array) -> pa.RecordBatch:
+    """The rows with the keys ``chosen``: those of ``mask``, where the table has one row for each of ``keys``."""
+    if table.column(0).equals(keys):
+        return table.filter(mask)
+    return table.filter(pc.is_in(table.column(0), value_set=chosen))

@@ -1,7 +1,8 @@
 """The distinct values of keys, as keyed state: which of some values a key has for the first time.
 
-The pairs of key and value are kept in parts (``parts``), each sorted by the hash of the pair, so that all pairs of a
-batch are looked up together. A pair is written once, and merged a few times as parts grow.
+Several filters may count the values of one column. The pairs of key and value are kept once, with a bit for each filter
+that they have passed. They are in parts (``parts``), each sorted by the hash of the pair, so that all pairs of a batch
+are looked up together. A pair is written once for each time that it has new bits, and merged a few times as parts grow.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from flinkplus.state.hashing import hash_keys
 
 KEPT_ROWS = 1 << 20
 """Pairs that stay in memory besides being in the state."""
-PAIRS = pa.schema([("hash", pa.uint64()), ("key", pa.binary()), ("value", pa.binary())])
+PAIRS = pa.schema([("hash", pa.uint64()), ("key", pa.binary()), ("value", pa.binary()), ("filters", pa.uint64())])
+MAX_FILTERS = 64
 _ONLY_SHELF = 0
-_LENGTH_BYTES = 4
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+Bits = npt.NDArray[np.uint64]
+Codes = npt.NDArray[np.integer]
 
 
 class DistinctValues:
@@ -32,22 +36,29 @@ class DistinctValues:
         self._name = name
         self._shelves = Shelves(state, name, PAIRS, _merged, together=2, kept_rows=KEPT_ROWS)
 
-    def add(self, keys: pa.Array, values: pa.Array) -> npt.NDArray[np.bool_]:
-        """Which of the pairs, which are distinct, are new; they are known from now on. Both arrays are binary."""
-        if not len(keys):
-            return np.zeros(0, np.bool_)
-        pairs = _pairs(keys, values)
-        hashes = pairs.column(0).to_numpy()
-        new = np.ones(len(keys), np.bool_)
+    def add(self, keys: pa.Array, values: pa.Array, key_codes: Codes, value_codes: Codes, bits: Bits) -> Bits:
+        """The bits that pairs had before; from now on they have ``bits`` too.
+
+        ``keys``, ``values``: the bytes of each code. ``key_codes``, ``value_codes``: of each pair; pairs are distinct.
+        """
+        if not len(bits):
+            return bits
+        hashes = hash_keys(keys)[key_codes] * _MULTIPLIER + hash_keys(values)[value_codes]
+        columns = [pa.array(hashes), keys.take(pa.array(key_codes)), values.take(pa.array(value_codes))]
+        pairs = pa.RecordBatch.from_arrays([*columns, pa.array(bits)], schema=PAIRS)
+        before = np.zeros(len(bits), np.uint64)
         for part, batch in self._shelves.parts(_ONLY_SHELF) if _ONLY_SHELF in self._shelves else ():
-            known: npt.NDArray[np.uint64] = batch.column(0).to_numpy() if part.derived is None else part.derived
+            known: Bits = batch.column(0).to_numpy() if part.derived is None else part.derived
             if part.batch is not None:  # kept as long as the rows are
                 part.derived = known
-            new &= ~_found(pairs, hashes, batch, known)
-        if new.any():
-            fresh = pairs if new.all() else pairs.filter(pa.array(new))
-            self._shelves.add(_ONLY_SHELF, fresh.take(pa.array(np.argsort(fresh.column(0).to_numpy(), kind="stable"))))
-        return new
+            before |= _found(pairs, hashes, batch, known)
+        fresh = bits & ~before
+        new = np.flatnonzero(fresh)
+        if len(new):
+            order = new[np.argsort(hashes[new], kind="stable")]
+            rows = pairs.take(pa.array(order)).set_column(3, PAIRS.field(3), pa.array(fresh[order]))
+            self._shelves.add(_ONLY_SHELF, rows)
+        return before
 
     def snapshot(self) -> Any:
         """The index, as JSON; all pairs are then in the state."""
@@ -69,25 +80,18 @@ def _owned(part: Inherited, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     return part.owned(rows.column(1).to_pylist())
 
 
-def _pairs(keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
-    both = zip(keys.to_pylist(), values.to_pylist(), strict=True)
-    whole = [len(key).to_bytes(_LENGTH_BYTES, "big") + key + value for key, value in both]
-    return pa.RecordBatch.from_arrays([pa.array(hash_keys(pa.array(whole, pa.binary()))), keys, values], schema=PAIRS)
-
-
-def _found(
-    pairs: pa.RecordBatch, hashes: npt.NDArray[np.uint64], batch: pa.RecordBatch, known: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.bool_]:
-    """Which pairs are in ``batch``, whose hashes are ``known``; several pairs there may have one hash."""
+def _found(pairs: pa.RecordBatch, hashes: Bits, batch: pa.RecordBatch, known: Bits) -> Bits:
+    """The bits that pairs have in ``batch``, whose hashes are ``known``. Several rows there may have one hash, and one
+    pair."""
     at = np.searchsorted(known, hashes)
-    found = np.zeros(len(hashes), np.bool_)
+    found = np.zeros(len(hashes), np.uint64)
     asked = np.flatnonzero((at < len(known)) & (known[np.minimum(at, len(known) - 1)] == hashes))
     while len(asked):
         mine, theirs = pairs.take(pa.array(asked)), batch.take(pa.array(at[asked]))
         equal = np.logical_and(*(_equal(mine.column(side), theirs.column(side)) for side in (1, 2)))
-        found[asked[equal]] = True
+        found[asked[equal]] |= theirs.column(3).to_numpy()[equal]
         at[asked] += 1
-        asked = asked[~equal & (at[asked] < len(known))]
+        asked = asked[at[asked] < len(known)]
         asked = asked[known[at[asked]] == hashes[asked]]
     return found
 

@@ -38,10 +38,11 @@ from flinkplus.operators.base.keys import (
     plain_numbers,
     row_keys,
 )
-from flinkplus.operators.base.operator import Dtype, KeyedOperator, NumberStateLike, OperatorContext, OperatorInstance
+from flinkplus.operators.base.operator import Dtype, NumberStateLike, OperatorContext, OperatorInstance
 from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.base.stored_state import NumberView, StateView
 from flinkplus.operators.keyed.aggregates import sum_type
+from flinkplus.operators.keyed.latest import Updating
 from flinkplus.operators.keyed.views import SumView
 from flinkplus.protocol.program.description import Column, StateDescription
 from flinkplus.state.hashing import small_unsigned
@@ -271,7 +272,7 @@ def _with_column(operator: str, schema: pa.Schema, output: str, dtype: pa.DataTy
 
 
 @dataclass(frozen=True)
-class Count(KeyedOperator):
+class Count(Updating):
     """Adds ``output`` (int64): how many rows with this row's key have been seen, this one included."""
 
     output: str = "count"
@@ -279,11 +280,12 @@ class Count(KeyedOperator):
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_key_columns(schema, self.keys)
+        self._check_emit()
         return _with_column(self.name, schema, self.output, pa.int64())
 
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
-        return _CountInstance(self, ctx)
+        return self._emitting(_CountInstance(self, ctx), ctx)
 
     def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
         return [NumberView(self.name, name=self.name, output=self.output)]
@@ -314,7 +316,7 @@ class _CountInstance(OperatorInstance):
 
 
 @dataclass(frozen=True)
-class Sum(KeyedOperator):
+class Sum(Updating):
     """Adds ``output``: the running sum of ``column`` for this row's key; int64 for integers, float64 for floating
     point, ``decimal(p + 10, s)`` for ``decimal(p, s)``.
 
@@ -328,6 +330,7 @@ class Sum(KeyedOperator):
     @override
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         check_key_columns(schema, self.keys)
+        self._check_emit()
         return _with_column(self.name, schema, self.output, self._sum_type(schema))
 
     def _sum_type(self, schema: pa.Schema) -> pa.DataType:
@@ -348,7 +351,8 @@ class Sum(KeyedOperator):
     @override
     def create(self, ctx: OperatorContext) -> OperatorInstance:
         dtype = self._sum_type(ctx.input_schema)
-        return (_DecimalSumInstance if decimals.is_decimal(dtype) else _NumberSumInstance)(self, ctx, dtype)
+        kind = _DecimalSumInstance if decimals.is_decimal(dtype) else _NumberSumInstance
+        return self._emitting(kind(self, ctx, dtype), ctx)
 
     def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
         zeros = zeros_of(self.name)

@@ -33,11 +33,9 @@ from flinkplus.operators.base.operator import MAX_OUTPUT_ROWS, KeyedOperator, Op
 from flinkplus.operators.base.schema import check_column
 from flinkplus.operators.base.stored_state import StateView
 from flinkplus.operators.base.values import is_counted, numbers_of
+from flinkplus.operators.keyed.rankings import Order, check_ranking
 from flinkplus.operators.keyed.views import RankingView, as_arrow
 from flinkplus.protocol.program.description import Column, StateDescription
-
-MAX_K = 10_000
-"""A row may change all ranks of its key."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +60,13 @@ class Top(KeyedOperator):
         return pa.schema([*keys, pa.field(self.output, pa.int64()), *found])
 
     def _check(self, schema: pa.Schema) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= MAX_K:
-            raise ConfigurationError(f"operator {self.name!r}: k is a number from 1 to {MAX_K}, not {self.k!r}")
-        for column in (self.item, self.by):
-            check_column(self.name, schema, column)
+        check_ranking(self.name, schema, self.k, [Order(self.by, not self.ascending)])
+        check_column(self.name, schema, self.item)
         check_key_columns(schema, (self.item,))
         if pa.types.is_floating(schema.field(self.item).type):
             raise ConfigurationError(
                 f"operator {self.name!r}: the item column {self.item!r} is floating point, which cannot "
                 "identify an item"
-            )
-        value = schema.field(self.by).type
-        kinds = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_decimal)
-        if not any(is_kind(value) for is_kind in kinds) and not is_counted(value):
-            raise ConfigurationError(
-                f"operator {self.name!r}: column {self.by!r} is {value}; only numbers and times can be ranked"
             )
 
     @override

@@ -59,6 +59,13 @@ class BarrierAlignment(BarrierMachine):
         """The channels from which no message may be taken."""
         return tuple(self._taken) if self._blocking else ()
 
+    def completes(self, channel: ChannelId, checkpoint: CheckpointId) -> bool:
+        """Whether the alignment is complete once the barrier of ``checkpoint`` is taken off this input."""
+        if checkpoint == self._aligning:
+            return channel not in self._taken and len(self._taken) + 1 == len(self._aligned_inputs)
+        begins = checkpoint > self._newest_seen and checkpoint not in self._aborted_unseen
+        return begins and len(self._aligned_inputs) == 1
+
     def _on_barrier(self, channel: ChannelId, checkpoint: CheckpointId) -> list[BarrierEffect]:
         if channel in self._taken and self._blocking:
             raise PeerProtocolError(

@@ -16,7 +16,6 @@ from typing_extensions import assert_never
 
 from flinkplus.protocol.barriers.alignment import BarrierAlignment
 from flinkplus.protocol.barriers.cyclic import CyclicAlignment
-from flinkplus.protocol.barriers.machine import BarrierMachine
 from flinkplus.protocol.barriers.unaligned import UnalignedBarriers
 from flinkplus.protocol.channels.inputs import InputChannel
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
@@ -112,6 +111,10 @@ class SubtaskCheckpoints:
         if not self._identity.guarantee.aligns:  # after a restart from this snapshot, what follows is sent again
             self._inputs_at.setdefault(checkpoint, {}).setdefault(str(end.channel), end.cursor.consumed)
         self.handle(events.BarrierTaken(end.channel, checkpoint))
+
+    def completes(self, channel: ChannelId, checkpoint: CheckpointId) -> bool:
+        """Whether the subtask sends its own barrier of ``checkpoint`` once that of this channel is taken."""
+        return self._machine.completes(channel, checkpoint)
 
     def overtake(self, checkpoint: CheckpointId) -> None:
         """The barriers of ``checkpoint`` must not wait, whether they are sent already or not."""
@@ -219,7 +222,7 @@ def add_logs(
     )
 
 
-def _machine(identity: SubtaskIdentity, channels: tuple[ChannelId, ...], saved: OperatorState) -> BarrierMachine:
+def _machine(identity: SubtaskIdentity, channels: tuple[ChannelId, ...], saved: OperatorState) -> BarrierAlignment:
     """The barrier machine for the job's checkpoint mode and the subtask's place in the graph."""
     subtask, version, aligns = identity.subtask, identity.checkpoint, identity.guarantee.aligns
     aborted = [CheckpointId(number) for number in saved.aborted]

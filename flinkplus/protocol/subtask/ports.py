@@ -103,6 +103,13 @@ class SubtaskWork(Protocol):
     def advance(self, watermark_ms: int) -> Iterator[None]:
         """Event time has reached ``watermark_ms`` on all inputs: fire what is due, and forward the watermark."""
 
+    @property
+    def holds_to_barrier(self) -> bool:
+        """Whether rows are held back until the subtask sends a barrier."""
+
+    def before_barrier(self) -> Iterator[None]:
+        """The subtask takes its snapshot and sends a barrier next: emit what is held back until then."""
+
     def flush(self) -> Iterator[None]:
         """All input and event time have ended: emit what is still held back."""
 

@@ -444,6 +444,8 @@ class SubtaskSteps:
                         self._loop.took_records(records.channel)
                 return self._work.push(taken)
             case MessageKind.BARRIER:
+                if self._work.holds_to_barrier and self.checkpoints.completes(end.channel, message.epoch):
+                    return self._emit_before(end, message)
                 self._take_barrier(end, message)
                 return None
             case MessageKind.END_OF_INPUT:
@@ -470,6 +472,13 @@ class SubtaskSteps:
 
     def _advanced(self, watermark_ms: int | None) -> Iterator[None]:
         return iter(()) if watermark_ms is None else self._work.advance(watermark_ms)
+
+    def _emit_before(self, end: InputChannel, message: Message) -> Iterator[None]:
+        """The last barrier of a checkpoint: what is held back leaves before the snapshot and the subtask's own one."""
+        yield from self._work.before_barrier()
+        while not self.outputs.accepts:
+            yield
+        self._take_barrier(end, message)
 
     def _take_barrier(self, end: InputChannel, message: Message) -> None:
         # The barrier is consumed before the snapshot is taken, so that the cursors of the snapshot stand behind it.

@@ -49,6 +49,21 @@ def check_loops(graph: JobGraph, options: Options) -> None:
         raise ConfigurationError(f"{setting} cannot be used with a loop ({names}): {why}")
 
 
+def check_barriers(graph: JobGraph, options: Options) -> None:
+    """Raises ``ConfigurationError`` for an operator that holds rows up to the barrier (``emit="latest"``) in a job
+    whose barriers overtake, or that has loops."""
+    holding = [
+        repr(node.name) for node in graph.nodes if isinstance(node.body, Operator) and node.body.holds_to_barrier
+    ]
+    why = ""
+    if options.checkpoint_mode == "unaligned":
+        why = "checkpoint_mode='unaligned': a barrier that overtakes would have to wait for these rows; use 'aligned'"
+    elif graph.loop_heads():
+        why = "a loop: its end cannot be detected while rows are held back"
+    if holding and why:
+        raise ConfigurationError(f"emit='latest' ({', '.join(holding)}) cannot be used with {why}")
+
+
 def check_sources(graph: JobGraph, options: Options) -> None:
     """Raises ``ConfigurationError`` for a live source in a job that runs at most once: such a job counts the rows whose
     effects were seen and passes over as many, and how many a live source has read does not say which."""

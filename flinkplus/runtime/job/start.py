@@ -27,6 +27,7 @@ from flinkplus.runtime.coordinator.setup.configs import find_strategy
 from flinkplus.runtime.coordinator.setup.outcome import JobResult
 from flinkplus.runtime.job import staging
 from flinkplus.runtime.job.checks import (
+    check_barriers,
     check_faults,
     check_loops,
     check_outputs,
@@ -171,6 +172,7 @@ def plan_sources(
 def check_settings(spark: SparkSession, graph: JobGraph, options: Options) -> None:
     """Checks of the options and of the cluster that need no files."""
     check_loops(graph, options)
+    check_barriers(graph, options)
     check_sources(graph, options)
     check_outputs(graph)
     check_recipes(graph, options)

@@ -43,5 +43,7 @@ def test_what_cannot_be() -> None:
         a.deduplicate("k", keep="last", order_by="v", ttl=1)
     with pytest.raises(ConfigurationError, match=r"no column 'vv'.*did you mean 'v'"):
         a.deduplicate("k", keep="last", order_by="vv")
+    with pytest.raises(ConfigurationError, match=r"deduplicate: order_by names no column, or one twice"):
+        a.deduplicate("k", keep="last", order_by=("v", "v DESC"))
     with pytest.raises(ConfigurationError, match="order_by 'k' is string, and must be a whole number"):
         a.deduplicate("v", keep="last", order_by="k")

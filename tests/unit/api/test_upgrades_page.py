@@ -15,6 +15,7 @@ from flinkplus.api.streams.stream import Stream
 from flinkplus.api.upgrades import Upgrade, requests_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.job_options import JobOptions, RunOptions
+from flinkplus.operators.keyed.latest import Emit
 from flinkplus.protocol.program.comparison import Comparison, Requests, Verdict, compare
 from flinkplus.protocol.program.description import Program
 from flinkplus.runtime.job.upgrading.programs import check_permitted
@@ -123,7 +124,15 @@ def timed(timer: Any = None) -> Callable[[Stream], Stream]:
     )
 
 
-def latest(order_by: str) -> Callable[[Stream], Stream]:
+def best(by: str | tuple[str, ...], k: int = 3) -> Callable[[Stream], Stream]:
+    return lambda rows: rows.key_by("k").top(k, by=by, name="best")
+
+
+def emitting(emit: Emit) -> Callable[[Stream], Stream]:
+    return lambda rows: rows.key_by("k").count(emit=emit, name="totals")
+
+
+def latest(order_by: str | tuple[str, ...]) -> Callable[[Stream], Stream]:
     return lambda rows: rows.deduplicate("k", keep="last", order_by=order_by, name="once")
 
 
@@ -354,16 +363,37 @@ CASES: dict[str, list[Case]] = {
     "`how` of a join": [
         Case(drawn(joined()), drawn(joined(how="full")), {"join": "refused"}, "its how was 'inner' and is 'full'"),
     ],
-    "number of ranked items": [Case(drawn(top(3)), drawn(top(4)), {"top": "refused"}, "its k was 3 and is 4")],
+    "number of ranked items or rows": [
+        Case(drawn(top(3)), drawn(top(4)), {"top": "refused"}, "its k was 3 and is 4"),
+        Case(drawn(best("n")), drawn(best("n", 4)), {"best": "refused"}, "its k was 3 and is 4"),
+    ],
+    "order of a ranking of rows, ties": [
+        Case(
+            drawn(best("n")),
+            drawn(best(("n", "ts ASC"))),
+            {"best": "refused"},
+            "its by was ['n DESC'] and is ['n DESC', 'ts ASC']",
+        ),
+    ],
+    "`emit` of `count`, `sum` and `aggregate`": [
+        Case(drawn(emitting("every")), drawn(emitting("latest")), {"totals": "unchanged"}),
+        Case(drawn(emitting("latest")), drawn(emitting("every")), {"totals": "unchanged"}),
+    ],
     "time to live of `deduplicate`": [
         Case(drawn(once("1 hour")), drawn(once("2 hours")), {"once": "unchanged"}),
         Case(drawn(once("1 hour")), drawn(once(None)), {"once": "refused"}, "its expires was True and is False"),
     ],
-    "`keep` of `deduplicate`, the type of its `order_by`": [
+    "`keep` of `deduplicate`, types and directions of its `order_by`": [
         Case(
             drawn(once(None)), drawn(latest("ts")), {"once": "refused"}, "its class was 'Deduplicate' and is 'KeepLast'"
         ),
         Case(drawn(latest("n")), drawn(latest("ts")), {"once": "refused"}, "its order was 'int32' and is 'int64'"),
+        Case(
+            drawn(latest("n")),
+            drawn(latest(("n DESC", "ts"))),
+            {"once": "refused"},
+            "its order was 'int32' and is 'int32 DESC, int64'",
+        ),
     ],
     "expressions of `select`, `where` and their like": [
         Case(drawn(chosen("n > 1")), drawn(chosen("n > 2 OR k = 'a'")), {"chosen": "unchanged", "count": "unchanged"}),

@@ -148,6 +148,8 @@ class FusedOperators:
         self._heard = frozenset(edge for edge in vertex.outputs if graph.hears_watermarks(edge))
         self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
         self._by_input = self.nodes[self.root].instance if self._tells_inputs_apart() else None
+        bodies = {index: fused.node.body for index, fused in self.nodes.items()}
+        self._to_barrier = [at for at, body in bodies.items() if isinstance(body, Operator) and body.holds_to_barrier]
         self._last = [fused for fused in self.nodes.values() if not fused.node.children]
         instances = [fused.instance for fused in self.nodes.values() if fused.instance is not None]
         self.joins_steps = self._by_input is None and not self._clocks and all(one.joins_steps for one in instances)
@@ -163,6 +165,11 @@ class FusedOperators:
     def tells_inputs_apart(self) -> bool:
         """Whether batches of different edges must not be pushed as one."""
         return self._by_input is not None
+
+    @property
+    def holds_to_barrier(self) -> bool:
+        """Whether an operator holds rows back until a barrier is sent."""
+        return bool(self._to_barrier)
 
     @property
     def recipe_writer(self) -> RecipeWriter | None:
@@ -323,6 +330,14 @@ class FusedOperators:
                 yield from self._emit_all(index, fused.instance.on_watermark(END_OF_TIME_MS))
                 self._begin(index, 0)
                 yield from self._emit_all(index, fused.instance.end())
+
+    def before_barrier(self) -> Iterator[None]:
+        """A barrier is to be sent: operators emit what they hold back until then, upstream ones first."""
+        for index in self._to_barrier:
+            instance = self.nodes[index].instance
+            assert instance is not None
+            self._begin(index, 0)
+            yield from self._emit_all(index, instance.before_barrier())
 
     def _process(self, index: int, batch: pa.RecordBatch) -> Iterator[None]:
         fused = self.nodes[index]

@@ -284,6 +284,13 @@ class OperatorWork:
     def advance(self, watermark_ms: int) -> Iterator[None]:
         return self._operators.advance(watermark_ms)
 
+    @property
+    def holds_to_barrier(self) -> bool:
+        return self._operators.holds_to_barrier
+
+    def before_barrier(self) -> Iterator[None]:
+        return self._operators.before_barrier()
+
     def flush(self) -> Iterator[None]:
         return self._operators.end()
 

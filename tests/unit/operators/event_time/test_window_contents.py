@@ -17,6 +17,7 @@ from flinkplus.operators.event_time.assigners import DAY_MS, CalendarWindows, Fi
 from flinkplus.operators.event_time.contents import Aggregated, Called, Ranked
 from flinkplus.operators.event_time.windows import KeyedWindow
 from flinkplus.operators.keyed.aggregates import Aggregate
+from flinkplus.operators.keyed.rankings import Order, Ties
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 from tests.unit.operators.event_time.test_window_kinds import SCHEMA, shown
 from tests.unit.operators.operator_fakes import FakeState, context
@@ -29,7 +30,7 @@ def minutes(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def test_a_ranking_is_emitted_once_when_the_window_ends() -> None:
-    window = KeyedWindow("top", ("k",), "ts", FixedWindows(10, 10), Ranked(2, "n", ascending=False, output="rank"))
+    window = KeyedWindow("top", ("k",), "ts", FixedWindows(10, 10), Ranked(2, (Order("n", True),), "rank"))
     instance = window.create(context(window, SCHEMA, FakeState()))
     for n, ts in ((3, 1), (5, 9), (None, 2), (5, 4), (1, 3), (9, 12)):
         assert list(instance.process(minutes([("a", ts, n, None)]))) == []
@@ -45,13 +46,37 @@ def test_a_ranking_is_emitted_once_when_the_window_ends() -> None:
     assert window.output_schema(SCHEMA).names == ["k", "window_start", "window_end", "rank", "ts", "n", "w"]
 
 
+@pytest.mark.parametrize(("ties", "ranks"), [("first", [1, 2, 3]), ("rank", [1, 1, 3, 3]), ("dense", [1, 1, 2, 2, 3])])
+def test_ties_have_the_ranks_of_sql(ties: Ties, ranks: list[int]) -> None:
+    orders = (Order("n", True), Order("w", False))
+    window = KeyedWindow("top", ("k",), "ts", FixedWindows(10, 10), Ranked(3, orders[:1], "rank", ties))
+    instance = window.create(context(window, SCHEMA, FakeState()))
+    for n, ts in ((3, 1), (5, 9), (2, 3), (5, 4), (3, 2), (1, 5), (None, 6)):
+        list(instance.process(minutes([("a", ts, n, None)])))
+    found = shown(window, instance.on_watermark(10))
+    assert [(row["rank"], row["n"], row["ts"]) for row in found] == list(
+        zip(ranks, [5, 5, 3, 3, 2], [4, 9, 1, 2, 3], strict=False)
+    )
+
+
+def test_a_ranking_by_several_columns_of_one_batch_and_of_many() -> None:
+    window = KeyedWindow(
+        "top", ("k",), "ts", FixedWindows(10, 10), Ranked(3, (Order("n", True), Order("ts", True)), "rank", "rank")
+    )
+    rows = [("a", ts, n, None) for n, ts in ((3, 1), (5, 9), (5, 4), (3, 2), (5, 9))]
+    for parts in ([rows], [[row] for row in rows]):
+        instance = window.create(context(window, SCHEMA, FakeState()))
+        for part in parts:
+            list(instance.process(minutes(part)))
+        found = shown(window, instance.on_watermark(10))
+        assert [(row["rank"], row["n"], row["ts"]) for row in found] == [(1, 5, 9), (1, 5, 9), (3, 5, 4)]
+
+
 def test_a_ranking_of_windows_keeps_their_bounds() -> None:
     counts = pa.schema(
         [("k", pa.string()), ("window_start", pa.int64()), ("window_end", pa.int64()), ("count", pa.int64())]
     )
-    window = KeyedWindow(
-        "top", (), "window_start", FixedWindows(4, 4), Ranked(1, "count", ascending=False, output="rank")
-    )
+    window = KeyedWindow("top", (), "window_start", FixedWindows(4, 4), Ranked(1, (Order("count", True),), "rank"))
     assert window.output_schema(counts).names == ["rank", "k", "window_start", "window_end", "count"]
     instance = window.create(context(window, counts, FakeState()))
     rows = [{"k": k, "window_start": 4, "window_end": 14, "count": n} for k, n in (("a", 2), ("b", 3))]
@@ -64,7 +89,7 @@ def test_a_ranking_for_each_window_of_the_windows_before() -> None:
     """By ``window_start`` as the key, so that several subtasks share the work."""
     counts = pa.schema([("k", pa.string()), ("window_start", pa.int64()), ("count", pa.int64())])
     window = KeyedWindow(
-        "top", ("window_start",), "window_start", FixedWindows(4, 4), Ranked(1, "count", ascending=False, output="rank")
+        "top", ("window_start",), "window_start", FixedWindows(4, 4), Ranked(1, (Order("count", True),), "rank")
     )
     assert window.output_schema(counts).names == ["window_start", "window_end", "rank", "k", "count"]
     instance = window.create(context(window, counts, FakeState()))
@@ -216,9 +241,18 @@ def test_a_watermark_costs_what_it_changes(monkeypatch: pytest.MonkeyPatch) -> N
             "5 is not a time zone",
         ),
         (KeyedWindow("w", ("k",), "ts", Sessions(9), COUNT, 5), "sessions have neither allowed_lateness"),
-        (KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(0, "n", False, "rank")), "k is a number from 1"),
-        (KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(1, "k", False, "rank")), "only numbers and times"),
-        (KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(1, "n", False, "n")), "the column 'n' twice"),
+        (
+            KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(0, (Order("n", True),), "rank")),
+            "k is a number from 1",
+        ),
+        (
+            KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(1, (Order("k", True),), "rank")),
+            "only numbers and times",
+        ),
+        (
+            KeyedWindow("w", ("k",), "ts", FixedWindows(9, 9), Ranked(1, (Order("n", True),), "n")),
+            "the column 'n' twice",
+        ),
     ],
 )
 def test_windows_that_cannot_be(window: KeyedWindow, message: str) -> None:

@@ -57,6 +57,20 @@ def aligned(checkpoint: CheckpointId, channels: Sequence[ChannelId]) -> list[Bar
     ]
 
 
+def test_which_barrier_completes_a_checkpoint_is_known_before_it_is_taken() -> None:
+    machine = two_inputs()
+    for checkpoint in (ONE, TWO):
+        assert not machine.completes(A, checkpoint) and not machine.completes(B, checkpoint)
+        feed(machine, BarrierTaken(A, checkpoint))
+        assert machine.completes(B, checkpoint) and not machine.completes(A, checkpoint)
+        assert not machine.completes(B, THREE)
+        assert ForwardBarrier(checkpoint) in feed(machine, BarrierTaken(B, checkpoint))
+        assert not machine.completes(B, checkpoint), "it has been forwarded"
+    only = BarrierAlignment(SUBTASK, (A,))
+    feed(only, CheckpointAborted(TWO))
+    assert only.completes(A, ONE) and not only.completes(A, TWO) and only.completes(A, THREE)
+
+
 # ------------------------------------------------------------------------------------ algorithm 1, step by step
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from flinkplus.config import MAX_IN_FLIGHT_MB, Options, options_from
 from flinkplus.errors import ConfigurationError
+from flinkplus.operators.keyed.keyed import Count
 from flinkplus.protocol.snapshot.handle import OperatorState, SnapshotHandle
 from flinkplus.protocol.snapshot.manifest import Manifest
 from flinkplus.runtime.control.messages import MAX_BYTES
 from flinkplus.runtime.coordinator.setup.configs import configs
-from flinkplus.runtime.job.checks import check_loops, check_mode
+from flinkplus.runtime.job.checks import check_barriers, check_loops, check_mode
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ class Drawn:
 
     def __init__(self, heads: list[int]) -> None:
         self._heads = heads
-        self.nodes = [SimpleNamespace(name="head")]
+        self.nodes: list[Any] = [SimpleNamespace(name="head", body=None)]
 
     def loop_heads(self) -> list[int]:
         return self._heads
@@ -78,6 +79,25 @@ def test_a_job_with_loops_takes_no_unaligned_checkpoints() -> None:
     check_loops(loop, Options())
     with pytest.raises(ConfigurationError, match="'unaligned' cannot be used with a loop"):
         check_loops(loop, unaligned)
+
+
+def test_rows_that_wait_for_the_barrier_need_aligned_barriers_and_no_loops() -> None:
+    loop: Any = Drawn([0])
+    straight: Any = Drawn([])
+    unaligned = Options(checkpoint_mode="unaligned")
+    for graph in (loop, straight):
+        graph.nodes.append(SimpleNamespace(name="every", body=Count("every", ("k",))))
+    check_barriers(loop, Options())
+    check_barriers(straight, unaligned)
+    for graph in (loop, straight):
+        graph.nodes.append(SimpleNamespace(name="last", body=Count("last", ("k",), emit="latest")))
+    check_barriers(straight, Options())
+    with pytest.raises(
+        ConfigurationError, match=r"emit='latest' \('last'\) cannot be used with checkpoint_mode='unaligned'"
+    ):
+        check_barriers(straight, unaligned)
+    with pytest.raises(ConfigurationError, match=r"\('last'\) cannot be used with a loop"):
+        check_barriers(loop, Options())
 
 
 def test_a_job_is_not_resumed_without_what_was_in_flight() -> None:

@@ -34,6 +34,7 @@ from flinkplus.operators.keyed.deduplicate import Deduplicate
 from flinkplus.operators.keyed.distinct import DistinctValues
 from flinkplus.operators.keyed.keyed import Count, Sum
 from flinkplus.operators.keyed.keyed_rows import Process, Reduce
+from flinkplus.operators.keyed.rankings import Order
 from flinkplus.operators.keyed.running import RunningAggregates
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.top import Top
@@ -119,7 +120,7 @@ OPERATORS: dict[str, KeyedOperator] = {
     "hopping window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES)),
     "window with late rows": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 40), Aggregated(AGGREGATES), 60, 80),
     "sessions": KeyedWindow("op", ("k",), "ts", Sessions(60), Aggregated(AGGREGATES)),
-    "ranked window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, "ts", True, "rank")),
+    "ranked window": KeyedWindow("op", ("t",), "ts", FixedWindows(100, 100), Ranked(2, (Order("ts", False),), "rank")),
     "running aggregates": RunningAggregates("op", ("t",), (*AGGREGATES, Aggregate("l", "last", "d"))),
     "join": KeyedJoin("op", ("t",), *SIDES, Bounds(-20, 30), how="full"),
     "deduplicate": Deduplicate("op", ("k",)),
