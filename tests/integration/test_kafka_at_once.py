@@ -244,10 +244,12 @@ class Bench:
         self.sink, self.cluster, self.topic = sink, cluster, topic
         self.errors: list[Exception | None] = []
         self.writers: list[AtOnceWriter] = []
+        self.keepers: list[KafkaAtOnceKeeper] = []
         self.keeper = self.new_driver(resume=False)
 
     def new_driver(self, resume: bool = True) -> KafkaAtOnceKeeper:
         keeper = self.sink.committer()
+        self.keepers.append(keeper)
         keeper.prepare(resume)
         return keeper
 
@@ -268,7 +270,8 @@ class Bench:
         for writer in self.writers:
             writer.close()
         self.keeper.finish()
-        self.keeper.close()
+        for keeper in self.keepers:
+            keeper.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -141,6 +140,7 @@ def test_a_fence_takes_what_is_ready_and_the_next_one_is_prepared(monkeypatch: p
     again: Any = ready.take(5)
     assert (again.index, again.is_ready, again.is_closed) == (5, True, False)
     assert not ready.take(7).is_ready  # type: ignore[attr-defined]
+    thread = ready._thread
     ready.close()
     assert kept.is_closed and not again.is_closed
-    assert not [one for one in threading.enumerate() if one.name == "flinkplus-prepare"]
+    assert thread is not None and not thread.is_alive()
