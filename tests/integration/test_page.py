@@ -61,6 +61,7 @@ def browser() -> Iterator[Any]:
 
 def keep_screenshot(page: Any, name: str, directory: Path) -> None:
     place = os.environ.get("FLINKPLUS_SCREENSHOTS")
+    page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=str((ROOT / place if place else directory) / name))
 
 
@@ -75,7 +76,7 @@ def await_text(page: Any, selector: str, text: str) -> None:
 def test_a_browser_sees_a_kill_and_commands_the_job(spark: SparkSession, tmp_path: Path, command: Command) -> None:
     kept = tmp_path / "kept"
     with browser() as chromium, shown_job(spark, checkpoint_dir=str(kept), ui_linger=60.0) as job:
-        page = chromium.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
+        page = chromium.new_page(viewport={"width": 1100, "height": 1500}, color_scheme="light")
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         requested: set[str] = set()
@@ -166,7 +167,6 @@ def assert_narrow_and_dark(page: Any, directory: Path) -> None:
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.emulate_media(color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
-    keep_screenshot(page, "page-dark.png", directory)
     page.set_viewport_size({"width": NARROW, "height": 800})
     page.wait_for_timeout(600)
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW, "nothing is cut off at the side"
