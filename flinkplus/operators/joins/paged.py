@@ -243,8 +243,8 @@ class StoredRun:
         for page in range(int(first), int(last) + 1, PAGES_AT_ONCE):
             numbers = np.arange(page, min(page + PAGES_AT_ONCE, int(last) + 1))
             batch = self.shelves.read_pages(self.shelf, self.part, numbers)
-            at, start, end = Index.of(batch).find(one, low, high)
-            if len(at):
+            known, start, end = Index.of(batch).find(one, low, high)
+            if len(known):
                 yield batch.slice(int(start[0]), int(end[0] - start[0]))
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
