@@ -75,12 +75,13 @@ def limits(drawn: dict[str, Any]) -> Iterator[None]:
 
 
 class Fed:
-    """A join that is fed with batches. ``output``: all rows so far."""
+    """A join that is fed with batches. ``output``: all rows so far; ``sizes``: how they were cut into batches."""
 
     def __init__(self, operator: KeyedJoin | WindowJoin) -> None:
         self.operator = operator
         self.state = FakeState()
         self.output: Rows = []
+        self.sizes: list[int] = []
         self.instance = self._begin({})
 
     def _begin(self, metrics: dict[str, int]) -> OperatorInstance:
@@ -93,6 +94,7 @@ class Fed:
         for batch in batches:
             batch.validate(full=True)
             assert batch.num_rows
+            self.sizes.append(batch.num_rows)
             self.output += [tuple(row.values()) for row in plain(batch, schema).to_pylist()]
 
     def feed(self, which: int, rows: Sequence[tuple[Any, ...]]) -> None:

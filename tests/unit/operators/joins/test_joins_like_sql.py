@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 
 from flinkplus.operators.event_time.assigners import FixedWindows
@@ -109,3 +110,23 @@ def test_rows_of_one_window(
         )
         again = run(operator, (left, right), [3, 0, 5]).output
         assert [row for row in again if None not in row] == [row for row in found if None not in row], "one order"
+
+
+CUT_ALIKE: dict[str, KeyedJoin | WindowJoin] = {
+    "times": KeyedJoin("join", ("k",), *SIDES, Bounds(-30, 30), how="full"),
+    "windows": WindowJoin("join", ("k",), *SIDES, FixedWindows(20, 20), how="full"),
+}
+
+
+@pytest.mark.parametrize("kind", CUT_ALIKE)
+def test_output_is_cut_alike_whatever_memory_holds(kind: str) -> None:
+    """Each batch is a message. A subtask that repeats a step makes the same ones, with less or more in memory."""
+    left = [("a" if i % 3 else "b", i, i, 99) for i in range(14)]
+    right = [("a" if i % 2 else "b", i, i, 99) for i in range(14)]
+    runs = []
+    for kept in (0, 1 << 20):
+        with limits({"kept": kept, "cell": 6, "read": 8, "pairs": 16, "shelf": 1_000, "collide": False}):
+            runs.append(run(CUT_ALIKE[kind], (left, right), [7, 7, 0, 7, 7]))
+    assert runs[0].output == runs[1].output
+    assert runs[0].sizes == runs[1].sizes
+    assert max(runs[0].sizes) > 4
