@@ -124,6 +124,8 @@ def bounds_of(
         first, last = (None if bound is None else -bound for bound in (last, first))
     if within is not None:
         most = duration_ms(within, f"operator {operator!r}: within")
+        if (first or 0) > most or (last or 0) < -most:
+            raise ConfigurationError(f"operator {operator!r}: lower and upper allow no pair that is within {most} ms")
         first = -most if first is None else max(first, -most)
         last = most if last is None else min(last, most)
     return Bounds(first, last, owner, *parts)

@@ -132,6 +132,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda a, b: a.interval_join(b, **TIMES, lower="opened", upper="expires"),
         "says of no row of the other side when it can be dropped; give within",
     ),
+    "a time that is None": (
+        lambda a, b: a.interval_join(b, left_time=None, right_time="at", lower=0, upper=1),
+        "give left_time and right_time, the columns",
+    ),
+    "a time that is no text": (
+        lambda a, b: a.interval_join(b, left_time=5, right_time="at", lower=0, upper=1),
+        "no column 5 among",
+    ),
+    "a list of how": (lambda a, b: a.join(b, how=["left"]), r"how must be one of .* not \['left'\]"),
+    "a prefix": (lambda a, b: a.join(b, left_prefix=5), "a prefix of columns is text, not 5"),
+    "narrow": (
+        lambda a, b: a.interval_join(b, **TIMES, lower=5, upper=9, within=3),
+        "lower and upper allow no pair that is within 3000 ms",
+    ),
     "order": (lambda a, b: a.interval_join(b, **TIMES, lower=1, upper=0), r"lower \(1000 ms\) is above upper \(0 ms\)"),
     "windows and a stream": (
         lambda a, b: a.tumbling_window("opened", 5).join(b),
@@ -140,6 +154,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "other windows": (
         lambda a, b: a.tumbling_window("opened", 5).join(b.tumbling_window("at", 6)),
         "the windows of both sides must be the same, not 5000 ms and 6000 ms",
+    ),
+    "other offsets": (
+        lambda a, b: a.tumbling_window("opened", 5, offset=1).join(b.tumbling_window("at", 5)),
+        "must be the same, not 5000 ms with the offset 1000 ms and 5000 ms",
     ),
     "sessions": (
         lambda a, b: a.session_window("opened", 5).join(b.session_window("at", 5)),
