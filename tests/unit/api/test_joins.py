@@ -186,3 +186,21 @@ def test_without_event_time() -> None:
     ):
         with pytest.raises(ConfigurationError, match="needs event time: call with_watermark"):
             draw()
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_a_join_in_a_loop(how: Any) -> None:
+    """Rows that nothing matches would come when the loop has ended."""
+    env = environment()
+    other = numbers(env, "other", "k string, w long").key_by("k")
+
+    def body(rows: Any) -> tuple[Any, Any]:
+        pairs = rows.key_by("k").join(other, how=how, name="pairs")
+        return pairs.where("v > 1").select("k", "w AS v"), pairs
+
+    if how == "inner":
+        numbers(env, "rows", "k string, v long").iterate(body).discard()
+        env.graph.fuse()
+    else:
+        with pytest.raises(ConfigurationError, match="'pairs' gives rows at the end of all input, and is in loop"):
+            numbers(env, "rows", "k string, v long").iterate(body)
