@@ -110,16 +110,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="left.expire"),
         r"upper: no column 'expire' among .* did you mean 'expires'",
     ),
-    "a column of none": (lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="x"), "of columns of both sides"),
+    "a column of none": (
+        lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="x"),
+        "x may be of either side; take columns of one",
+    ),
     "both sides": (
         lambda a, b: a.interval_join(b, **TIMES, lower="opened", upper="right.at"),
         "lower and upper are of columns of different sides",
     ),
     "mixed": (
         lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="greatest(left.expires, right.at)"),
-        "of columns of no one side; write left.x or right.x",
+        "has columns of both sides; take columns of one side",
     ),
-    "ambiguous": (lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="note"), "of columns of both sides"),
+    "ambiguous": (lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="note"), "note may be of either side"),
     "no time": (
         lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="left.note"),
         "upper: note is string; a bound is a duration, or a time",
