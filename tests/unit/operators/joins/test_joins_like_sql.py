@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from flinkplus.operators.event_time.assigners import FixedWindows
 from flinkplus.operators.joins import windowed
 from flinkplus.operators.joins.bounds import Bounds, bounds_of
+from flinkplus.operators.joins.pairing import pairs_of
 from flinkplus.operators.joins.sides import KEEPS, JoinSide
 from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.joins.windowed import WindowJoin
@@ -139,7 +140,7 @@ def test_short_slices_are_looked_up_together() -> None:
     fed = Fed(WindowJoin("join", ("k",), *SIDES, FixedWindows(60, 59), how="full"))
     for which in (0, 1):
         fed.feed(which, [(str(i + which), i, i, 0) for i in range(1, 59)])
-    with mock.patch.object(windowed, "pairs_of", wraps=windowed.pairs_of) as looked_up:
+    with mock.patch.object(windowed, "pairs_of", wraps=pairs_of) as looked_up:
         fed.advance(60)
     assert len(fed.output) == 57 + 1 + 1
     assert looked_up.call_count == 2
