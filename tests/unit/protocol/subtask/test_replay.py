@@ -61,6 +61,9 @@ class Ports:
     nothing_to_read = False
     idle_at = None
 
+    has_clock = False
+    holds_to_barrier = False
+
     @property
     def clock_at(self) -> float | None:
         return None
