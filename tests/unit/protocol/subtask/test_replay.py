@@ -62,6 +62,9 @@ class Ports:
     idle_at = None
     holds_to_barrier = False
 
+    has_clock = False
+    holds_to_barrier = False
+
     @property
     def clock_at(self) -> float | None:
         return None
