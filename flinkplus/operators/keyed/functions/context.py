@@ -30,8 +30,8 @@ from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 
 LATE_TIMERS = "late_timers"
-EXPIRED_A_WATERMARK = 1024
-"""Maximum number of expired values, about, that are removed when event time rises."""
+EXPIRED_AT_ONCE = 1024
+"""Maximum number of expired values, about, that are removed when event time rises or timers of the clock have fired."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 

@@ -220,6 +220,23 @@ def test_a_value_that_is_put_often_is_queued_once() -> None:
     assert [queued(state, f"p/{name}#expiry") for name in "vlm"] == [1, 1, 1]
 
 
+def test_rows_that_put_many_entries_leave_no_growing_state() -> None:
+    def put(key: str, row: Any, ctx: ProcessContext) -> None:
+        for number in range(50):
+            ctx.map_state("m", "50 ms").put(row.n * 50 + number, None)
+
+    state, now_ms = FakeState(), 1_000
+    operator = Process("p", ("key",), put, OUTPUT)
+    ctx = context(operator, SCHEMA, state)
+    ctx.now_ms = lambda: now_ms
+    instance = operator.create(ctx)
+    for turn in range(10):
+        numbers = list(range(20 * turn, 20 * turn + 20))
+        assert not list(instance.process(pa.record_batch([["a"] * 20, [""] * 20, numbers], schema=SCHEMA)))
+        now_ms += 100
+    assert len(state.objects["p/m"].content) <= 3 * 20 * 50
+
+
 def queued(state: FakeState, pages: str) -> int:
     """How many names stand in a removal queue."""
     content: dict[bytes, Any] = state.objects[pages].content
