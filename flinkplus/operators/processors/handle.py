@@ -2,12 +2,13 @@
 
 Rules:
 - what is kept are tuples, as long as the schema of the state has columns; lists and rows are taken as tuples;
-- a state has the name that the processor gives it. The timers of a key are kept in a map besides, for ``listTimers``;
+- a state has the name that the processor gives it. The timers of a key are also kept in a map, for ``listTimers``;
 - times to live are of processing time, as in Spark.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -262,4 +263,4 @@ class SparkHandle:
 
 def _kept_time(at_ms: int) -> int:
     """A time of a timer, which is kept within these bounds."""
-    return min(max(at_ms, -MAX_TIME_MS), MAX_TIME_MS)
+    return min(max(operator.index(at_ms), -MAX_TIME_MS), MAX_TIME_MS)
