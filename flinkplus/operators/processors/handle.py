@@ -167,6 +167,8 @@ class SparkMapState(_State):
 class Declared:
     """In the place of a ``ProcessContext`` where a processor is only asked which states it has."""
 
+    at_end = False
+
     def __init__(self, operator: str) -> None:
         self.operator = operator
 
@@ -219,8 +221,11 @@ class SparkHandle:
         return f"{ttl_ms} ms"
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have ``handleExpiredTimer`` called for the current key at a time, in milliseconds since 1970."""
+        """Have ``handleExpiredTimer`` called for the current key at a time, in milliseconds since 1970. When all input
+        has ended, timers fire that were registered before; what is registered then is left, as Spark leaves all."""
         set_, _ = self._of_mode()
+        if self._context.at_end:
+            return
         set_(expiryTimestampMs)
         if self._timers is not None:
             self._timers.put(_kept_time(expiryTimestampMs), None)
