@@ -257,6 +257,8 @@ def test_rows_are_those_of_pyspark() -> None:
         t=local, s=SparkRow(x=1, t=local), l=[SparkRow(x=1, t=local), None], m={"a": SparkRow(x=1, t=local)}
     )
     assert row.s.t == local and row.m["a"].x == 1
+    by_time = pa.schema([("m", pa.map_(pa.timestamp("us", "UTC"), pa.int64()))])
+    assert spark_rows(by_time)(make_row(row_type(("m",)), [{moment: 1}])).m == {local: 1}
     nothing = spark_rows(schema)(make_row(row_type(tuple(schema.names)), [None, None, None, None]))
     assert tuple(nothing) == (None, None, None, None)
 

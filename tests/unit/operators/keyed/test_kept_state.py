@@ -61,6 +61,7 @@ def acts(ttl: str | None) -> Any:
         if row.does in ("clear map", "fail"):
             entries.clear()
         assert len(items) == len(items.get()) and bool(items) != items.is_empty()
+        assert bool(entries) == bool(list(entries)) != entries.is_empty()
         assert list(entries) == [name for name, _ in entries.items()]
         assert list(entries.values()) == [entries[name] for name in entries]
         assert ((n % 5, None) in entries) == (entries.get((n % 5, None)) is not None)
