@@ -422,7 +422,12 @@ CASES: dict[str, list[Case]] = {
     "timers of `process` removed, `on_timer` or `on_processing_timer`": [
         Case(drawn(timed(on_timer=print)), drawn(timed()), {"timed": "refused"}, "it had state '#timers' and has none"),
         Case(drawn(timed()), drawn(timed(on_timer=print)), {"timed": "converted"}),
-        Case(drawn(timed(on_processing_timer=print)), drawn(timed()), {"timed": "refused"}, "it had state '#clock#timers'"),
+        Case(
+            drawn(timed(on_processing_timer=print)),
+            drawn(timed()),
+            {"timed": "refused"},
+            "it had state '#clock#timers'",
+        ),
         Case(drawn(timed()), drawn(timed(on_processing_timer=print)), {"timed": "converted"}),
     ],
     "`transform_with_state`": [

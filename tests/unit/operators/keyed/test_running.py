@@ -182,6 +182,13 @@ def test_a_mean_keeps_the_fractions_that_an_earlier_program_had() -> None:
     assert means == [0.5, 0.75]
 
 
+def test_the_type_of_distinct_values_is_described() -> None:
+    """What is kept of them depends on it."""
+    running = RunningAggregates("running", ("k",), (Aggregate("c", "count_distinct", "n"),))
+    whole, text = (pa.schema([("k", pa.string()), ("n", dtype)]) for dtype in (pa.int64(), pa.string()))
+    assert running.described_state(whole) != running.described_state(text)
+
+
 @pytest.mark.parametrize(
     ("aggregates", "message"),
     [
