@@ -226,10 +226,14 @@ class KafkaPartition(OutputClient):
         behind: int | None = None,
     ) -> tuple[int, int]:
         offsets: list[int] = []
+        unplaced = 0
 
         def delivered(error: Any, message: Any) -> None:
-            if error is None:
+            nonlocal unplaced
+            if error is None and message.offset() is not None:
                 offsets.append(message.offset())
+            elif error is None:  # it was sent once more, and the brokers know only that they have it
+                unplaced += 1
             self._on_undelivered(error, message)
 
         def produce() -> None:
@@ -238,6 +242,8 @@ class KafkaPartition(OutputClient):
             for key, value in pieces(state, entries, since, self._piece_bytes):
                 self._produce(self._reader.name, key, value, None, self._partition, delivered)
             self._flush()  # which calls ``delivered``
+            if unplaced:
+                raise OutputUnavailable(f"{self._owner}: the brokers do not say where records are")
             if behind is not None and offsets and min(offsets) != behind:
                 raise OutputUnavailable(
                     f"{self._owner}: the brokers had shown topic {self._reader.name!r} up to {behind}, and it ends at "

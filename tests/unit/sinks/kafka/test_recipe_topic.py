@@ -97,6 +97,10 @@ def test_what_an_append_fails_with(cluster: MockCluster, topic: RecipeTopic) -> 
         with pytest.raises(expected, match=message):
             one.append([], OutputState(1, 1), [], ITSELF)
         one.open()
+    cluster.fail(PRODUCE, kafka.KafkaError.DUPLICATE_SEQUENCE_NUMBER)
+    with pytest.raises(OutputUnavailable, match="do not say where records are"):
+        one.append([], OutputState(1, 1), [], ITSELF)
+    one.open()
     first, last = one.append([], OutputState(2, 1), [], ITSELF)
     assert first == last
     one.close()
