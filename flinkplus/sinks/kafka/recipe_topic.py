@@ -4,7 +4,7 @@ Rules:
 
 - The topic belongs to one job and output. Partition *n* belongs to subtask *n*: only transactions under its name write
   there. So no open transaction of another producer hides records from a reader that has opened the name.
-- A subtask is read after its name was opened: what was committed before is then before the end that the brokers tell.
+- A subtask is read after its name was opened: what was committed before is then before the end that the brokers report.
 - Nothing there is removed by time or size. A writer removes what no reader needs.
 """
 
@@ -102,8 +102,9 @@ class RecipeTopic(OutputClient):
         module = admin_module()
         with self._calls("add partitions"):
             admin = self._made(module.AdminClient, {})
-            asked = admin.create_partitions([module.NewPartitions(self.name, partitions)])
-            asked[self.name].result(self._patience_s)
+            new = module.NewPartitions(self.name, partitions)
+            limits = {"operation_timeout": self._patience_s, "request_timeout": self._patience_s}
+            admin.create_partitions([new], **limits)[self.name].result()
 
         def seen(consumer: Any) -> None:
             self._until(
@@ -125,7 +126,8 @@ class RecipeTopic(OutputClient):
             return
         with self._calls("remove a topic"):
             admin = self._made(admin_module().AdminClient, {})
-            admin.delete_topics([self.name], operation_timeout=self._patience_s)[self.name].result(self._patience_s)
+            limits = {"operation_timeout": self._patience_s, "request_timeout": self._patience_s}
+            admin.delete_topics([self.name], **limits)[self.name].result()
 
     def read(self, partition: int, until_s: float | None = None) -> Shown:
         """What is stored of the subtask. Raises ``OutputTopicError`` if records are gone that
