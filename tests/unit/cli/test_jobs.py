@@ -76,3 +76,10 @@ def test_the_address_of_the_page(job: Job, run: Command, monkeypatch: pytest.Mon
     monkeypatch.setitem(STATUS["job"], "ui", None)
     code, _, err = run("ui", "--access", job.file)
     assert code == 1 and "serves no page" in err
+
+
+def test_an_input_is_not_taken_for_the_place_of_the_page(run: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("wordcount", "resume"):
+        with pytest.raises(SystemExit):
+            run(command, "--ui", "books/")
+        assert "'books/' is not HOST:PORT; put other arguments before --ui" in capsys.readouterr().err
