@@ -118,7 +118,9 @@ def outputs_of(program: str) -> list[str]:
 LONGER = (
     "docs/sources.md, python 2",
     "docs/ui.md, python 1",
-    *(f"docs/operators.md, python {number}" for number in (2, 3, 4, 5, 7, 8, 9)),
+    "docs/tutorial.md, python 1",
+    "docs/tutorial.md, python 3",
+    *(f"docs/operators.md, python {number}" for number in (2, 3, 4, 5, 7, 8, 9, 10, 11, 12)),
 )
 """Programs that the long check runs: other tests show what they use."""
 

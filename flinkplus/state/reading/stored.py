@@ -83,7 +83,10 @@ class StoredSubtask:
         if self.key is not None:
             found = self._state.pages_of(name, owner_name(self.key, self.max_parallelism))
         for entries in _in_batches(found):
-            ends = [owner_length(entry) for entry, _ in entries]
+            try:
+                ends = [owner_length(entry) for entry, _ in entries]
+            except CorruptState as error:
+                raise CorruptState(f"state {name!r}: {error}") from error
             suffixes = [entry[end:] for (entry, _), end in zip(entries, ends, strict=True)]
             yield (
                 [owner_key(entry) for entry, _ in entries],

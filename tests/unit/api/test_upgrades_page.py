@@ -16,15 +16,22 @@ from flinkplus.api.upgrades import Upgrade, requests_of
 from flinkplus.errors import ConfigurationError
 from flinkplus.job_options import JobOptions, RunOptions
 from flinkplus.operators.keyed.latest import Emit
+from flinkplus.operators.processors.handle import TimeMode
 from flinkplus.protocol.program.comparison import Comparison, Requests, Verdict, compare
 from flinkplus.protocol.program.description import Program
 from flinkplus.runtime.job.upgrading.programs import check_permitted
+from tests.stateful_processors import OUTPUT, Inventory, RunningCount
 from tests.unit.api.drawing import environment
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "upgrades.md").read_text("utf-8")
 REAL, FORMER = "tests/integration/test_upgrades.py: ", "tests/unit/runtime/job/rescaling/test_former.py: "
+KEPT = "tests/unit/operators/keyed/test_kept_state.py: "
 ELSEWHERE = {
     "job renamed": f"{REAL}test_refusals_a_dry_run_and_a_driver_that_dies_half_way",
+    "kind of a named state of `process` (value, list, map, with `ttl` or without)": (
+        f"{KEPT}test_state_of_another_kind_in_the_checkpoint_is_an_error"
+    ),
+    "`ttl` of a named state": f"{KEPT}test_times_of_another_clock_are_refused",
     "parallelism": f"{REAL}test_every_permitted_change_at_once",
     "messages in flight": f"{FORMER}test_messages_in_flight_pass_if_their_rows_stay",
     "loop with rows in flight": f"{FORMER}test_rows_in_a_loop_follow_their_exchange_or_are_refused",
@@ -118,9 +125,15 @@ def kept(rows: Stream) -> Stream:
     return rows.filter(lambda row: True, name="kept")
 
 
-def timed(timer: Any = None) -> Callable[[Stream], Stream]:
+def timed(**timers: Any) -> Callable[[Stream], Stream]:
     return lambda rows: (
-        marked(rows).key_by("k").process(lambda k, row, ctx: [row], schema="k string", on_timer=timer, name="timed")
+        marked(rows).key_by("k").process(lambda k, row, ctx: [row], schema="k string", name="timed", **timers)
+    )
+
+
+def processed(time_mode: TimeMode, processor: Any = RunningCount) -> Callable[[Stream], Stream]:
+    return lambda rows: rows.key_by("k").transform_with_state(
+        processor(), schema=OUTPUT, time_mode=time_mode, name="processed"
     )
 
 
@@ -406,9 +419,15 @@ CASES: dict[str, list[Case]] = {
             {"chosen": "unchanged", "chosen dead letters": "new", "chosen rows": "new", "count": "changed"},
         ),
     ],
-    "timers of `process` removed": [
-        Case(drawn(timed(print)), drawn(timed()), {"timed": "refused"}, "it had state '#timers' and has none now"),
-        Case(drawn(timed()), drawn(timed(print)), {"timed": "converted"}),
+    "timers of `process` removed, `on_timer` or `on_processing_timer`": [
+        Case(drawn(timed(on_timer=print)), drawn(timed()), {"timed": "refused"}, "it had state '#timers' and has none"),
+        Case(drawn(timed()), drawn(timed(on_timer=print)), {"timed": "converted"}),
+        Case(drawn(timed(on_processing_timer=print)), drawn(timed()), {"timed": "refused"}, "it had state '#clock#timers'"),
+        Case(drawn(timed()), drawn(timed(on_processing_timer=print)), {"timed": "converted"}),
+    ],
+    "`transform_with_state`": [
+        Case(drawn(processed("none")), drawn(processed("none", Inventory)), {"processed": "unchanged"}),
+        Case(drawn(processed("none")), drawn(processed("processing_time")), {"processed": "refused"}, "time_mode"),
     ],
     "delay of a watermark": [
         Case(drawn(marked), drawn(lambda rows: marked(rows, "5 seconds")), {"marked": "unchanged"}),

@@ -277,7 +277,7 @@ def test_content_that_the_operator_does_not_store(vertex: KeptVertex, monkeypatc
     wrong = Process("op", ("k",), print, "k long").state_views(SCHEMA, ["op/op"])
     object.__setattr__(wrong[0], "name", "op")
     object.__setattr__(reading.operators[0], "views", wrong)
-    with pytest.raises(CorruptState, match="object of state 'op' has format"):
+    with pytest.raises(CorruptState, match="state 'op': the name of an entry"):
         list(reading.batches())
 
 

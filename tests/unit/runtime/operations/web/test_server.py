@@ -103,7 +103,7 @@ def test_commands_that_are_refused_change_nothing(job: FakeJob) -> None:
     assert job.rescaled_to == before
 
 
-def test_what_is_not_http_is_dropped_and_harms_nobody(job: FakeJob) -> None:
+def test_what_is_not_http_is_dropped_and_others_are_answered(job: FakeJob) -> None:
     for data in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * (64 << 10)):
         client = socket.create_connection(("127.0.0.1", job.port), timeout=5)
         with client, contextlib.suppress(OSError):
