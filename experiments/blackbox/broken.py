@@ -40,6 +40,7 @@ from flinkplus.sinks.postgres.at_once import AtOnceKeeper, PostgresAtOnceSink
 from flinkplus.sinks.postgres.connecting import Address
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables
 from flinkplus.sinks.postgres.subtask import PostgresSubtask
+from flinkplus.sinks.postgres.table import OutputTable
 
 FAULTS = APART, UNFENCED, FORGOTTEN, HALVES = ("apart", "unfenced", "forgotten", "halves")
 LATE = "late"
@@ -117,9 +118,9 @@ class LateWriter(AtOnceWriter):
 class UnfencedSubtask(PostgresSubtask):
     """Stores beside any other writer."""
 
-    def __init__(self, sink: Any, index: int, generation: int) -> None:
-        super().__init__(sink, index, generation)
-        self._tables = UnfencedTables(self._table, sink.job_id, generation)
+    @override
+    def _tables_beside(self, table: OutputTable) -> RecipeTables:
+        return UnfencedTables(table, self._sink.job_id, self._generation)
 
 
 class UnfencedTables(RecipeTables):
@@ -135,7 +136,13 @@ class UnfencedTables(RecipeTables):
 
     @override
     def row(self, connection: Any, subtask: int) -> Recorded | None:
-        found = super().row(connection, subtask)
+        return self._as_mine(super().row(connection, subtask))
+
+    @override
+    def named_row(self, connection: Any, subtask: int) -> Recorded | None:
+        return self._as_mine(super().named_row(connection, subtask))
+
+    def _as_mine(self, found: Recorded | None) -> Recorded | None:
         return found if found is None or self._mine is None else found._replace(generation=self._mine)
 
     @override
@@ -155,8 +162,12 @@ class _WithoutEnding:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
     def execute(self, query: Any, *values: Any) -> Any:
-        if isinstance(query, str) and "pg_terminate_backend" in query:
+        text = query if isinstance(query, str) else query.as_string(self._connection)
+        if "pg_terminate_backend" in text:
             return None
         return self._connection.execute(query, *values)
 

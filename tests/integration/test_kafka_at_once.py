@@ -1,7 +1,7 @@
 """Jobs whose rows are visible in Kafka at once: slots and drivers are killed, the parallelism changes. A reader of
 committed records that reads meanwhile finds each row once, in an order that never changes.
 
-The rows tell the order in which a keyed subtask got those of several sources: each has the number of its key so far. So
+The rows show the order in which a keyed subtask got those of several sources: each has the number of its key so far. So
 a history that is not repeated exactly gives one number to two rows, or one row two numbers.
 
 All of this needs brokers that end transactions of others: ``make kafka-check``.

@@ -241,6 +241,20 @@ def test_a_table_that_was_restored_to_an_earlier_time_ends_the_subtask(bench: Ca
     assert one.content == [("a", 1), ("b", 2)]
 
 
+@pytest.mark.long
+def test_a_table_that_was_restored_to_an_earlier_generation_ends_the_subtask(bench: Callable[..., Bench]) -> None:
+    """Its writer was not replaced, so none would end its subtask."""
+    one = bench()
+    writer, _ = one.begin(2)
+    put(writer, 1, ("a", 1))
+    one.await_recorded(1)
+    one.postgres.execute("UPDATE flinkplus_steps SET generation = 1 WHERE subtask = 0")
+    put(writer, 2, ("b", 2))
+    error = one.woken.get(timeout=10)
+    assert isinstance(error, OutputTableError) and "generation 1 is recorded of subtask 0 instead of 2" in str(error)
+    assert one.content == [("a", 1)]
+
+
 def test_another_driver_or_parallelism_is_recognised(bench: Callable[..., Bench]) -> None:
     one = bench()
     one.begin(5)

@@ -265,7 +265,7 @@ def test_without_faults_nothing_fails_over() -> None:
         assert world.counts["failovers"] == world.counts["fallbacks"] == world.counts["handovers"] == 0
 
 
-WITH_DUPLICATES = (35, 55, 99, 136, 137, 173, 189, 242, 247, 274)
+WITH_DUPLICATES = (35, 55, 99, 136, 137, 173, 189, 247, 274)
 """Seeds in which a message comes twice, in jobs that have a filter."""
 
 

@@ -24,10 +24,13 @@ Outcome = Literal["stored", "not stored", "fenced", "changed"]
 def outcome(recorded: Recorded | None, generation: int, before: int, step: int) -> Outcome:
     """What became of a transaction of ``generation`` from step ``before`` to ``step``.
 
-    ``fenced``: another generation may write. ``changed``: what is recorded was not written by this generation.
+    ``fenced``: a later generation may write. ``changed``: what is recorded was not written by this generation. That of
+    an earlier one is the state of an earlier time: a writer begins only when its generation is recorded.
     """
-    if recorded is not None and recorded.generation != generation:
+    if recorded is None or recorded.generation < generation:
+        return "changed"
+    if recorded.generation > generation:
         return "fenced"
-    if recorded is None or recorded.step not in (before, step):
+    if recorded.step not in (before, step):
         return "changed"
     return "stored" if recorded.step == step else "not stored"

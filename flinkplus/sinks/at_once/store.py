@@ -42,7 +42,7 @@ class StepsUpdate:
 
 
 class OutputStore(ABC, Generic[Rows]):
-    """The far end of one subtask in one generation. Used by one thread, but for ``is_connected``.
+    """The far end of one subtask in one generation. Used by one thread, except for ``is_connected``.
 
     Methods raise ``OutputUnavailable`` for what another attempt may mend, and ``OutputError`` for what it will not.
     After an ``OutputUnavailable`` it is not known whether a transaction was carried out.

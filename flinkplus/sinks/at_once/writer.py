@@ -305,10 +305,13 @@ class AtOnceWriter(RecipeWriter):
         return found
 
     def _changed(self, recorded: Recorded | None) -> Exception:
-        found = "nothing" if recorded is None else f"step {recorded.step}"
+        if recorded is None or recorded.generation == self._generation:
+            found, known = "nothing" if recorded is None else f"step {recorded.step}", f"step {self._step}"
+        else:
+            found, known = f"generation {recorded.generation}", f"{self._generation}"
         return self._far.error(
-            f"{found} is recorded of subtask {self._index} instead of step {self._step}: what is stored was changed or "
-            "restored to an earlier time"
+            f"{found} is recorded of subtask {self._index} instead of {known}: what is stored was changed or restored "
+            "to an earlier time"
         )
 
     # --- the connection
@@ -336,8 +339,10 @@ class AtOnceWriter(RecipeWriter):
         recorded = self._far.connect()
         if recorded is None:
             raise self._far.error(f"what was recorded of subtask {self._index} has gone: it was changed or restored")
-        if recorded.generation != self._generation:
+        if recorded.generation > self._generation:
             raise _Fenced
+        if recorded.generation < self._generation:
+            raise self._changed(recorded)
         self._recorded = recorded
 
 

@@ -204,16 +204,25 @@ class KafkaAtOnceKeeper(RecipeKeeper):
     def prepare(self, resume: bool) -> None:
         if resume:
             self._reached(Continue())
-            if self._far.partitions() and self._far.read(0).stored is None:
-                raise OutputTopicError(f"{self._place}: what makes its rows again has gone: its topic was made again")
+            if self._far.partitions():  # it is removed when the job has finished
+                self._check_kept()
             return
         self._begin(Begin())
+
+    def _check_kept(self) -> None:
+        if not self._far.partitions() or self._far.read(0).stored is None:
+            raise OutputTopicError(
+                f"{self._place}: what makes its rows again has gone: its topic was removed or made again"
+            )
 
     def _begin(self, goal: Begin) -> None:
         """The recipe topic comes first: where progress is known, a topic that is not there was lost."""
         with self._session(self._job_id) as session:
             session.client.open()  # which brokers without transactions refuse
             session.client.ready()
+            has_begun = session.client.read(self._job_id) is not None
+        if has_begun:
+            self._check_kept()
         self._far.make(1)
         if self._far.read(0).stored is None:  # so that a topic that is made again can be told from this one
             begin_recipe(self._far.partition(0, time.monotonic() + PATIENCE_S))

@@ -251,8 +251,12 @@ class OutputClient:
         self._denied = ""
         self._prepared = self._made_producer()
         with self._calls("connect"):
-            for _ in range(QUESTIONS):
-                self._prepared.list_topics(self._topic, timeout=self._patience_s)
+            try:
+                for _ in range(QUESTIONS):
+                    self._prepared.list_topics(self._topic, timeout=self._patience_s)
+            except self._kafka.KafkaException:
+                self._prepared.poll(0)  # calls ``_on_error`` with the reason, such as refused credentials
+                raise
         return self
 
     def _made_producer(self) -> Any:

@@ -4,7 +4,7 @@ Rules:
 
 - The topic belongs to one job and output. Partition *n* belongs to subtask *n*: only transactions under its name write
   there. So no open transaction of another producer hides records from a reader that has opened the name.
-- A subtask is read after its name was opened: what was committed before is then before the end that the brokers tell.
+- A subtask is read after its name was opened: what was committed before is then before the end that the brokers report.
 - Nothing there is removed by time or size. A writer removes what no reader needs.
 """
 
@@ -102,8 +102,9 @@ class RecipeTopic(OutputClient):
         module = admin_module()
         with self._calls("add partitions"):
             admin = self._made(module.AdminClient, {})
-            asked = admin.create_partitions([module.NewPartitions(self.name, partitions)])
-            asked[self.name].result(self._patience_s)
+            new = module.NewPartitions(self.name, partitions)
+            limits = {"operation_timeout": self._patience_s, "request_timeout": self._patience_s}
+            admin.create_partitions([new], **limits)[self.name].result()
 
         def seen(consumer: Any) -> None:
             self._until(
@@ -125,7 +126,8 @@ class RecipeTopic(OutputClient):
             return
         with self._calls("remove a topic"):
             admin = self._made(admin_module().AdminClient, {})
-            admin.delete_topics([self.name], operation_timeout=self._patience_s)[self.name].result(self._patience_s)
+            limits = {"operation_timeout": self._patience_s, "request_timeout": self._patience_s}
+            admin.delete_topics([self.name], **limits)[self.name].result()
 
     def read(self, partition: int, until_s: float | None = None) -> Shown:
         """What is stored of the subtask. Raises ``OutputTopicError`` if records are gone that
@@ -226,10 +228,14 @@ class KafkaPartition(OutputClient):
         behind: int | None = None,
     ) -> tuple[int, int]:
         offsets: list[int] = []
+        unplaced = 0
 
         def delivered(error: Any, message: Any) -> None:
-            if error is None:
+            nonlocal unplaced
+            if error is None and message.offset() is not None:
                 offsets.append(message.offset())
+            elif error is None:  # it was sent once more, and the brokers know only that they have it
+                unplaced += 1
             self._on_undelivered(error, message)
 
         def produce() -> None:
@@ -238,6 +244,8 @@ class KafkaPartition(OutputClient):
             for key, value in pieces(state, entries, since, self._piece_bytes):
                 self._produce(self._reader.name, key, value, None, self._partition, delivered)
             self._flush()  # which calls ``delivered``
+            if unplaced:
+                raise OutputUnavailable(f"{self._owner}: the brokers do not say where records are")
             if behind is not None and offsets and min(offsets) != behind:
                 raise OutputUnavailable(
                     f"{self._owner}: the brokers had shown topic {self._reader.name!r} up to {behind}, and it ends at "

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pyarrow as pa
 from typing_extensions import assert_never, override
 
-from flinkplus.errors import OutputError, OutputTopicError
+from flinkplus.errors import OutputError, OutputTopicError, OutputUnavailable
 from flinkplus.operators.base.columns import plain
 from flinkplus.protocol.checkpoints.subtask_output import (
     BEGUN,
@@ -89,6 +89,11 @@ class KafkaSubtask(OutputStore[list[Staged]]):
         partition.open()
         self._opening = opened(self._opening)
         stored, self._behind = partition.read()
+        if stored is not None and stored.state.generation < self._generation:
+            raise OutputUnavailable(
+                f"{self.place}: the brokers show generation {stored.state.generation} of what makes rows again, not "
+                f"yet {self._generation}"
+            )
         self._opening = read(self._opening, None if stored is None else stored.state)
         self._places = deque(() if stored is None else stored.places)
         return self.recorded()
@@ -159,10 +164,12 @@ def fence_subtask(partition: RecipePartition, fence: SubtaskFence, place: str) -
 
 
 def begin_recipe(partition: RecipePartition) -> None:
-    """Write the first record. Closes ``partition``."""
+    """Write the first record, unless there is one: another driver may have begun meanwhile. Closes ``partition``."""
     try:
         partition.open()
-        partition.append([], BEGUN, [], ITSELF)
+        stored, end = partition.read()
+        if stored is None:
+            partition.append([], BEGUN, [], ITSELF, end)
     finally:
         partition.close()
 

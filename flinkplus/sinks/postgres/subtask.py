@@ -19,6 +19,7 @@ from flinkplus.sinks.postgres.columns import CopyEncoder
 from flinkplus.sinks.postgres.connecting import SYNCHRONOUS, connect, translated
 from flinkplus.sinks.postgres.recipe_tables import RecipeTables
 from flinkplus.sinks.postgres.spare import PreparedConnection, SpareOwner, join_spare, leave_spare
+from flinkplus.sinks.postgres.table import OutputTable
 
 log = logging.getLogger("flinkplus.slot")
 
@@ -36,12 +37,15 @@ class PostgresSubtask(OutputStore[bytes]):
     def __init__(self, sink: RecipeSink, index: int, generation: int) -> None:
         self._sink, self._index, self._generation = sink, index, generation
         self._table = sink.output_table()
-        self._tables = RecipeTables(self._table, sink.job_id)
+        self._tables = self._tables_beside(self._table)
         self.place = f"{self._table}"
         self._take: Callable[[], PreparedConnection | None] | None = None
         self._prepared: PreparedConnection | None = None
         self._connection: Any = None
         self._trimmed = 0
+
+    def _tables_beside(self, table: OutputTable) -> RecipeTables:
+        return RecipeTables(table, self._sink.job_id)
 
     @override
     def begin(self, has_successors: bool) -> None:
@@ -95,7 +99,7 @@ class PostgresSubtask(OutputStore[bytes]):
     def _continue_on(self, prepared: PreparedConnection) -> Recorded | None:
         """Use a spare connection, and read what is recorded."""
         self._connection, self._table = prepared.connection, prepared.table
-        self._tables = RecipeTables(self._table, self._sink.job_id)
+        self._tables = self._tables_beside(self._table)
         with self._calls(), self._connection.transaction():
             return self._read()
 

@@ -366,6 +366,12 @@ CASES: dict[str, list[Case]] = {
             {"running": "refused"},
             "its aggregates was ['count'] and is ['count', 'max']",
         ),
+        Case(
+            drawn(running(c=("count_distinct", "ts"))),
+            drawn(running(c=("count_distinct", "ts")), schema="k string, n int, ts string"),
+            {"running": "refused"},
+            "its values was ['int64'] and is ['string']",
+        ),
     ],
     "bounds of a join": [
         Case(drawn(joined()), drawn(joined("3 seconds")), {"join": "refused"}, "its upper_ms was 1000 and is 3000"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flinkplus.errors import JobRunsElsewhere, NondeterministicOperator, OutputTopicError
+from flinkplus.errors import JobRunsElsewhere, NondeterministicOperator, OutputTopicError, OutputUnavailable
 from flinkplus.protocol.checkpoints.subtask_output import OutputState
 from flinkplus.protocol.determinants.recipe import Division, RecipeEntry, StoredOutput
 from flinkplus.protocol.vocabulary.ids import CheckpointId
@@ -19,7 +19,7 @@ from flinkplus.sinks.at_once.writer import AtOnceWriter
 from flinkplus.sinks.kafka.at_once import KafkaAtOnceKeeper
 from flinkplus.sinks.kafka.recipe_records import ITSELF, RecipeScan, Shown, pieces
 from flinkplus.sinks.kafka.records import RecordForm, Staged, content_of
-from flinkplus.sinks.kafka.subtask import KafkaSubtask
+from flinkplus.sinks.kafka.subtask import KafkaSubtask, begin_recipe
 from tests.unit.sinks.harness import SCHEMA, rows
 from tests.unit.sinks.kafka.recipe_model import ModelFarEnd, ModelPartition
 
@@ -206,6 +206,51 @@ def test_a_writer_that_was_not_shown_all_does_not_write_again(bench: Bench, monk
     put(first, 3, ("c", 3))
     bench.await_recorded(3)
     assert not answers and bench.content == [value("a", 1), value("b", 2), value("c", 3)]
+
+
+def test_a_writer_that_is_shown_an_earlier_generation_reads_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And does not take itself for one that was replaced: it would wait for ever."""
+    bench.fence(1)
+    read, answers = ModelPartition.read, [bench.far.read(0)]
+    bench.fence(2)
+    monkeypatch.setattr(ModelPartition, "read", lambda self: answers.pop() if answers else read(self))
+    put(bench.writer(2, 0), 1, ("a", 1))
+    bench.await_recorded(1)
+    assert not answers and bench.woken.empty()
+
+
+def test_a_recipe_topic_that_shows_an_earlier_generation_for_long_ends_the_subtask(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(at_once_writer, "PATIENCE_S", 0.0)
+    bench.fence(1)
+    bench.writer(2, 0)
+    error = bench.woken.get(timeout=10)
+    assert isinstance(error, OutputUnavailable) and "show generation 1 of what makes rows again" in str(error)
+
+
+def test_a_driver_that_stood_still_while_it_began_changes_nothing(bench: Bench) -> None:
+    """Another one has begun the recipe meanwhile, and rows are there."""
+    writer, _ = bench.begin(1)
+    put(writer, 1, ("a", 1))
+    bench.await_recorded(1)
+    begin_recipe(bench.far.partition(0))
+    put(writer, 2, ("b", 2))
+    bench.await_recorded(2)
+    assert bench.fence(2, 0) == {0: StoredOutput(2, (entry(1), entry(2)))}
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_recipe_topic_that_has_gone_is_not_begun_again(bench: Bench, is_made_again: bool) -> None:
+    """Also not by a job without a checkpoint, which may have died before it had begun."""
+    writer, _ = bench.begin(1)
+    put(writer, 1, ("a", 1))
+    bench.await_recorded(1)
+    bench.far.logs = [[]] if is_made_again else []
+    with pytest.raises(OutputTopicError, match="its topic was removed or made again"):
+        bench.new_driver(resume=False)
 
 
 def test_a_later_generation_and_another_parallelism_are_recognised(bench: Bench) -> None:

@@ -97,9 +97,24 @@ def test_what_an_append_fails_with(cluster: MockCluster, topic: RecipeTopic) -> 
         with pytest.raises(expected, match=message):
             one.append([], OutputState(1, 1), [], ITSELF)
         one.open()
+    cluster.fail(PRODUCE, kafka.KafkaError.DUPLICATE_SEQUENCE_NUMBER)
+    with pytest.raises(OutputUnavailable, match="do not say where records are"):
+        one.append([], OutputState(1, 1), [], ITSELF)
+    one.open()
     first, last = one.append([], OutputState(2, 1), [], ITSELF)
     assert first == last
     one.close()
+
+
+@pytest.mark.long
+def test_brokers_that_are_away_when_the_topic_is_changed(topic: RecipeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_cluster, "PATIENCE_S", 0.2)
+    connection = KafkaConnection.parse("sink 'out'", "127.0.0.1:9", {}, OWN)
+    away = RecipeTopic("sink 'out'", connection, "client", "rows", topic.name)
+    monkeypatch.setattr(away, "partitions", lambda: 1)
+    for change, what in ((lambda: away.grow(2), "add partitions"), (away.remove, "remove a topic")):
+        with pytest.raises(OutputUnavailable, match=f"cannot {what}"):
+            change()
 
 
 # --- producers that are ready -----------------------------------------------------------------------------------------
