@@ -144,7 +144,7 @@ def test_a_barrier_that_is_to_overtake_waits_for_no_time_of_day() -> None:
     subtask._work.waits_ms = subtask.wall.ms + 1_000_000
     subtask.receive(message(INPUTS[0][0], 0, 1)._replace(kind=MessageKind.BARRIER, epoch=CheckpointId(1)), None)
     run(subtask)  # the barrier is taken, and no other input waits
-    subtask.checkpoints.overtake(1)
+    subtask.checkpoints.overtake(CheckpointId(1))
     run(subtask)
     assert subtask.taken == [1]
 
