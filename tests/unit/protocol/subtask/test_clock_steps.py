@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flinkplus.protocol.determinants.determinants import KnownSteps, Span, decode_spans, merge
 from flinkplus.protocol.subtask.identity import Promotion
-from flinkplus.protocol.vocabulary.ids import ChannelId
+from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId
 from flinkplus.protocol.vocabulary.messages import MessageKind
 from tests.examples import examples
 from tests.unit.protocol.subtask.test_replay import INPUTS, WORK, Folding, Ports, message
@@ -71,7 +71,7 @@ class Wall:
 
 
 class TickingSteps(Folding):
-    def take_snapshot(self, checkpoint: int) -> None:
+    def take_snapshot(self, checkpoint: CheckpointId) -> None:
         self.taken = [checkpoint]
 
 
@@ -131,7 +131,7 @@ def test_a_time_that_has_always_come_again_holds_up_no_input() -> None:
     subtask = ticking(1, Wall())
     for seq in range(4):
         subtask.receive(message(INPUTS[0][0], seq, 1), None)
-    subtask.receive(message(INPUTS[1][0], 0, 1)._replace(kind=MessageKind.BARRIER, epoch=1), None)
+    subtask.receive(message(INPUTS[1][0], 0, 1)._replace(kind=MessageKind.BARRIER, epoch=CheckpointId(1)), None)
     for _ in range(12):
         subtask._work.waits_ms = subtask.wall.ms
         subtask.run()
@@ -142,8 +142,9 @@ def test_a_time_that_has_always_come_again_holds_up_no_input() -> None:
 def test_a_barrier_that_is_to_overtake_waits_for_no_time_of_day() -> None:
     subtask = ticking(1, Wall(), unaligned=True)
     subtask._work.waits_ms = subtask.wall.ms + 1_000_000
-    subtask.checkpoints.overtake(1)
-    subtask.receive(message(INPUTS[0][0], 0, 1)._replace(kind=MessageKind.BARRIER, epoch=1), None)
+    subtask.receive(message(INPUTS[0][0], 0, 1)._replace(kind=MessageKind.BARRIER, epoch=CheckpointId(1)), None)
+    run(subtask)  # the barrier is taken, and no other input waits
+    subtask.checkpoints.overtake(CheckpointId(1))
     run(subtask)
     assert subtask.taken == [1]
 

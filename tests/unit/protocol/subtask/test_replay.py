@@ -63,7 +63,6 @@ class Ports:
     holds_to_barrier = False
 
     has_clock = False
-    holds_to_barrier = False
 
     @property
     def clock_at(self) -> float | None:
