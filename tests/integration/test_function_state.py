@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from flinkplus.api.streams.stream import Stream
 from tests.integration.failover_jobs import Victim

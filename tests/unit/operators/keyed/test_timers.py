@@ -213,7 +213,7 @@ def test_at_another_parallelism_event_time_may_differ() -> None:
         instance = OPERATOR.create(context(OPERATOR, SCHEMA, state))
         assert not list(instance.process(batch_of([(key, 154, False), (key, 253, False)])))
         fired_by(instance.on_watermark(watermark_ms))
-        parts.append(Inherited(instance.snapshot(1), state, False, lambda keys: np.ones(len(keys), np.bool_)))  # type: ignore[arg-type]
+        parts.append(Inherited(instance.snapshot(1), state, False, lambda keys: np.ones(len(keys), np.bool_)))
     heir = OPERATOR.create(context(OPERATOR, SCHEMA, FakeState()))
     heir.inherit(parts)
     assert fired_by(heir.on_watermark(210)) == [(1, 154, 210)]
