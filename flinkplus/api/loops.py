@@ -30,7 +30,7 @@ def close_loop(graph: JobGraph, rows: S, drawn: Any) -> S:
     """Lead the first of the two streams ``drawn`` back to the head of ``rows``; returns the second.
 
     Raises ``ConfigurationError`` unless ``drawn`` is two streams of that loop and the feedback has the columns of
-    ``rows``; also for nested loops and event time in a loop.
+    ``rows``; also for nested loops, event time in a loop, and rows that come at the end of all input.
     """
     name, head = rows.name, node_of(rows)
     feedback, output = _two_streams(rows, drawn)
@@ -83,4 +83,9 @@ def _check_inside(graph: JobGraph, head: int, inside: frozenset[int]) -> None:
         if isinstance(node.body, Operator) and node.body.makes_watermarks:
             raise ConfigurationError(
                 f"loop {name!r} cannot contain event time; draw {node.name!r} before or after the loop"
+            )
+        if isinstance(node.body, Operator) and node.body.holds_rows and node.body.stops_watermarks:
+            raise ConfigurationError(
+                f"operator {node.name!r} gives rows at the end of all input, and is in loop {name!r}, which has ended "
+                "then: draw it before or after the loop"
             )

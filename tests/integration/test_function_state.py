@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
 
 from flinkplus.api.streams.stream import Stream
 from tests.integration.failover_jobs import Victim
@@ -50,7 +51,40 @@ def between(stream: Stream) -> Stream:
     return held.key_by("word").count(output="place", name="place")
 
 
-def test_slots_are_killed_one_after_the_other(spark: SparkSession, tmp_path: Path) -> None:
+class Holder(StatefulProcessor):
+    """As ``hold`` and ``release``, written for Spark."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.held = handle.getListState("held", SCHEMA)
+        self.seen = handle.getMapState("seen", "i long", "n long", ttlDurationMs=3_600_000)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        if not self.held.exists():
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + HELD_MS)
+        assert len(list(self.handle.listTimers())) == 1
+        for row in rows:
+            assert not self.seen.containsKey((row.i,)), f"{row.i} came twice"
+            self.seen.updateValue((row.i,), (1,))
+            self.held.appendValue(row)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        assert list(self.handle.listTimers()) == []
+        yield from [Row(**dict(zip(("word", "i", "count"), each, strict=True))) for each in self.held.get()]
+        self.held.clear()
+
+    def close(self) -> None:
+        pass
+
+
+def processed(stream: Stream) -> Stream:
+    held = stream.key_by("word").transform_with_state(Holder(), schema=SCHEMA, time_mode="processing_time", name="held")
+    return held.key_by("word").count(output="place", name="place")
+
+
+@pytest.mark.parametrize("between", [between, processed])
+def test_slots_are_killed_one_after_the_other(spark: SparkSession, tmp_path: Path, between: Any) -> None:
     with Victim(spark, tmp_path, between=between, rate=RATE) as victim:
         for count, slot in enumerate((1, 0, 2), 1):
             victim.wait_for_strength()
@@ -61,7 +95,10 @@ def test_slots_are_killed_one_after_the_other(spark: SparkSession, tmp_path: Pat
     assert_local(victim, 3)
 
 
-def test_a_rollback_begins_again_with_the_state_of_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("between", [between, processed])
+def test_a_rollback_begins_again_with_the_state_of_the_checkpoint(
+    spark: SparkSession, tmp_path: Path, between: Any
+) -> None:
     with Victim(spark, tmp_path, between=between, rate=RATE, recovery="rollback") as victim:
         victim.wait_for_strength()
         victim.kill_slot(1)

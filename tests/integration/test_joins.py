@@ -1,4 +1,4 @@
-"""Joins in jobs that are hurt: pairs and unmatched rows are those of plain loops, whoever dies."""
+"""Joins in jobs that are hurt: pairs and unmatched rows are those of plain loops, whichever slot dies."""
 
 from __future__ import annotations
 

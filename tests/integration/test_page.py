@@ -151,7 +151,7 @@ def assert_the_right_token_commands(page: Any, job: JobHandle, command: Command,
 
 
 def assert_keyboard(page: Any) -> None:
-    """What has the focus keeps it while the page goes on."""
+    """What has the focus keeps it while the page shows new figures."""
     page.focus("body")
     page.keyboard.press("Tab")
     page.wait_for_timeout(200)

@@ -61,6 +61,7 @@ from flinkplus.protocol.subtask import rescaling as protocol_rescaling
 from flinkplus.protocol.subtask.answers import NO_MORE, AnswerSide
 from flinkplus.protocol.subtask.channel_state import ChannelState
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
+from flinkplus.protocol.subtask.clock import ClockSide
 from flinkplus.protocol.subtask.history import StepHistory
 from flinkplus.protocol.subtask.joined import JoinedSteps
 from flinkplus.protocol.subtask.reading import SourceSide
@@ -959,7 +960,7 @@ def idle_sources_are_not_logged(original: Any) -> Any:
     return read
 
 
-@mutation(SubtaskSteps, "_tick", ticked=True)
+@mutation(ClockSide, "tick", ticked=True)
 def steps_of_the_clock_are_not_logged(original: Any) -> Any:
     """A step by the time of day is not logged: a successor has it by its own clock."""
     return lambda self: self._work.tick()

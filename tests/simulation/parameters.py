@@ -313,7 +313,8 @@ def draw(
     parallelism changes while the job runs. ``saved``: savepoints are taken, and the job stopped with some of them.
     ``at_once``: rows are visible at once. ``live``: records arrive while the job runs. ``ticked``: subtasks have steps
     by the time of day. ``asking``: rows wait for answers from outside.
-    ``to_barrier``: rows are held back until a barrier is sent."""
+    ``to_barrier``: rows are held back until a barrier is sent. A job has several of the last three only if they are
+    asked for here."""
     rng = child(seed, "job")
     stages = rng.choices((1, 2, 3, 4), (2, 25, 15, 3))[0]
     parallelism = rng.choices((1, 2, 3, 4, 5, 8), (8, 75, 30, 5, 2, 1))[0]
@@ -396,17 +397,19 @@ def draw(
     asks = 1 if asking else 0 if ticked or to_barrier else ASKING
     parameters = with_asking(parameters, child(seed, "asking"), asks)
     ticks = 1 if ticked else 0 if to_barrier else TICKED
-    parameters = with_ticks(parameters, child(seed, "ticks"), ticks)
+    parameters = with_ticks(parameters, child(seed, "ticks"), ticks, asking)
     share = 1 if to_barrier else TO_BARRIER
-    return parameters if child(seed, "to barrier").random() >= share else with_rows_to_barrier(parameters)
+    if child(seed, "to barrier").random() >= share:
+        return parameters
+    return with_rows_to_barrier(parameters, asking and to_barrier, ticked and to_barrier)
 
 
-def with_ticks(parameters: Parameters, rng: random.Random, share: float) -> Parameters:
+def with_ticks(parameters: Parameters, rng: random.Random, share: float, beside_asking: bool) -> Parameters:
     """A job whose subtasks hold rows back until the clock says that they go on, a ``share`` of all that can have such;
-    with more faults."""
+    with more faults. ``beside_asking``: also one with rows that wait for answers."""
     if rng.random() >= share or parameters.loops or parameters.watermarks or parameters.guarantee == "at-most-once":
         return parameters
-    if parameters.asking:
+    if parameters.asking and not beside_asking:
         return parameters
     faults, at_ms = list(parameters.faults), 0
     for _ in range(rng.choice((0, 1, 2, 3))):
@@ -416,6 +419,7 @@ def with_ticks(parameters: Parameters, rng: random.Random, share: float) -> Para
         parameters = replace(parameters, stages=3, edges=((0, 1), (1, 2)), parallelism=min(parameters.parallelism, 3))
     return replace(
         parameters,
+        asking=tuple(at for at in parameters.asking if at < parameters.stages),
         ticks_ms=rng.choice((1, 3, 7, 20)),
         joins=False,
         records=max(parameters.records, 16) if parameters.parallelism <= 3 else parameters.records,
@@ -446,12 +450,13 @@ def with_asking(parameters: Parameters, rng: random.Random, share: float) -> Par
     )
 
 
-def with_rows_to_barrier(parameters: Parameters) -> Parameters:
+def with_rows_to_barrier(parameters: Parameters, beside_asking: bool, beside_ticks: bool) -> Parameters:
     """A job that holds rows back until a barrier is sent, if it can: barriers do not overtake, and it has no loops.
-    Such a job that runs at most once recovers by rollback."""
+    Such a job that runs at most once recovers by rollback. ``beside_asking``, ``beside_ticks``: also one with such
+    steps."""
     if parameters.loops or parameters.aligned_timeout_ms is not None or parameters.guarantee == "at-most-once":
         return parameters
-    if parameters.asking or parameters.ticks_ms is not None:
+    if (parameters.asking and not beside_asking) or (parameters.ticks_ms is not None and not beside_ticks):
         return parameters
     return replace(parameters, to_barrier=True, watermarks=False, idle_ms=None)
 

@@ -447,6 +447,10 @@ class SimSubtask:
         return self._emit(counted)
 
     @property
+    def has_clock(self) -> bool:
+        return self._ticks_ms is not None
+
+    @property
     def clock_at(self) -> float | None:
         return None if self._tick_at_ms is None else self._tick_at_ms / 1000
 

@@ -268,6 +268,10 @@ class KeyedStream:
         name = self._env.name_for("interval_join", name)
         joining = JoinSettings(name, how, (left_time, right_time), (left_prefix, right_prefix))
         check_streams(name, self, other)
+        if None in joining.times:
+            raise ConfigurationError(
+                f"operator {name!r}: give left_time and right_time, the columns with the times of the rows"
+            )
         bounds = bounds_of(name, lower, upper, within, (self.schema, other.schema))
         return joined(self, other, joining, bounds)
 

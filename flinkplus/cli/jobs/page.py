@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from flinkplus.cli.arguments import add_job_arguments, add_option, job_of
+from flinkplus.config import SITE
 from flinkplus.errors import CommandRefused
 from flinkplus.runtime.coordinator.commands.operations import StatusCommand
 from flinkplus.runtime.operations.access_file import call
@@ -17,8 +18,14 @@ EMBEDDED = "#token="
 
 def add_ui_options(command: argparse.ArgumentParser) -> None:
     """``--ui [HOST:PORT]`` and ``--no-ui``. A page is served by default, if its packages are installed."""
-    add_option(command, "ui", nargs="?", const=True, default=is_installed())
+    add_option(command, "ui", nargs="?", const=True, default=is_installed(), type=_place)
     command.add_argument("--no-ui", dest="ui", action="store_false", help="serve no page")
+
+
+def _place(given: str) -> str:
+    if SITE.match(given) is None:
+        raise argparse.ArgumentTypeError(f"{given!r} is not HOST:PORT; put other arguments before --ui")
+    return given
 
 
 def add_ui(commands: Any) -> None:

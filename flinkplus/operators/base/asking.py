@@ -6,7 +6,7 @@ Rules, besides those of ``operator``:
 - ``choose`` and ``take`` are those of ``AnswersPort`` in ``protocol.subtask.ports``: what ``take`` gives follows from
   the state and the choice alone. With a ``location``, a choice can be taken by a successor as well;
 - a watermark does not pass rows that came before it and wait: it is sent on behind the last of their answers;
-- the rows that wait are part of the snapshot. Whoever restores it asks for them again.
+- the rows that wait are part of the snapshot. An instance that restores it asks for them again.
 """
 
 from __future__ import annotations

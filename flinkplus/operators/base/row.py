@@ -147,7 +147,11 @@ def described_cause(cause: BaseException) -> str:
     """An exception of the user's code: its kind, its text, and the line that raised it."""
     place = "".join(f" ({file}:{line} in {name})" for file, line, name in _users_line(cause))
     text = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause  # its text is a repr
-    return f"{type(cause).__name__}: {printable(text, MAX_CAUSE_CHARACTERS)}{place}"
+    try:
+        shown = printable(text, MAX_CAUSE_CHARACTERS)
+    except Exception as error:  # of its ``__str__``
+        shown = f"(no text: its __str__ raises {type(error).__name__})"
+    return f"{type(cause).__name__}: {shown}{place}"
 
 
 def _users_line(error: BaseException) -> list[tuple[str, int, str]]:

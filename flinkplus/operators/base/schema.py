@@ -64,7 +64,7 @@ def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
 def check_column(operator: str, schema: pa.Schema, column: str) -> None:
     """Raises ``ConfigurationError`` unless exactly one column has that name."""
     if schema.names.count(column) != 1:
-        near = did_you_mean(column, schema.names)
+        near = did_you_mean(column, schema.names) if isinstance(column, str) else ""
         raise ConfigurationError(f"operator {operator!r}: no column {column!r} among {schema.names}{near}")
 
 

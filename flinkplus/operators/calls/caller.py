@@ -20,10 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from flinkplus.operators.base.row import USER_EXCEPTIONS, Row, described_cause
+from flinkplus.operators.base.row import Row, described_cause
 from flinkplus.operators.calls.threads import CallThreads
 
 MAX_PAUSE_S = 30.0
+MAX_DOUBLINGS = 64
+"""Of the pause: more would be no number."""
 CLOSING_S = 1.0
 """For how long coroutines that were cancelled may clean up."""
 
@@ -122,34 +124,41 @@ class Caller:
         error = ""
         for attempt in range(settings.retries + 1):
             if attempt:
-                await asyncio.sleep(min(MAX_PAUSE_S, settings.pause_s * 2 ** (attempt - 1)))
-            try:
-                value = await self._attempt(row)
-            except USER_EXCEPTIONS as failure:
-                error = described_cause(failure)
+                await asyncio.sleep(min(MAX_PAUSE_S, settings.pause_s * 2 ** min(attempt - 1, MAX_DOUBLINGS)))
+            result = await self._attempt(row)
+            if isinstance(result, _Raised):
+                error = described_cause(result.error)
                 continue
-            if inspect.isawaitable(value):
-                kind = type(value).__name__
-                if inspect.iscoroutine(value):
-                    value.close()  # it will not be awaited
+            if inspect.isawaitable(result):
+                kind = type(result).__name__
+                if inspect.iscoroutine(result):
+                    result.close()  # it will not be awaited
                 return Outcome(number, row, error=f"TypeError: returned {kind}; a function that awaits is 'async def'")
-            return Outcome(number, row, value)
+            return Outcome(number, row, result)
         return Outcome(number, row, error=error)
 
     async def _awaited(self, row: Row) -> Any:
+        """What the coroutine returns, or ``_Raised``."""
         try:
             return await self._function(row)
-        except SystemExit as error:  # an event loop would let it through, and end
-            raise RuntimeError(f"SystemExit: {error}") from error
+        except BaseException as error:
+            return _Raised(error)
+
+    def _called(self, row: Row) -> Any:
+        """What the plain function returns, or ``_Raised``."""
+        try:
+            return self._function(row)
+        except BaseException as error:
+            return _Raised(error)
 
     async def _attempt(self, row: Row) -> Any:
-        """The result of one attempt. Raises what the function raises, ``TimeoutError``."""
+        """The result of one attempt, or ``_Raised``."""
         timeout_s = self._settings.timeout_s
         call: asyncio.Future[Any]
         if self._is_async:
             call = asyncio.ensure_future(self._awaited(row))
         else:
-            call = asyncio.wrap_future(self._threads.call(self._function, row))
+            call = asyncio.wrap_future(self._threads.call(self._called, row))
         try:
             await asyncio.wait({call}, timeout=timeout_s)
         except asyncio.CancelledError:  # this thread closes
@@ -157,21 +166,15 @@ class Caller:
             raise
         if not call.done():
             call.cancel()
-            call.add_done_callback(_forget)
-            raise TimeoutError(f"no answer within {timeout_s:g} s")
-        if call.cancelled():
-            raise _Cancelled("the function's coroutine was cancelled")
+            return _Raised(TimeoutError(f"no answer within {timeout_s:g} s"))
+        if call.cancelled():  # before it began
+            return _Raised(asyncio.CancelledError("the call was cancelled"))
         return call.result()
 
 
-class _Cancelled(Exception):
-    """A coroutine of the user's was cancelled by other code than this."""
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a function raised, of whatever kind. It is a result: futures do not take ``StopIteration`` for an error, and
+    take ``CancelledError`` for something else; an event loop ends with ``SystemExit``."""
 
-    def __str__(self) -> str:
-        return "the call was cancelled"
-
-
-def _forget(call: asyncio.Future[Any]) -> None:
-    """Take the error of a call that nothing waits for, so that the event loop does not log it."""
-    if not call.cancelled():
-        call.exception()
+    error: BaseException

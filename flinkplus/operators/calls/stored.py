@@ -102,7 +102,7 @@ class AnswerFiles:
             created = self._files.create(self._name(number), content)
         except FileExistsError:
             created = False
-        if created:
+        if self._known[-1:] != [number]:  # also one of a predecessor, or of an attempt whose answer was lost
             self._known.append(number)
         return created
 

@@ -74,7 +74,8 @@ class FixedWindows(Assigner):
 
     @override
     def __str__(self) -> str:
-        return f"{self.size_ms} ms" if self.hop_ms == self.size_ms else f"{self.size_ms} ms every {self.hop_ms} ms"
+        hop = "" if self.hop_ms == self.size_ms else f" every {self.hop_ms} ms"
+        return f"{self.size_ms} ms{hop}" + (f" with the offset {self.offset_ms} ms" if self.offset_ms else "")
 
     @property
     def slice_ms(self) -> int:

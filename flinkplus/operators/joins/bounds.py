@@ -124,6 +124,8 @@ def bounds_of(
         first, last = (None if bound is None else -bound for bound in (last, first))
     if within is not None:
         most = duration_ms(within, f"operator {operator!r}: within")
+        if (first or 0) > most or (last or 0) < -most:
+            raise ConfigurationError(f"operator {operator!r}: lower and upper allow no pair that is within {most} ms")
         first = -most if first is None else max(first, -most)
         last = most if last is None else min(last, most)
     return Bounds(first, last, owner, *parts)
@@ -148,10 +150,9 @@ def _owned(operator: str, what: str, value: Any, schemas: tuple[pa.Schema, pa.Sc
             known = {which for which in (0, 1) if first in schemas[which].names}
             possible &= known or {0, 1}  # an unknown column is named when the expression is bound
     if len(possible) != 1:
-        problem = "both sides" if possible else "no one side"
+        problem = "may be of either side" if possible else "has columns of both sides"
         raise ConfigurationError(
-            f"operator {operator!r}: {what}: {part} is of columns of {problem}; write left.x or right.x, all of "
-            "one side"
+            f"operator {operator!r}: {what}: {part} {problem}; take columns of one side, as left.x or right.x"
         )
     (owner,) = possible
     return owner, _plain_names(part, SIDES[owner])

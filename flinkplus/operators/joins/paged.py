@@ -245,7 +245,7 @@ class StoredRun:
             batch = self.shelves.read_pages(self.shelf, self.part, numbers)
             known, start, end = Index.of(batch).find(one, low, high)
             if len(known):
-                yield batch.slice(int(start[0]), int(end[0] - start[0]))
+                yield batch.take(pa.array(np.arange(start[0], end[0])))  # without the memory of the other rows
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
         """All rows, in order, some pages at a time."""

@@ -4,8 +4,8 @@ Rules and invariants:
 
 - pairs come in the order of the rows that are looked up, and for one of them by the time of the other, then by its
   shelf, then in the order in which these came;
-- at most ``MAX_PAIRS`` pairs are made at a time, and about ``MAX_READ_ROWS`` stored rows are read for them, however
-  many rows a key has;
+- pairs come ``MAX_PAIRS`` at a time, the last ones fewer: a step that is repeated cuts its output in the same places,
+  whatever memory holds. For them about ``MAX_READ_ROWS`` stored rows are read at a time, however many rows a key has;
 - a row whose hash is equal and whose key is not is no match.
 """
 
@@ -49,6 +49,12 @@ class Pairs:
     others: pa.RecordBatch
     shelves: Integers
 
+    def slice(self, start: int, end: int) -> Pairs:
+        """The pairs from ``start`` to before ``end``."""
+        if start == 0 and end == len(self.at):
+            return self
+        return Pairs(self.at[start:end], self.others.slice(start, end - start), self.shelves[start:end])
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -76,6 +82,35 @@ class _Found:
 
 def pairs_of(probes: Probes, stored: StoredRows, shelves: Sequence[int]) -> Iterator[Pairs]:
     """All pairs of ``probes`` with rows of some shelves, which stay as they are meanwhile."""
+    return _evenly(_pairs_as_read(probes, stored, shelves))
+
+
+def _evenly(pieces: Iterator[Pairs]) -> Iterator[Pairs]:
+    """The same pairs in the same order, ``MAX_PAIRS`` at a time."""
+    waiting: list[Pairs] = []
+    count = 0
+    for piece in pieces:
+        start, rows = 0, len(piece.at)
+        while count + rows - start >= MAX_PAIRS:
+            end = start + MAX_PAIRS - count
+            yield _together([*waiting, piece.slice(start, end)])
+            waiting, count, start = [], 0, end
+        if start < rows:
+            waiting.append(piece.slice(start, rows))
+            count += rows - start
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(pieces: Sequence[Pairs]) -> Pairs:
+    if len(pieces) == 1:
+        return pieces[0]
+    at, shelves = (np.concatenate(parts) for parts in zip(*((each.at, each.shelves) for each in pieces), strict=True))
+    return Pairs(at, pa.concat_batches([each.others for each in pieces]), shelves)
+
+
+def _pairs_as_read(probes: Probes, stored: StoredRows, shelves: Sequence[int]) -> Iterator[Pairs]:
+    """The pairs, in pieces that depend on what memory holds."""
     places, costs = _places(probes, stored, shelves)
     if not places:
         return

@@ -57,9 +57,11 @@ class JoinSide:
 
 def check_sides(operator: str, left: JoinSide, right: JoinSide, how: str) -> None:
     """Raises ``ConfigurationError`` when the two sides cannot be joined so."""
-    if how not in KEEPS:
+    if not isinstance(how, str) or how not in KEEPS:
         raise ConfigurationError(f"operator {operator!r}: how must be one of {', '.join(KEEPS)}, not {how!r}")
     for side in (left, right):
+        if not isinstance(side.prefix, str):
+            raise ConfigurationError(f"operator {operator!r}: a prefix of columns is text, not {side.prefix!r}")
         check_key_columns(side.schema, side.keys)
         if side.column is not None:
             check_time_column(operator, side.schema, side.column)

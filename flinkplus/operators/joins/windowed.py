@@ -13,6 +13,7 @@ Rules and invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -57,6 +58,7 @@ from flinkplus.protocol.program.description import StateDescription
 
 Flags = npt.NDArray[np.bool_]
 _OWN = len(LEAD)
+LOOKED_UP_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class WindowJoinInstance(OperatorInstance):
                 windows = self._windows_of(start)
                 if windows[0] > ended:
                     break
-                due.update(number for number in windows if before < number <= ended)
+                due.update(windows[bisect_right(windows, before) : bisect_right(windows, ended)])
         return sorted(due)
 
     def _window(self, number: int) -> _Window:
@@ -295,8 +297,9 @@ class WindowJoinInstance(OperatorInstance):
                 yield from self._padded(window, 1, rows, ~matched)
 
     def _ordered(self, window: _Window, which: int) -> Iterator[pa.RecordBatch]:
-        for start in window.slices[which]:
-            yield from self._sides[which].rows.ordered(start)
+        """The rows of one side, those of short slices in one batch: each batch is looked up in each slice."""
+        rows = self._sides[which].rows
+        return _gathered(batch for start in window.slices[which] for batch in rows.ordered(start))
 
     def _matches(self, window: _Window, which: int, rows: pa.RecordBatch) -> Iterator[tuple[Integers, Pairs]]:
         """The pairs of rows of one side, with the positions of these rows."""
@@ -343,3 +346,17 @@ class WindowJoinInstance(OperatorInstance):
         for part in parts:
             for side, name in zip(self._sides, SIDES, strict=True):
                 side.inherit(part, part.state[name])
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of at least ``LOOKED_UP_ROWS``; the last one may be smaller."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= LOOKED_UP_ROWS:
+            yield pa.concat_batches(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)

@@ -45,7 +45,7 @@ from flinkplus.operators.base.row import (
 )
 from flinkplus.operators.base.schema import parse_schema
 from flinkplus.operators.base.stored_state import StateView
-from flinkplus.operators.keyed.functions.context import EXPIRED_A_WATERMARK, ProcessContext
+from flinkplus.operators.keyed.functions.context import EXPIRED_AT_ONCE, ProcessContext
 from flinkplus.operators.keyed.functions.kept import EXPIRY
 from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.operators.keyed.views import FunctionStateView, ReducedView, TimerView
@@ -261,7 +261,7 @@ class ProcessInstance(OperatorInstance):
             yield from self._fire(self._timers, watermark_ms, self._on_timer, clock.reaches)
         clock.reaches(watermark_ms)
         if clock.by_event_time and watermark_ms != END_OF_TIME_MS:
-            context.states.expire(EXPIRED_A_WATERMARK)
+            context.states.expire(EXPIRED_AT_ONCE)
 
     def _fire(
         self,
@@ -299,6 +299,7 @@ class ProcessInstance(OperatorInstance):
         if timers is None or self._on_clock_timer is None or now_ms <= (timers.watermark_ms or 0):
             return
         yield from self._fire(timers, now_ms, self._on_clock_timer)
+        self._context.states.expire(EXPIRED_AT_ONCE)
 
     @override
     def end(self) -> Iterator[pa.RecordBatch]:
@@ -341,9 +342,4 @@ class ProcessInstance(OperatorInstance):
                 if part.keyed is not None and part.state.get(name) is not None:
                     others.append((EventTimers(part.keyed, operator), part))
                     others[-1][0].restore(part.state[name])
-            if timers is self._timers:
-                timers.inherit(others, self._context.watermark)
-            else:  # the least of all: what is due by it has fired everywhere
-                reached = [other.watermark_ms for other, _ in others]
-                known = [at_ms for at_ms in reached if at_ms is not None]
-                timers.inherit(others, min(known) if known and len(known) == len(reached) else None)
+            timers.inherit(others)

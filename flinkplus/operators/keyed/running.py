@@ -96,7 +96,9 @@ class RunningAggregates(Updating):
         rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
         settings: dict[str, Any] = {"aggregates": kinds, "types": types}
         if rows:
+            counted = [str(self.aggregates[shared[0]].column) for shared in self.distinct.values()]
             settings["distinct"] = list(self.distinct.values())
+            settings["values"] = [str(schema.field(column).type) for column in counted if column in schema.names]
         if any(aggregate.where is not None for aggregate in self.aggregates):
             settings["where"] = [described(aggregate.where) for aggregate in self.aggregates]
         return StateDescription(keys=self._key_types(schema), settings=settings, rows=rows)

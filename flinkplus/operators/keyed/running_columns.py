@@ -252,10 +252,12 @@ class Means(RunningColumn):
         return shown, [pair if pair[1] else None for pair in pairs]
 
     def _float_sums(self, scan: Scan, values: pa.Array, counted: Flags, before: list[Any]) -> npt.NDArray[np.float64]:
-        """Of whole numbers below 2**53 each partial sum is exact, in any order."""
+        """Of whole numbers below 2**53 each partial sum is exact, in any order. A sum may have a fraction where the
+        column had fractions in an earlier program."""
         floats = _floats(values)
         bases = np.array([kept or 0.0 for kept in before])
-        if pa.types.is_integer(values.type) and _is_small(np.where(counted, floats, 0.0), bases, _EXACT_SUM):
+        is_whole = pa.types.is_integer(values.type) and bool((bases == np.floor(bases)).all())
+        if is_whole and _is_small(np.where(counted, floats, 0.0), bases, _EXACT_SUM):
             numbers = np.where(counted, floats, 0.0).astype(np.int64)[scan.order]
             return scan.sums(numbers, bases.astype(np.int64)).astype(np.float64)
         return _one_by_one(scan, floats, counted, before)[0]

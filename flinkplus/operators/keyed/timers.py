@@ -257,9 +257,12 @@ class EventTimers:
         self.watermark_ms, self._base_ms, self._near = saved["watermark_ms"], saved["base_ms"], None
         self._buckets = {Bucket(level, number): _Pages(count, last) for level, number, count, last in saved["buckets"]}
 
-    def inherit(self, others: Sequence[tuple[EventTimers, Inherited]], watermark_ms: int | None) -> None:
-        """Take the timers of others, restored at a snapshot, that belong here; event time is at ``watermark_ms``."""
-        self.watermark_ms = watermark_ms
+    def inherit(self, others: Sequence[tuple[EventTimers, Inherited]]) -> None:
+        """Take the timers of others, restored at a snapshot, that belong here. How far they are may differ: by the
+        clock, and where barriers do not block. What is due by the least of their times has fired everywhere."""
+        reached = [other.watermark_ms for other, _ in others]
+        known = [at_ms for at_ms in reached if at_ms is not None]
+        self.watermark_ms = min(known) if known and len(known) == len(reached) else None
         self._base_ms = min((other._base_ms for other, _ in others), default=self._base_ms)
         for other, part in others:
             for bucket in sorted(other._buckets):

@@ -2,12 +2,13 @@
 
 Rules:
 - what is kept are tuples, as long as the schema of the state has columns; lists and rows are taken as tuples;
-- a state has the name that the processor gives it. The timers of a key are kept in a map besides, for ``listTimers``;
+- a state has the name that the processor gives it. The timers of a key are also kept in a map, for ``listTimers``;
 - times to live are of processing time, as in Spark.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -166,6 +167,8 @@ class SparkMapState(_State):
 class Declared:
     """In the place of a ``ProcessContext`` where a processor is only asked which states it has."""
 
+    at_end = False
+
     def __init__(self, operator: str) -> None:
         self.operator = operator
 
@@ -218,8 +221,11 @@ class SparkHandle:
         return f"{ttl_ms} ms"
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have ``handleExpiredTimer`` called for the current key at a time, in milliseconds since 1970."""
+        """Have ``handleExpiredTimer`` called for the current key at a time, in milliseconds since 1970. When all input
+        has ended, timers fire that were registered before; what is registered then is left, as Spark leaves all."""
         set_, _ = self._of_mode()
+        if self._context.at_end:
+            return
         set_(expiryTimestampMs)
         if self._timers is not None:
             self._timers.put(_kept_time(expiryTimestampMs), None)
@@ -262,4 +268,4 @@ class SparkHandle:
 
 def _kept_time(at_ms: int) -> int:
     """A time of a timer, which is kept within these bounds."""
-    return min(max(at_ms, -MAX_TIME_MS), MAX_TIME_MS)
+    return min(max(operator.index(at_ms), -MAX_TIME_MS), MAX_TIME_MS)

@@ -228,10 +228,11 @@ def _spark_value(dtype: pa.DataType) -> Callable[[Any], Any] | None:
         element = _spark_value(dtype.value_type)
         return None if element is None else lambda values: None if values is None else list(map(element, values))
     if pa.types.is_map(dtype):
-        item = _spark_value(dtype.item_type)
-        if item is None:
+        shown = _spark_value(dtype.key_type), _spark_value(dtype.item_type)
+        if shown == (None, None):
             return None
-        return lambda pairs: None if pairs is None else {key: item(value) for key, value in pairs.items()}
+        key, item = map(_or_same, shown)
+        return lambda pairs: None if pairs is None else {key(each): item(value) for each, value in pairs.items()}
     return None
 
 

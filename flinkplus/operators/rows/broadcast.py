@@ -8,13 +8,24 @@ Rules:
   neither the clock nor random numbers;
 - a state is a mapping, held in memory. Keys are texts, whole numbers, bytes, dates, and tuples of these; values are
   what can be pickled. What a function gets is its own copy;
-- it is stored in ``BUCKETS`` pages for each state. A change writes the page of its key, at the end of the batch.
+- it is stored in ``BUCKETS`` pages for each state. A change writes the page of its key, at the end of the batch. A key
+  stays in the page in which it was put first: an equal key may have another representation, and so another page.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -39,6 +50,8 @@ from flinkplus.protocol.program.description import StateDescription
 from flinkplus.state.objects import pack, unpack
 
 BUCKETS = 64
+Kept = dict[Any, tuple[int, bytes]]
+"""Key -> its page, and its value, packed."""
 _KEYS = (str, int, bytes, datetime.date)
 
 
@@ -55,11 +68,11 @@ def _bucket(key: Any) -> int:
 class BroadcastState(Mapping[Any, Any]):
     """A broadcast state, to be read."""
 
-    def __init__(self, kept: dict[Any, Any]) -> None:
+    def __init__(self, kept: Kept) -> None:
         self._kept = kept
 
     def __getitem__(self, key: Any) -> Any:
-        return unpack(self._kept[key])
+        return unpack(self._kept[key][1])
 
     def __iter__(self) -> Iterator[Any]:
         return iter(tuple(self._kept))
@@ -74,7 +87,7 @@ class BroadcastState(Mapping[Any, Any]):
 class WritableState(BroadcastState, MutableMapping[Any, Any]):
     """The same for the function for broadcast rows. ``changed``: the pages to write."""
 
-    def __init__(self, kept: dict[Any, Any], changed: set[int]) -> None:
+    def __init__(self, kept: Kept, changed: set[int]) -> None:
         super().__init__(kept)
         self._changed = changed
 
@@ -82,12 +95,15 @@ class WritableState(BroadcastState, MutableMapping[Any, Any]):
         """Raises ``TypeError`` for what cannot be a key or is ``None``, and what pickle raises."""
         if value is None:
             raise TypeError("a value of broadcast state cannot be None: delete the key")
-        self._changed.add(_bucket(key))
-        self._kept[key] = pack(value)
+        page = _bucket(key)
+        if (before := self._kept.get(key)) is not None:
+            page = before[0]
+        self._kept[key] = page, pack(value)
+        self._changed.add(page)
 
     def __delitem__(self, key: Any) -> None:
-        del self._kept[key]
-        self._changed.add(_bucket(key))
+        page, _ = self._kept.pop(key)
+        self._changed.add(page)
 
 
 class _States:
@@ -95,14 +111,14 @@ class _States:
 
     def __init__(self, operator: str, state: KeyedState) -> None:
         self._operator, self._state = operator, state
-        self._kept: dict[str, dict[Any, Any]] = {}
+        self._kept: dict[str, Kept] = {}
         self._changed: dict[str, set[int]] = {}
 
     @property
     def names(self) -> list[str]:
         return sorted(self._kept)
 
-    def of(self, name: str) -> dict[Any, Any]:
+    def of(self, name: str) -> Kept:
         """What is kept under ``name``."""
         return self._kept.setdefault(name, {})
 
@@ -115,9 +131,9 @@ class _States:
             if not changed:
                 continue
             pages: dict[int, list[tuple[Any, Any]]] = {bucket: [] for bucket in sorted(changed)}
-            for key, kept in self._kept[name].items():
-                if (page := pages.get(_bucket(key))) is not None:
-                    page.append((key, unpack(kept)))
+            for key, (bucket, value) in self._kept[name].items():
+                if bucket in pages:
+                    pages[bucket].append((key, unpack(value)))
             state = self._state.page_state(f"{self._operator}#{name}")
             state.put_many([_page(bucket) for bucket in pages], [page or None for page in pages.values()])
             changed.clear()
@@ -126,7 +142,7 @@ class _States:
         """Take what ``state`` has of these."""
         for name in names:
             pages = state.page_state(f"{self._operator}#{name}").get_many([_page(at) for at in range(BUCKETS)])
-            self._kept[name] = {key: pack(value) for page in pages if page is not None for key, value in page}
+            self._kept[name] = {key: (at, pack(value)) for at, page in enumerate(pages) for key, value in page or ()}
 
     def take_over(self, names: Sequence[str], state: KeyedState) -> None:
         """As ``load``, for a state that becomes this subtask's own."""
@@ -134,6 +150,15 @@ class _States:
         for name in names:
             self._changed[name] = set(range(BUCKETS))
         self.write_back()
+
+
+def _check_has_run(result: object) -> None:
+    """Raises ``TypeError`` for what a generator function or a coroutine function gives before it runs."""
+    if isinstance(result, (Generator, Coroutine, AsyncGenerator)):
+        kind = type(result).__name__
+        if isinstance(result, Coroutine):
+            result.close()  # it will not be awaited
+        raise TypeError(f"on_broadcast gives no rows and awaits nothing, but returned a {kind}")
 
 
 def _page(bucket: int) -> bytes:
@@ -243,7 +268,8 @@ class _ProcessBroadcastInstance(OperatorInstance):
             return self.process(batch)
         for row in self._ctx.noted(rows_of(batch, self._broadcast)):
             try:
-                self._descriptor.on_broadcast(row, self._keeping)
+                result = self._descriptor.on_broadcast(row, self._keeping)
+                _check_has_run(result)
             except USER_EXCEPTIONS as error:
                 raise user_error(self._ctx.operator, self._ctx.subtask, row, error) from error
         self._states.write_back()

@@ -10,7 +10,7 @@ channel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
@@ -183,6 +183,21 @@ class InputGate:
         if not end.queue and not end.ended:
             self._awaited -= 1
         end.ended = True
+
+    def fence(
+        self, failed: Mapping[SubtaskId, int], generation: Generation, own_slot: int
+    ) -> Iterator[tuple[ChannelId, SubtaskId, int]]:
+        """Accept only ``generation`` from the producers in ``failed``, and grant their successors credit.
+
+        ``failed``: failed subtask -> slot of the new head.
+        Yields each of their channels, its producer, and the next ``seq`` expected, where the credit starts.
+        """
+        for channel, end in self.channels.items():
+            if end.producer not in failed:
+                continue
+            slot = failed[end.producer]
+            yield channel, end.producer, end.fence(generation, None if slot == own_slot else slot)
+            self.grant_anew(end)
 
     @property
     def may_wait(self) -> bool:

@@ -137,7 +137,7 @@ class JoinedSteps:
                 self._ended(bundle)
 
     def _ended(self, bundle: Bundle) -> None:
-        """A step but for the last one has ended. Its producers get credit at once: another consumer of theirs may need
+        """A step before the last one has ended. Its producers get credit at once: another consumer of theirs may need
         what they send next before this subtask can send more."""
         for end, count in bundle:
             self._inputs.consumed(end, count)

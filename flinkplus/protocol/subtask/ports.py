@@ -74,6 +74,10 @@ class SubtaskWork(Protocol):
         """Event time does not wait for this source any more, until it has read rows: send that on."""
 
     @property
+    def has_clock(self) -> bool:
+        """Whether the work may wait for the time of day. Asked once; without it, the next three are never called."""
+
+    @property
     def clock_at(self) -> float | None:
         """When the time of day will come that the work waits for, in seconds; ``None``: it waits for none. Not asked
         of a source."""

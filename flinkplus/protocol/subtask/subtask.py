@@ -34,11 +34,11 @@ from flinkplus.protocol.determinants.determinants import TICKED, Choice, InputPa
 from flinkplus.protocol.snapshot.handle import OperatorState
 from flinkplus.protocol.subtask.answers import AnswerSide
 from flinkplus.protocol.subtask.checkpoints import SubtaskCheckpoints
+from flinkplus.protocol.subtask.clock import ClockSide
 from flinkplus.protocol.subtask.identity import SubtaskIdentity
 from flinkplus.protocol.subtask.joined import JoinedSteps
 from flinkplus.protocol.subtask.loops import LoopSide
-from flinkplus.protocol.subtask.parts import SubtaskParts
-from flinkplus.protocol.subtask.ports import SnapshotPort
+from flinkplus.protocol.subtask.parts import SubtaskParts, add_inputs
 from flinkplus.protocol.subtask.reading import SourceSide
 from flinkplus.protocol.vocabulary import events
 from flinkplus.protocol.vocabulary.ids import ChannelId, CheckpointId, Generation, SubtaskId, invariant
@@ -76,10 +76,12 @@ class SubtaskSteps:
         self._step: Iterator[None] | None = None
         self._taken: Bundle = []
         self._waiting_since: float | None = None
+        timed = not parts.is_source and parts.work.has_clock
+        self._clock = ClockSide(parts, lambda: self.ended, lambda: self._has_input) if timed else None
         self._triggers: deque[CheckpointId] = deque()
         self.draining = False
         self.ended = saved.ended
-        self._add_inputs(saved, producers, parts.snapshots)
+        add_inputs(parts, identity, saved, producers)
         self._by_position = [self.inputs.channels[channel] for channel in sorted(self.inputs.channels)]
         channels = tuple(end.channel for end in self._by_position)
         self._position = {channel: at for at, channel in enumerate(channels)}
@@ -98,21 +100,6 @@ class SubtaskSteps:
         if identity.lineage.recipes and self.replay.determinants:
             self.outputs.lift_limits()
         self._joined = JoinedSteps(parts, self._by_position, self._begin_bundle, self._pass_on, self._end, is_head)
-
-    def _add_inputs(
-        self, saved: OperatorState, producers: Sequence[tuple[ChannelId, SubtaskId]], snapshots: SnapshotPort
-    ) -> None:
-        identity = self._identity
-        promoted = identity.promotion is not None
-        ended, first = frozenset(saved.ended_channels), dict(saved.inputs)
-        if identity.promotion is not None:
-            first.update(identity.promotion.inputs)
-        for channel, producer in producers:
-            name = str(channel)
-            again = [snapshots.unpack(message) for message in saved.in_flight.get(name, ())]
-            slot, generation = identity.slot_of(producer), identity.generations[producer]
-            self.inputs.add(channel, producer, slot, generation, first.get(name, 0), name in ended, promoted, again)
-            self.admission.begin(channel, first.get(name, 0))
 
     def saved(self, checkpoint: CheckpointId) -> OperatorState:
         """The protocol's part of the snapshot of ``checkpoint``."""
@@ -247,7 +234,7 @@ class SubtaskSteps:
             return True
         if self._source is not None:
             return bool(self._triggers) or (self._may_read and (self.draining or self._source.has_work))
-        return self._has_input or self._clock_at is not None
+        return self._has_input or (self._clock is not None and self._clock.at is not None)
 
     @property
     def _has_input(self) -> bool:
@@ -257,11 +244,6 @@ class SubtaskSteps:
             if end.queue and not end.blocked:
                 return True
         return False
-
-    @property
-    def _clock_at(self) -> float | None:
-        """When the time of day has come that the work waits for, in seconds."""
-        return None if self.ended else self._work.clock_at
 
     @property
     def _may_read(self) -> bool:
@@ -280,9 +262,9 @@ class SubtaskSteps:
         if self._source is not None:
             waits = not (self.draining or self.ended or self._triggers)
             return self._source.begins_at(now) if waits else now
-        clock_at = self._clock_at
+        clock_at = None if self._clock is None else self._clock.at
         if clock_at is not None and (clock_at <= now or not self._has_input):
-            return max(now, clock_at)
+            return now if self.overdue else max(now, clock_at)
         if not self.inputs.may_wait:
             return now
         if self._waiting_since is None:
@@ -346,23 +328,18 @@ class SubtaskSteps:
                 self._begin_checkpoint(self._triggers.popleft())
                 return None
             return self._source.begin(self.draining) if self._may_read else None
-        if not self.ended and self._work.clock_due:
-            return self._tick()
+        if self._clock is not None and (ticking := self._clock.begin()) is not None:
+            return ticking
         if self._answers is not None and (taking := self._answers.begin()) is not None:
             return taking
         bundle = self.inputs.next(self._answers is None or self._answers.takes_records)
         return self._take(bundle) if bundle else None
 
-    def _tick(self) -> Iterator[None]:
-        """A step because of the time of day, which is read in it."""
-        self.history.begin(Choice.END, TICKED)
-        return self._work.tick()
-
     def _repeat(self, choice: Choice, value: int) -> Iterator[None] | None:
         """Repeat a step of the predecessor."""
         match choice:
-            case Choice.END if value == TICKED:
-                return self._tick()
+            case Choice.END if value == TICKED and self._clock is not None:
+                return self._clock.tick()
             case Choice.READ if self._answers is not None:
                 return self._answers.take(value)
             case Choice.READ | Choice.END:
@@ -506,17 +483,8 @@ class SubtaskSteps:
     def fence_inputs(
         self, failed: Mapping[SubtaskId, int], generation: Generation
     ) -> Iterator[tuple[ChannelId, SubtaskId, int]]:
-        """Accept only ``generation`` from the producers in ``failed``, and grant their successors credit.
-
-        ``failed``: failed subtask -> slot of the new head.
-        Yields each of their channels, its producer, and the next ``seq`` expected, where the credit starts.
-        """
-        for channel, end in self.inputs.channels.items():
-            if end.producer not in failed:
-                continue
-            slot = failed[end.producer]
-            yield channel, end.producer, end.fence(generation, None if slot == self._identity.slot else slot)
-            self.inputs.grant_anew(end)
+        """As ``InputGate.fence``."""
+        return self.inputs.fence(failed, generation, self._identity.slot)
 
     def fence_output(self, channel: ChannelId, generation: Generation) -> int:
         """The consumer of ``channel`` has failed: close it until a consumer of ``generation`` opens it. Returns the

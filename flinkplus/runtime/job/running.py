@@ -76,6 +76,8 @@ class RunningJob:
         calls: Calls,
         registry: JobRegistry | None,
         frames: Mapping[str, DataFrame],
+        shells: Credentials,
+        page: JobPage | None,
     ) -> None:
         self.name = plan.name
         self.job_id = plan.output_id  # the same in all runs
@@ -89,11 +91,10 @@ class RunningJob:
         self._started_s = time.monotonic()
         self._elapsed_s: float | None = None
         self._registry = registry
+        self._page = page
         install(wanted(plan.options.log))
         log.info("job %r starts", self.name, extra=about(job=self.job_id))
         bind, reach = coordinator_hosts(spark)
-        shells = credentials.for_commands(self.job_id)
-        self._page = JobPage.opened(plan.options, shells, reach)
         queries = bool(streamed(plan.graph))
         self._slots = SlotJobs(spark, self._current_config, self._run, self._slot_failed, calls.give_up, queries)
         listeners = Listeners(plan.options, bind, credentials, calls, reach, shells, directory.path)
@@ -109,10 +110,9 @@ class RunningJob:
         self.coordinator.commands.add(StatusCommand, lambda _request: self._status().to_json())
         addresses = listeners.open(self.coordinator.commands)
         self.coordinator.start()
-        if self._page is not None:
-            request = StatusCommand.__name__, Status
-            self._page.start(plan.graph, self.coordinator.commands, calls.ask, request)
-            self._say_where(self._page.address)
+        if page is not None:
+            page.start(plan.graph, self.coordinator.commands, calls.ask, (StatusCommand.__name__, Status))
+            self._say_where(page.address)
         driver = (os.getpid(), psutil.Process().create_time())
         self._publish_access(Access(self.job_id, plan.name, addresses.commands, socket.gethostname(), driver, shells))
         if registry is not None:
@@ -216,8 +216,13 @@ class RunningJob:
         """Show the end of the job, for as long as the options say."""
         if self._page is None:
             return
-        # After the coordinator's thread has ended, its parts may be read here.
-        self._page.end(self._status().to_json() if self.coordinator.is_over else None)
+        status = None
+        try:
+            if self.coordinator.is_over:  # so its parts may be read here
+                status = self._status().to_json()
+        except Exception as error:
+            log.warning("the page of job %s cannot show its end: %s", self.name, error, exc_info=True)
+        self._page.end(status)
 
     @property
     def ui(self) -> str | None:

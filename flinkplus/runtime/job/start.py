@@ -7,7 +7,7 @@ untouched until it is certain that no other driver runs the job (``directory``, 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -56,6 +56,7 @@ from flinkplus.runtime.job.upgrading.programs import (
     sign_sources_again,
     stage_in,
 )
+from flinkplus.runtime.operations.web.page import JobPage
 from flinkplus.runtime.operations.web.site import site_of
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.sinks.base import Sink
@@ -229,7 +230,8 @@ def launch(
         if trusted:
             sign_sources_again(plan.graph)
         if not restore.finished:
-            return RunningJob(spark, plan, storage, commits, restore, directory, credentials, calls, registry, frames)
+            parts = storage, commits, restore, directory, credentials, calls, registry, frames
+            return _run(spark, plan, credentials, lambda shells, page: RunningJob(spark, plan, *parts, shells, page))
         if not auto:
             raise CheckpointDirectoryError("the job has finished: its last checkpoint is final, and cannot be resumed")
         finished = FinishedJob(plan, directory.checkpoints, commits, restore)
@@ -241,6 +243,23 @@ def launch(
         registry.close()
     directory.remove()
     return finished
+
+
+def _run(
+    spark: SparkSession,
+    plan: Plan,
+    credentials: Credentials,
+    run: Callable[[Credentials, JobPage | None], RunningJob],
+) -> RunningJob:
+    """The job that ``run`` starts, given the credentials of shells and the page, whose port is closed if that fails."""
+    shells = credentials.for_commands(plan.output_id)
+    page = JobPage.opened(plan.options, shells, coordinator_hosts(spark)[1])
+    try:
+        return run(shells, page)
+    except BaseException:
+        if page is not None:
+            page.end(None)
+        raise
 
 
 def _registry_of(

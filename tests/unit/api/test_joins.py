@@ -110,16 +110,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="left.expire"),
         r"upper: no column 'expire' among .* did you mean 'expires'",
     ),
-    "a column of none": (lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="x"), "of columns of both sides"),
+    "a column of none": (
+        lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="x"),
+        "x may be of either side; take columns of one",
+    ),
     "both sides": (
         lambda a, b: a.interval_join(b, **TIMES, lower="opened", upper="right.at"),
         "lower and upper are of columns of different sides",
     ),
     "mixed": (
         lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="greatest(left.expires, right.at)"),
-        "of columns of no one side; write left.x or right.x",
+        "has columns of both sides; take columns of one side",
     ),
-    "ambiguous": (lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="note"), "of columns of both sides"),
+    "ambiguous": (lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="note"), "note may be of either side"),
     "no time": (
         lambda a, b: a.interval_join(b, **TIMES, lower=0, upper="left.note"),
         "upper: note is string; a bound is a duration, or a time",
@@ -132,6 +135,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda a, b: a.interval_join(b, **TIMES, lower="opened", upper="expires"),
         "says of no row of the other side when it can be dropped; give within",
     ),
+    "a time that is None": (
+        lambda a, b: a.interval_join(b, left_time=None, right_time="at", lower=0, upper=1),
+        "give left_time and right_time, the columns",
+    ),
+    "a time that is no text": (
+        lambda a, b: a.interval_join(b, left_time=5, right_time="at", lower=0, upper=1),
+        "no column 5 among",
+    ),
+    "a list of how": (lambda a, b: a.join(b, how=["left"]), r"how must be one of .* not \['left'\]"),
+    "a prefix": (lambda a, b: a.join(b, left_prefix=5), "a prefix of columns is text, not 5"),
+    "narrow": (
+        lambda a, b: a.interval_join(b, **TIMES, lower=5, upper=9, within=3),
+        "lower and upper allow no pair that is within 3000 ms",
+    ),
     "order": (lambda a, b: a.interval_join(b, **TIMES, lower=1, upper=0), r"lower \(1000 ms\) is above upper \(0 ms\)"),
     "windows and a stream": (
         lambda a, b: a.tumbling_window("opened", 5).join(b),
@@ -140,6 +157,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "other windows": (
         lambda a, b: a.tumbling_window("opened", 5).join(b.tumbling_window("at", 6)),
         "the windows of both sides must be the same, not 5000 ms and 6000 ms",
+    ),
+    "other offsets": (
+        lambda a, b: a.tumbling_window("opened", 5, offset=1).join(b.tumbling_window("at", 5)),
+        "must be the same, not 5000 ms with the offset 1000 ms and 5000 ms",
     ),
     "sessions": (
         lambda a, b: a.session_window("opened", 5).join(b.session_window("at", 5)),
@@ -168,3 +189,21 @@ def test_without_event_time() -> None:
     ):
         with pytest.raises(ConfigurationError, match="needs event time: call with_watermark"):
             draw()
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_a_join_in_a_loop(how: Any) -> None:
+    """Rows that nothing matches would come when the loop has ended."""
+    env = environment()
+    other = numbers(env, "other", "k string, w long").key_by("k")
+
+    def body(rows: Any) -> tuple[Any, Any]:
+        pairs = rows.key_by("k").join(other, how=how, name="pairs")
+        return pairs.where("v > 1").select("k", "w AS v"), pairs
+
+    if how == "inner":
+        numbers(env, "rows", "k string, v long").iterate(body).discard()
+        env.graph.fuse()
+    else:
+        with pytest.raises(ConfigurationError, match="'pairs' gives rows at the end of all input, and is in loop"):
+            numbers(env, "rows", "k string, v long").iterate(body)

@@ -366,6 +366,12 @@ CASES: dict[str, list[Case]] = {
             {"running": "refused"},
             "its aggregates was ['count'] and is ['count', 'max']",
         ),
+        Case(
+            drawn(running(c=("count_distinct", "ts"))),
+            drawn(running(c=("count_distinct", "ts")), schema="k string, n int, ts string"),
+            {"running": "refused"},
+            "its values was ['int64'] and is ['string']",
+        ),
     ],
     "bounds of a join": [
         Case(drawn(joined()), drawn(joined("3 seconds")), {"join": "refused"}, "its upper_ms was 1000 and is 3000"),
@@ -422,7 +428,12 @@ CASES: dict[str, list[Case]] = {
     "timers of `process` removed, `on_timer` or `on_processing_timer`": [
         Case(drawn(timed(on_timer=print)), drawn(timed()), {"timed": "refused"}, "it had state '#timers' and has none"),
         Case(drawn(timed()), drawn(timed(on_timer=print)), {"timed": "converted"}),
-        Case(drawn(timed(on_processing_timer=print)), drawn(timed()), {"timed": "refused"}, "it had state '#clock#timers'"),
+        Case(
+            drawn(timed(on_processing_timer=print)),
+            drawn(timed()),
+            {"timed": "refused"},
+            "it had state '#clock#timers'",
+        ),
         Case(drawn(timed()), drawn(timed(on_processing_timer=print)), {"timed": "converted"}),
     ],
     "`transform_with_state`": [

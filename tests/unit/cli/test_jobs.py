@@ -76,3 +76,9 @@ def test_the_address_of_the_page(job: Job, run: Command, monkeypatch: pytest.Mon
     monkeypatch.setitem(STATUS["job"], "ui", None)
     code, _, err = run("ui", "--access", job.file)
     assert code == 1 and "serves no page" in err
+
+
+def test_an_input_is_not_taken_for_the_place_of_the_page(run: Command) -> None:
+    for command in ("wordcount", "resume"):
+        code, _, err = run(command, "--ui", "books/")
+        assert code == 2 and "'books/' is not HOST:PORT; put other arguments before --ui" in err

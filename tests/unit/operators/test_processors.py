@@ -129,6 +129,29 @@ def test_timers_of_processing_time() -> None:
     assert waits(subject) is None
 
 
+class Periodic(RunningCount):
+    """Registers the next timer whenever one fires."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        self.handle.registerTimer(2_000)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        self.handle.registerTimer(expiredTimerInfo.getExpiryTimeInMs() + 1_000)
+        yield SparkRow(k=key[0], count=1, total=expiredTimerInfo.getExpiryTimeInMs())
+
+
+@pytest.mark.parametrize("mode", ["event_time", "processing_time"])
+def test_a_timer_that_always_registers_the_next_one_ends_with_the_input(mode: Any) -> None:
+    subject = Subject(Periodic(), mode)
+    assert subject.rows([("a", 1, 0)]) == []
+    found = given(subject.instance.on_watermark(END_OF_TIME_MS)) + given(subject.instance.end())
+    assert [row[2] for row in found] == [2_000]
+
+
 def waits(subject: Subject) -> int | None:
     """For which time of day it waits."""
     return subject.instance.clock_at_ms
@@ -234,6 +257,8 @@ def test_rows_are_those_of_pyspark() -> None:
         t=local, s=SparkRow(x=1, t=local), l=[SparkRow(x=1, t=local), None], m={"a": SparkRow(x=1, t=local)}
     )
     assert row.s.t == local and row.m["a"].x == 1
+    by_time = pa.schema([("m", pa.map_(pa.timestamp("us", "UTC"), pa.int64()))])
+    assert spark_rows(by_time)(make_row(row_type(("m",)), [{moment: 1}])).m == {local: 1}
     nothing = spark_rows(schema)(make_row(row_type(tuple(schema.names)), [None, None, None, None]))
     assert tuple(nothing) == (None, None, None, None)
 

@@ -30,8 +30,8 @@ from flinkplus.operators.keyed.timers import EventTimers
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
 
 LATE_TIMERS = "late_timers"
-EXPIRED_A_WATERMARK = 1024
-"""Maximum number of expired values, about, that are removed when event time rises."""
+EXPIRED_AT_ONCE = 1024
+"""Maximum number of expired values, about, that are removed when event time rises or timers of the clock have fired."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
@@ -143,7 +143,7 @@ class FunctionStates:
         """Restore the result of ``snapshot``. Raises ``ConfigurationError`` where times are of another clock."""
         for name, state in self._restorable(saved):
             self._restored(name, state).queue.restore(state)
-        self.clock.first_ms = saved.get("first_ms")
+        self.clock.first_ms = saved.get("first_ms", self.clock.event_ms)
 
     def _restorable(self, saved: Mapping[str, Any]) -> list[tuple[str, Any]]:
         states = saved.get("expiring", {})
@@ -171,7 +171,7 @@ class FunctionStates:
     def inherit(self, parts: Sequence[Inherited]) -> None:
         """Take what belongs here from all subtasks."""
         known = [part.state["first_ms"] for part in parts if part.state and part.state.get("first_ms") is not None]
-        self.clock.first_ms = max(known, default=None)
+        self.clock.first_ms = max(known, default=self.clock.event_ms)
         due: dict[str, tuple[Expiring, list[Due]]] = {}
         for part in parts:
             for name, saved in self._restorable(part.state or {}):

@@ -80,16 +80,18 @@ class Lifetime:
 
 class RemovalQueue:
     """Names of values in the order in which they are looked at: pages ``first`` to ``end`` - 1; the last one is in
-    memory until it is full or saved."""
+    memory until it is full or saved. ``added``: how many names were added since the caller last set it to 0."""
 
     def __init__(self, pages: ObjectStateLike) -> None:
         self._pages = pages
         self._first = self._end = 0
         self._head: list[Due] = []
         self._open: list[Due] = []
+        self.added = 0
 
     def add(self, names: Sequence[bytes], due_ms: int) -> None:
         """``names`` are looked at when the time is ``due_ms``, or later if others before them are."""
+        self.added += len(names)
         self._open += [(due_ms, name) for name in names]
         while len(self._open) >= CHUNK_NAMES:
             self._close(CHUNK_NAMES)

@@ -127,11 +127,14 @@ class Expiring(ABC):
         """The key that a name in the queue belongs to."""
 
     def expire(self, budget: int) -> None:
-        """Remove what has expired: some ``budget`` values. Between two batches."""
+        """Remove what has expired: some ``budget`` values, and at least twice as many as were queued since the last
+        time, so that the queue does not grow. Between two batches."""
+        budget = max(budget, 2 * self.queue.added)
         now_ms = self.life.clock.now()
         if now_ms is not None:
             for due in self.queue.take(now_ms, budget):
                 self.looked_at(due)
+        self.queue.added = 0
 
     def owned(self, other: RemovalQueue, part: Inherited) -> Iterator[Due]:
         """The entries of another subtask's queue whose keys belong here."""

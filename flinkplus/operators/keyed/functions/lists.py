@@ -51,16 +51,19 @@ class ListState(KeptEntries):
 
     def extend(self, values: Iterable[Any]) -> None:
         """As ``append`` for each."""
-        owner, made = self._owner(), [self._made(value) for value in values]
+        self._append([self._made(value) for value in values])
+
+    def _append(self, made: list[Any]) -> None:
+        owner = self._owner()
         if made:
             self._list(owner).appended += made
             self._changed[owner] = None
 
     def put(self, values: Iterable[Any]) -> None:
-        """Replace all elements."""
-        values = list(values)
+        """Replace all elements. Raises what pickle raises, and then changes nothing."""
+        made = [self._made(value) for value in values]
         self.clear()
-        self.extend(values)
+        self._append(made)
 
     def clear(self) -> None:
         """Remove all elements, one by one."""

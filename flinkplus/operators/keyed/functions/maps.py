@@ -69,6 +69,9 @@ class MapState(KeptEntries):
         """As ``items``."""
         return self._during_call(value for _, value in self._shown())
 
+    def __bool__(self) -> bool:
+        return not self.is_empty()
+
     __iter__ = keys
     __contains__ = contains
     __getitem__ = get

@@ -7,6 +7,7 @@ is a JSON object with one line in ``error``.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib import resources
@@ -47,6 +48,7 @@ ASSETS = {
     "page.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+log = logging.getLogger("flinkplus.ui")
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -84,7 +86,7 @@ def make_app(requests: WebRequests, guard: Guard, graph: Mapping[str, Any], desc
         return Response(assets[name], headers={"Content-Type": ASSETS[name]})
 
     reading, commanding = partial(_guarded, guard, False), partial(_guarded, guard, True)
-    return Starlette(
+    made = Starlette(
         routes=[
             Route("/", partial(_guarded, guard, None)(asset)),
             Route("/assets/{name}", partial(_guarded, guard, None)(asset)),
@@ -96,6 +98,8 @@ def make_app(requests: WebRequests, guard: Guard, graph: Mapping[str, Any], desc
         ],
         exception_handlers={HTTPException: _http_error},
     )
+    made.router.redirect_slashes = False  # a redirect would pass the guard, to the host that the request names
+    return made
 
 
 def command_names(requests: WebRequests) -> dict[str, type[Any]]:
@@ -124,6 +128,9 @@ def _guarded(guard: Guard, command: bool | None, answer: Answer) -> Answer:
             return _error(503, str(error))
         except ClientDisconnect:
             return _error(400, "the client has gone")
+        except Exception:
+            log.warning("the page of the job could not answer %s", request.url.path, exc_info=True)
+            return _error(500, "the page of the job has failed; the driver's log says why")
         response.headers.update(HEADERS)
         return response
 

@@ -10,12 +10,13 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 BEARER = "bearer "
 JSON = "application/json"
 
@@ -42,8 +43,8 @@ class Guard:
 
     def of_host(self, headers: Mapping[str, str]) -> Refusal | None:
         """As ``refusal``, for what anyone may read: the page itself."""
-        if self.is_loopback and _host(headers.get("host", "")) not in LOCAL_NAMES:
-            return Refusal(403, "the page of this job is at 127.0.0.1 or localhost, and at no other name")
+        if self.is_loopback and not names_loopback(_host(headers.get("host", ""))):
+            return Refusal(403, "the page of this job is at its address or at localhost, and at no other name")
         return None
 
     def _of_site(self, headers: Mapping[str, str], command: bool) -> Refusal | None:
@@ -68,6 +69,15 @@ class Guard:
             given[len(BEARER) :].strip().encode("utf-8", "replace"), self.token.encode()
         )
         return None if right else Refusal(401, "this is not the token of this run of the job (flinkplus ui prints it)")
+
+
+def names_loopback(host: str) -> bool:
+    """Whether ``host`` is ``localhost`` or an address that only this machine reaches."""
+    if host.lower() == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def _host(header: str) -> str:

@@ -108,6 +108,7 @@ def _failures(*statuses: int) -> dict[str, Any]:
         409: "The job refuses the command, and says why",
         413: "The body is too long",
         415: "The body is not declared as JSON",
+        500: "The page has failed; the driver's log says why",
         503: "The job does not answer, or has ended",
     }
     error = _json({"$ref": "#/components/schemas/Error"})
@@ -118,7 +119,7 @@ def _reading(summary: str, content: dict[str, Any]) -> dict[str, Any]:
     return {
         "summary": summary,
         "security": [{}, *TOKEN],  # on loopback without a token
-        "responses": {"200": {"description": summary, "content": content}, **_failures(401, 403, 503)},
+        "responses": {"200": {"description": summary, "content": content}, **_failures(401, 403, 500, 503)},
     }
 
 
@@ -130,6 +131,6 @@ def _command(name: str, made: Any) -> dict[str, Any]:
         "requestBody": {"required": True, "content": _json({"$ref": f"#/components/schemas/{name}"})},
         "responses": {
             "200": {"description": "Done, or begun", "content": _json({"type": "object"})},
-            **_failures(400, 401, 403, 408, 409, 413, 415, 503),
+            **_failures(400, 401, 403, 408, 409, 413, 415, 500, 503),
         },
     }

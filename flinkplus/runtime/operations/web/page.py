@@ -5,16 +5,18 @@ The packages of the extra ``flinkplus[ui]`` are imported when a page opens, and 
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flinkplus.config import Options
+from flinkplus.errors import ConfigurationError
 from flinkplus.graph import JobGraph
 from flinkplus.runtime.operations.commands import Commands
 from flinkplus.runtime.operations.web.drawn import DrawnGraph, drawn
 from flinkplus.runtime.operations.web.guard import Guard
-from flinkplus.runtime.operations.web.site import Site, bound, server_context, site_of, url_of
+from flinkplus.runtime.operations.web.site import INSTALL, Site, bound, server_context, site_of, url_of
 from flinkplus.runtime.transport.auth.credentials import Credentials
 from flinkplus.runtime.transport.auth.handshake import derived
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from flinkplus.runtime.operations.web.server import WebServer
 
 WILDCARDS = ("0.0.0.0", "::")
+SERVING = ("app", "requests", "server")
+"""The modules here that import packages of the extra."""
 
 
 def token_of(commands: Credentials) -> str:
@@ -52,7 +56,14 @@ class JobPage:
     def opened(cls, options: Options, commands: Credentials, reach: str) -> JobPage | None:
         """The page that the options ask for; ``None``: none. Raises ``ConfigurationError``."""
         site = site_of(options.ui, options.tls)
-        return None if site is None else cls(site, options, commands, reach)
+        if site is None:
+            return None
+        try:
+            for module in SERVING:
+                importlib.import_module(f"{__package__}.{module}")
+        except ImportError as error:
+            raise ConfigurationError(f"the packages of the page (option ui) do not work: {error}; {INSTALL}") from error
+        return cls(site, options, commands, reach)
 
     def start(
         self,

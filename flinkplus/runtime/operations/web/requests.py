@@ -51,13 +51,18 @@ class WebRequests:
         self._known: dict[str, Any] | None = None
         self._until_s = 0.0
         self._last: dict[str, Any] | None = None
-        self._waiting: dict[asyncio.Future[bytes], asyncio.AbstractEventLoop] = {}
+        self._waiting: dict[asyncio.Future[bytes], tuple[asyncio.AbstractEventLoop, list[Later]]] = {}
         self._over = False
 
     def end(self, status: dict[str, Any] | None) -> None:
-        """The job has ended, with this status if it is known: refuse what waits, and commands. Any thread."""
+        """The job has ended: answer what waits, if that is known by now, and refuse the rest. Any thread.
+
+        ``status``: the last one; ``None``: the coordinator's thread has not ended, and may still answer.
+        """
         self._last, self._over = status, True
-        for answer, loop in list(self._waiting.items()):
+        for answer, (loop, begun) in list(self._waiting.items()):
+            for later in begun if status is not None else ():
+                later.end()
             _settle(loop, answer, encode_reply(CommandRefused(HAS_ENDED)))
 
     async def status(self) -> dict[str, Any]:
@@ -89,6 +94,8 @@ class WebRequests:
         took_s = [0.0]
 
         def carry_out() -> None:
+            if answer.done():  # given up before its turn came
+                return
             started_s = time.perf_counter()
             begun.append(self.commands.obey(request, lambda reply: _settle(loop, answer, reply)))
             took_s[0] = time.perf_counter() - started_s
@@ -97,7 +104,7 @@ class WebRequests:
             for later in begun:
                 later.wanted = False
 
-        self._waiting[answer] = loop
+        self._waiting[answer] = loop, begun
         try:
             if self._over:  # looked at after the request is among those that ``end`` refuses
                 raise CommandRefused(HAS_ENDED)

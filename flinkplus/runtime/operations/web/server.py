@@ -1,7 +1,8 @@
 """The web server of one job: a thread with an event loop of its own, which a job starts and ends.
 
-Rules: neither a client nor an error here harms the job. At most ``MAX_CLIENTS`` connections are open; one that has not
-sent a whole request within ``REQUEST_TIMEOUT_S``, or is idle for ``IDLE_S``, is closed.
+Rules: neither a client nor an error here harms the job. At most ``MAX_CLIENTS`` connections are open, those in a TLS
+handshake among them. One that has not done its handshake or sent a whole request within ``REQUEST_TIMEOUT_S``, or is
+idle for ``IDLE_S``, is closed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import socket
 import ssl
 import threading
+import weakref
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -31,16 +34,13 @@ clients.setLevel(logging.ERROR)  # what clients do wrong is theirs to know
 
 
 class _TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection without a whole request or response in time, and those that are too many."""
+    """HTTP/1.1 that closes a connection without a whole request or response in time."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.logger = clients
-        if len(self.connections) > MAX_CLIENTS:
-            transport.abort()
-            return
         self._watch(RESPONSE_LOOKS)
 
     def _watch(self, looks: int) -> None:
@@ -62,6 +62,25 @@ class _TimedProtocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+
+
+class _Door(socket.socket):
+    """A socket that listens, and closes at once the connections that are too many."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        family, kind, protocol = listening.family, listening.type, listening.proto
+        super().__init__(family, kind, protocol, fileno=listening.detach())
+        self._inside: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection. Raises ``OSError``, and ``BlockingIOError`` if there is none, as other sockets do."""
+        for _ in range(MAX_CLIENTS):
+            connection, address = super().accept()
+            if sum(one.fileno() >= 0 for one in self._inside) < MAX_CLIENTS:
+                self._inside.add(connection)
+                return connection, address
+            connection.close()
+        raise BlockingIOError  # there may be more, after the turn of those inside
 
 
 class WebServer:
@@ -86,7 +105,7 @@ class WebServer:
         config.load()
         config.ssl = context
         self._server = uvicorn.Server(config)
-        self._listening = listening
+        self._listening = _Door(listening)
         self._thread = threading.Thread(target=self._run, name="flinkplus-ui", daemon=True)
 
     def start(self) -> None:
@@ -95,11 +114,17 @@ class WebServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._server.serve(sockets=[self._listening]))
+            asyncio.run(self._serve())
         except Exception as error:
             log.warning("the page of the job is not served any more: %s", error, exc_info=True)
         finally:
             self._listening.close()
+
+    async def _serve(self) -> None:
+        if self._server.config.ssl is not None:  # uvicorn has no option for it
+            loop: Any = asyncio.get_running_loop()
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
+        await self._server.serve(sockets=[self._listening])
 
     def stop(self) -> None:
         """Close the port and all connections; waits up to ``STOP_S``."""

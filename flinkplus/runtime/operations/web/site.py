@@ -5,10 +5,8 @@ Rules: a host that other machines can reach needs TLS, because each request carr
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
-import ipaddress
 import os
 import socket
 import ssl
@@ -18,6 +16,7 @@ from typing import Any
 
 from flinkplus.config import SITE
 from flinkplus.errors import ConfigurationError
+from flinkplus.runtime.operations.web.guard import names_loopback
 from flinkplus.runtime.transport.auth.tls import Certificates
 
 LOOPBACK = "127.0.0.1"
@@ -36,11 +35,7 @@ class Site:
     @property
     def is_loopback(self) -> bool:
         """Whether only processes of this machine reach it."""
-        if self.host == "localhost":
-            return True
-        with contextlib.suppress(ValueError):
-            return ipaddress.ip_address(self.host).is_loopback
-        return False
+        return names_loopback(self.host)
 
 
 def is_installed() -> bool:
@@ -71,7 +66,7 @@ def site_of(ui: bool | str, tls: bool | str) -> Site | None:
 
 
 def bound(site: Site) -> socket.socket:
-    """A socket that listens there. Raises ``ConfigurationError``."""
+    """A socket that listens there. Raises ``ConfigurationError``, also for a ``localhost`` that others reach."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             site.host, site.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -79,6 +74,9 @@ def bound(site: Site) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigurationError(f"the page of the job cannot be served at {site.host!r}: {error}") from error
+    if site.is_loopback and not names_loopback(str(address[0])):
+        listening.close()
+        raise ConfigurationError(f"{site.host!r} is {address[0]} here, which other machines can reach")
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)

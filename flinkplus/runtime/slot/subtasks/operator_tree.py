@@ -13,17 +13,16 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from flinkplus.errors import ConfigurationError, CorruptState
-from flinkplus.graph import JobGraph, Node, Vertex
+from flinkplus.errors import CorruptState
+from flinkplus.graph import JobGraph, Vertex
 from flinkplus.operators.base.asking import AskingInstance
 from flinkplus.operators.base.operator import (
-    JsonValue,
     Operator,
     OperatorContext,
     OperatorInstance,
@@ -40,16 +39,12 @@ from flinkplus.operators.base.steps import (
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, IDLE_MS
 from flinkplus.protocol.snapshot.handle import OperatorPart
 from flinkplus.runtime.base.step_note import FIRST_ROW, OPERATOR, ROWS, TEXT_BYTES, Numbers, no_note
+from flinkplus.runtime.slot.subtasks.fused_node import FusedNode, has_clock, reader_of
 from flinkplus.sinks.base import RecipeWriter, Sink, SinkWriter
 from flinkplus.sources.base import LiveReader, Source, SourceReader
 
 NOTHING = OperatorPart(rows_in=0, rows_out=0)
 """Of an operator at the start of the job."""
-
-
-MAX_POSITIONS = 16
-"""Of a source, how many snapshots may have a position that it is given back when their checkpoint is complete. Those of
-checkpoints that were aborted stay until a later one is."""
 
 
 class Exchanges(Protocol):
@@ -65,50 +60,11 @@ class Exchanges(Protocol):
         """Append a watermark to each output log of ``edge``, and yield."""
 
 
-@dataclass
-class FusedNode:
-    """One node of the vertex, as it runs in this subtask. ``positions``: of a source, by the checkpoint whose snapshot
-    has it."""
-
-    node: Node
-    context: OperatorContext
-    instance: OperatorInstance | None = None
-    reader: SourceReader | None = None
-    writer: SinkWriter | None = None
-    rows_in: int = 0
-    rows_out: int = 0
-    watermark_ms: int | None = None
-    positions: dict[int, JsonValue] = field(default_factory=dict)
-
-    @property
-    def own(self) -> dict[str, int]:
-        """The counters that the source or operator keeps itself."""
-        return self.reader.metrics if self.reader is not None else self.context.metrics
-
-    def position_at(self, checkpoint: int) -> JsonValue:
-        """Where a source reads next, for the snapshot of ``checkpoint``."""
-        if self.reader is None:
-            return None
-        self.positions[checkpoint] = self.reader.position()
-        if len(self.positions) > MAX_POSITIONS:
-            del self.positions[min(self.positions)]
-        return self.positions[checkpoint]
-
-    def commit_position(self, checkpoint: int) -> None:
-        """``checkpoint`` is complete."""
-        if self.reader is not None and checkpoint in self.positions:
-            self.reader.committed(self.positions[checkpoint])
-        self.positions = {later: position for later, position in self.positions.items() if later > checkpoint}
-
-    @property
-    def closable(self) -> OperatorInstance | SourceReader | SinkWriter | None:
-        return self.instance or self.reader or self.writer
-
-
 class FusedOperators:
     """The operators of one vertex in one subtask.
 
     ``joins_steps``: several steps may be repeated together; see ``OperatorInstance.joins_steps``.
+    ``has_clock``: an operator may wait for the time of day. ``holds_to_barrier``: one holds rows back until a barrier.
     """
 
     def __init__(
@@ -138,24 +94,24 @@ class FusedOperators:
             if isinstance(node.body, Operator):
                 fused.instance = node.body.create(context)
             elif isinstance(node.body, Source):
-                fused.reader = _reader_of(node.body, index, parallelism)
+                fused.reader = reader_of(node.body, index, parallelism)
             elif isinstance(node.body, Sink):
                 fused.writer = node.body.writer(context, generation)
             self.nodes[node_index] = fused
         self.root = vertex.nodes[0]
         self._clocks = [i for i, fused in self.nodes.items() if isinstance(fused.instance, WatermarkMaker)]
-        self._timed = [(i, one) for i, one in self._instances() if has_clock(self.nodes[i].node)]
+        instances = {index: fused.instance for index, fused in self.nodes.items() if fused.instance is not None}
+        self._timed = [(index, one) for index, one in instances.items() if has_clock(self.nodes[index].node)]
+        self.has_clock = bool(self._timed)
         self._heard = frozenset(edge for edge in vertex.outputs if graph.hears_watermarks(edge))
         self._inputs = {edge: at for at, edge in enumerate(vertex.inputs)}
         self._by_input = self.nodes[self.root].instance if self._tells_inputs_apart() else None
         bodies = {index: fused.node.body for index, fused in self.nodes.items()}
         self._to_barrier = [at for at, body in bodies.items() if isinstance(body, Operator) and body.holds_to_barrier]
+        self.holds_to_barrier = bool(self._to_barrier)
         self._last = [fused for fused in self.nodes.values() if not fused.node.children]
-        instances = [fused.instance for fused in self.nodes.values() if fused.instance is not None]
-        self.joins_steps = self._by_input is None and not self._clocks and all(one.joins_steps for one in instances)
-
-    def _instances(self) -> list[tuple[int, OperatorInstance]]:
-        return [(index, fused.instance) for index, fused in self.nodes.items() if fused.instance is not None]
+        joined = all(one.joins_steps for one in instances.values())
+        self.joins_steps = self._by_input is None and not self._clocks and joined
 
     def _tells_inputs_apart(self) -> bool:
         instance = self.nodes[self.root].instance
@@ -165,11 +121,6 @@ class FusedOperators:
     def tells_inputs_apart(self) -> bool:
         """Whether batches of different edges must not be pushed as one."""
         return self._by_input is not None
-
-    @property
-    def holds_to_barrier(self) -> bool:
-        """Whether an operator holds rows back until a barrier is sent."""
-        return bool(self._to_barrier)
 
     @property
     def recipe_writer(self) -> RecipeWriter | None:
@@ -210,7 +161,8 @@ class FusedOperators:
             self._begin(self.root, batch.num_rows)
             self.nodes[self.root].rows_in += batch.num_rows
             yield from self._emit_all(self.root, self._by_input.process_input(self._inputs[edge], batch))
-        yield from self._rise_of_makers()
+        if self._clocks:
+            yield from self._rise_of_makers()
 
     def _rise_of_makers(self) -> Iterator[None]:
         """The watermarks of operators that make them from the rows that have just passed."""
@@ -312,8 +264,6 @@ class FusedOperators:
     @property
     def clock_at_ms(self) -> int | None:
         """The time of day that an operator waits for, in milliseconds since 1970; ``None``: none does."""
-        if not self._timed:
-            return None
         return min((at_ms for _, one in self._timed if (at_ms := one.clock_at_ms) is not None), default=None)
 
     def tick(self) -> Iterator[None]:
@@ -496,21 +446,6 @@ class FusedOperators:
             for fused in reversed(self.nodes.values()):
                 if fused.closable is not None:
                     closing.callback(fused.closable.close)
-
-
-def _reader_of(source: Source, index: int, parallelism: int) -> SourceReader:
-    reader = source.reader(index, parallelism)
-    if isinstance(reader, LiveReader) is not source.is_live:
-        raise ConfigurationError(
-            f"source {source.name!r}: is_live is {source.is_live}, and its reader is a {type(reader).__name__}: a "
-            "source is live if, and only if, its readers are LiveReaders"
-        )
-    return reader
-
-
-def has_clock(node: Node) -> bool:
-    """Whether a node has steps by the time of day."""
-    return isinstance(node.body, Operator) and node.body.has_clock
 
 
 def _write(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> None:

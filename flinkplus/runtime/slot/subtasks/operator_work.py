@@ -218,6 +218,10 @@ class OperatorWork:
         return self._operators.become_idle()
 
     @property
+    def has_clock(self) -> bool:
+        return self._operators.has_clock
+
+    @property
     def clock_at(self) -> float | None:
         at_ms = self._operators.clock_at_ms
         return None if at_ms is None else time.monotonic() + at_ms / 1000 - time.time()

@@ -145,24 +145,59 @@ def test_a_call_that_takes_too_long_has_failed_and_holds_up_no_other(is_async: b
     assert time.monotonic() - begun < WAIT_S
 
 
-def test_what_ends_a_thread_or_a_coroutine_is_an_error_of_its_row() -> None:
-    async def cancelled(given: Any) -> int:
-        raise asyncio.CancelledError
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
 
-    def exits(given: Any) -> int:
-        raise SystemExit(3)
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (asyncio.CancelledError(), "CancelledError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit(), "GeneratorExit"),
+        (StopIteration(), "StopIteration"),
+        (Mute(), "Mute: (no text: its __str__ raises ValueError)"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [True, False])
+def test_whatever_a_function_raises_is_an_error_of_its_row(raised: BaseException, told: str, is_async: bool) -> None:
+    def plain(given: Any) -> int:
+        if given.n == 0:
+            raise raised
+        return 7
+
+    async def coroutine(given: Any) -> int:
+        return plain(given)
+
+    with calling(coroutine if is_async else plain) as (caller, outcomes):
+        caller.call([(n, row(n)) for n in range(2)])
+        found = outcomes(2)
+    assert told in (found[0].error or "")
+    assert found[1].value == 7
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_an_error_of_its_row() -> None:
     def awaits(given: Any) -> Any:
         return asyncio.sleep(0)
 
-    async def exits_too(given: Any) -> int:
-        raise SystemExit(3)
+    with calling(awaits) as (caller, outcomes):
+        caller.call([(0, row(0))])
+        assert "async def" in (outcomes(1)[0].error or "")
 
-    cases: list[tuple[Callable[[Any], Any], str]] = [(cancelled, "cancelled"), (exits, "SystemExit")]
-    for function, told in (*cases, (exits_too, "SystemExit"), (awaits, "async def")):
-        with calling(function) as (caller, outcomes):
-            caller.call([(0, row(0))])
-            assert told in (outcomes(1)[0].error or "")
+
+def test_pauses_stay_numbers_after_any_number_of_attempts() -> None:
+    async def fails(given: Any) -> int:
+        raise ValueError
+
+    came: Queue[Outcome] = Queue()
+    caller = Caller(fails, CallSettings(None, 1_100, 0.0, 1), came.put, "test calls")
+    try:
+        caller.call([(0, row(0))])
+        assert (came.get(timeout=WAIT_S).error or "").startswith("ValueError")
+    finally:
+        caller.close()
 
 
 def test_close_cancels_calls_and_ends_the_threads() -> None:

@@ -36,6 +36,8 @@ def test_a_number_that_was_used_stays_what_it_is(tmp_path: Path) -> None:
     assert mine.create(2, Answers((1,), ROWS.slice(0, 1)).to_bytes())
     assert mine.read(1, SCHEMA) == ANSWERS
     assert other.create(1, ANSWERS.to_bytes()), "it was done before, and is tried again after an error"
+    mine.remove(2)
+    assert not list(tmp_path.rglob("*.answers")), "also what another one has stored meanwhile"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pyarrow as pa
 from flinkplus.operators.base import parts
 from flinkplus.operators.base.columns import plain
 from flinkplus.operators.base.operator import OperatorInstance
-from flinkplus.operators.joins import paged, pairing, sides, stored_rows, timed
+from flinkplus.operators.joins import paged, pairing, sides, stored_rows, timed, windowed
 from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.joins.windowed import WindowJoin
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
@@ -66,6 +66,7 @@ def limits(drawn: dict[str, Any]) -> Iterator[None]:
         (paged, "PAGES_AT_ONCE", 1),
         (pairing, "MAX_PAIRS", drawn["pairs"]),
         (pairing, "MAX_READ_ROWS", drawn["read"]),
+        (windowed, "LOOKED_UP_ROWS", drawn["read"]),
         (sides, "hash_keys", few if drawn["collide"] else hash_keys),
     ]
     with contextlib.ExitStack() as stack:
@@ -75,12 +76,13 @@ def limits(drawn: dict[str, Any]) -> Iterator[None]:
 
 
 class Fed:
-    """A join that is fed with batches. ``output``: all rows so far."""
+    """A join that is fed with batches. ``output``: all rows so far; ``sizes``: how they were cut into batches."""
 
     def __init__(self, operator: KeyedJoin | WindowJoin) -> None:
         self.operator = operator
         self.state = FakeState()
         self.output: Rows = []
+        self.sizes: list[int] = []
         self.instance = self._begin({})
 
     def _begin(self, metrics: dict[str, int]) -> OperatorInstance:
@@ -93,6 +95,7 @@ class Fed:
         for batch in batches:
             batch.validate(full=True)
             assert batch.num_rows
+            self.sizes.append(batch.num_rows)
             self.output += [tuple(row.values()) for row in plain(batch, schema).to_pylist()]
 
     def feed(self, which: int, rows: Sequence[tuple[Any, ...]]) -> None:

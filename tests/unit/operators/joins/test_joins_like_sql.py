@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import duckdb
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 
 from flinkplus.operators.event_time.assigners import FixedWindows
+from flinkplus.operators.joins import windowed
 from flinkplus.operators.joins.bounds import Bounds, bounds_of
 from flinkplus.operators.joins.sides import KEEPS, JoinSide
 from flinkplus.operators.joins.timed import KeyedJoin
 from flinkplus.operators.joins.windowed import WindowJoin
 from tests.examples import examples
-from tests.unit.operators.joins.drawn import LEFT, RIGHT, Rows, counted, limits, rows, run, small
+from tests.unit.operators.joins.drawn import LEFT, RIGHT, Fed, Rows, counted, limits, rows, run, small
 
 SIDES = JoinSide(LEFT, ("k",), "ts", "left_"), JoinSide(RIGHT, ("id",), "due", "right_")
 cuts = st.lists(st.integers(0, 8), max_size=20)
@@ -109,3 +112,34 @@ def test_rows_of_one_window(
         )
         again = run(operator, (left, right), [3, 0, 5]).output
         assert [row for row in again if None not in row] == [row for row in found if None not in row], "one order"
+
+
+CUT_ALIKE: dict[str, KeyedJoin | WindowJoin] = {
+    "times": KeyedJoin("join", ("k",), *SIDES, Bounds(-30, 30), how="full"),
+    "windows": WindowJoin("join", ("k",), *SIDES, FixedWindows(20, 20), how="full"),
+}
+
+
+@pytest.mark.parametrize("kind", CUT_ALIKE)
+def test_output_is_cut_alike_whatever_memory_holds(kind: str) -> None:
+    """Each batch is a message. A subtask that repeats a step makes the same ones, with less or more in memory."""
+    left = [("a" if i % 3 else "b", i, i, 99) for i in range(14)]
+    right = [("a" if i % 2 else "b", i, i, 99) for i in range(14)]
+    runs = []
+    for kept in (0, 1 << 20):
+        with limits({"kept": kept, "cell": 6, "read": 8, "pairs": 16, "shelf": 1_000, "collide": False}):
+            runs.append(run(CUT_ALIKE[kind], (left, right), [7, 7, 0, 7, 7]))
+    assert runs[0].output == runs[1].output
+    assert runs[0].sizes == runs[1].sizes
+    assert max(runs[0].sizes) > 4
+
+
+def test_short_slices_are_looked_up_together() -> None:
+    """Of a window of 60 slices, the rows of one side are looked up once in each slice of the other."""
+    fed = Fed(WindowJoin("join", ("k",), *SIDES, FixedWindows(60, 59), how="full"))
+    for which in (0, 1):
+        fed.feed(which, [(str(i + which), i, i, 0) for i in range(1, 59)])
+    with mock.patch.object(windowed, "pairs_of", wraps=windowed.pairs_of) as looked_up:
+        fed.advance(60)
+    assert len(fed.output) == 57 + 1 + 1
+    assert looked_up.call_count == 2

@@ -4,19 +4,22 @@ snapshots and restores, with keys that do not fit in memory."""
 from __future__ import annotations
 
 import json
+import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import ConfigurationError, UserFunctionError
-from flinkplus.operators.base.operator import KeyedState, OperatorContext, OperatorInstance
+from flinkplus.operators.base.operator import Inherited, KeyedState, OperatorContext, OperatorInstance
 from flinkplus.operators.keyed.functions import expiry
 from flinkplus.operators.keyed.functions.context import ProcessContext
 from flinkplus.operators.keyed.keyed_rows import Process
@@ -58,6 +61,7 @@ def acts(ttl: str | None) -> Any:
         if row.does in ("clear map", "fail"):
             entries.clear()
         assert len(items) == len(items.get()) and bool(items) != items.is_empty()
+        assert bool(entries) == bool(list(entries)) != entries.is_empty()
         assert list(entries) == [name for name, _ in entries.items()]
         assert list(entries.values()) == [entries[name] for name in entries]
         assert ((n % 5, None) in entries) == (entries.get((n % 5, None)) is not None)
@@ -220,6 +224,23 @@ def test_a_value_that_is_put_often_is_queued_once() -> None:
     assert [queued(state, f"p/{name}#expiry") for name in "vlm"] == [1, 1, 1]
 
 
+def test_rows_that_put_many_entries_leave_no_growing_state() -> None:
+    def put(key: str, row: Any, ctx: ProcessContext) -> None:
+        for number in range(50):
+            ctx.map_state("m", "50 ms").put(row.n * 50 + number, None)
+
+    state, now_ms = FakeState(), 1_000
+    operator = Process("p", ("key",), put, OUTPUT)
+    ctx = context(operator, SCHEMA, state)
+    ctx.now_ms = lambda: now_ms
+    instance = operator.create(ctx)
+    for turn in range(10):
+        numbers = list(range(20 * turn, 20 * turn + 20))
+        assert not list(instance.process(pa.record_batch([["a"] * 20, [""] * 20, numbers], schema=SCHEMA)))
+        now_ms += 100
+    assert len(state.objects["p/m"].content) <= 3 * 20 * 50
+
+
 def queued(state: FakeState, pages: str) -> int:
     """How many names stand in a removal queue."""
     content: dict[bytes, Any] = state.objects[pages].content
@@ -331,6 +352,43 @@ def test_times_of_another_clock_are_refused() -> None:
     saved = subject.saved()
     with pytest.raises(ConfigurationError, match="expire by processing time, and would by event time now"):
         Subject("50 ms", True, FakeState()).on(FakeState(), saved)
+
+
+def test_a_list_is_as_it_was_when_what_replaces_it_cannot_be_kept() -> None:
+    def puts(key: str, row: Any, ctx: ProcessContext) -> None:
+        items = ctx.list_state("l")
+        items.put([1])
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            items.put([2, lambda: 0])
+        assert items.get() == [1]
+
+    operator = Process("p", ("key",), puts, OUTPUT)
+    instance = operator.create(context(operator, SCHEMA, FakeState()))
+    assert list(instance.process(pa.record_batch([["a"], ["x"], [1]], schema=SCHEMA))) == []
+
+
+def test_values_put_before_event_time_is_known_beside_a_subtask_that_knows_it() -> None:
+    """Where barriers do not block, watermarks may differ at a checkpoint."""
+
+    def puts(key: str, row: Any, ctx: ProcessContext) -> list[tuple[str, str]]:
+        value = ctx.state("v", "50 ms")
+        seen = value.get()
+        value.put(row.n)
+        return [(key, str(seen))]
+
+    operator = Process("p", ("key",), puts, OUTPUT, by_event_time=True)
+    batch = pa.record_batch([["a"], [""], [7]], schema=SCHEMA)
+    states = [FakeState(), FakeState()]
+    early, late, heir = (operator.create(context(operator, SCHEMA, state)) for state in (*states, states[0]))
+    assert [out.column(1).to_pylist() for out in early.process(batch)] == [["None"]]
+    assert list(late.on_watermark(100)) == []
+    parts = zip((early, late), states, strict=True)
+    heir.inherit([Inherited(each.snapshot(1), state, False, owns_all) for each, state in parts])
+    assert [out.column(1).to_pylist() for out in heir.process(batch)] == [["7"]]
+
+
+def owns_all(keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+    return np.ones(len(keys), np.bool_)
 
 
 def test_an_iteration_ends_with_the_call() -> None:

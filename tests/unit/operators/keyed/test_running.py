@@ -171,6 +171,24 @@ def test_not_a_number_and_sums_beyond_64_bits() -> None:
         list(instance.process(big))
 
 
+def test_a_mean_keeps_the_fractions_that_an_earlier_program_had() -> None:
+    """The state of a mean is the same for floating-point and whole numbers, so the type of the column may change."""
+    running, state, means = RunningAggregates("running", ("k",), (Aggregate("m", "mean", "n"),)), FakeState(), []
+    for value, dtype in ((0.5, pa.float64()), (1, pa.int64())):
+        schema = pa.schema([("k", pa.string()), ("n", dtype)])
+        instance = running.create(context(running, schema, state))
+        (out,) = instance.process(pa.record_batch([["a"], [value]], schema=schema))
+        means += out.column("m").to_pylist()
+    assert means == [0.5, 0.75]
+
+
+def test_the_type_of_distinct_values_is_described() -> None:
+    """What is kept of them depends on it."""
+    running = RunningAggregates("running", ("k",), (Aggregate("c", "count_distinct", "n"),))
+    whole, text = (pa.schema([("k", pa.string()), ("n", dtype)]) for dtype in (pa.int64(), pa.string()))
+    assert running.described_state(whole) != running.described_state(text)
+
+
 @pytest.mark.parametrize(
     ("aggregates", "message"),
     [

@@ -9,12 +9,13 @@ from typing import Any
 from unittest import mock
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
 from flinkplus.errors import UserFunctionError
-from flinkplus.operators.base.operator import OperatorInstance
+from flinkplus.operators.base.operator import Inherited, OperatorInstance
 from flinkplus.operators.keyed import timers
 from flinkplus.operators.keyed.keyed_rows import Process
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS
@@ -202,6 +203,21 @@ def test_a_function_that_raises_names_the_timer() -> None:
     list(instance.process(batch_of([(4, 17, False)])))
     with pytest.raises(UserFunctionError, match=r"timers\[1\].*the timer of key 4 at 17 ms"):
         list(instance.on_watermark(20))
+
+
+def test_at_another_parallelism_event_time_may_differ() -> None:
+    """Where barriers do not block, one subtask may be ahead of another at a checkpoint."""
+    parts = []
+    for key, watermark_ms in ((1, 100), (2, 200)):
+        state = FakeState()
+        instance = OPERATOR.create(context(OPERATOR, SCHEMA, state))
+        assert not list(instance.process(batch_of([(key, 154, False), (key, 253, False)])))
+        fired_by(instance.on_watermark(watermark_ms))
+        parts.append(Inherited(instance.snapshot(1), state, False, lambda keys: np.ones(len(keys), np.bool_)))  # type: ignore[arg-type]
+    heir = OPERATOR.create(context(OPERATOR, SCHEMA, FakeState()))
+    heir.inherit(parts)
+    assert fired_by(heir.on_watermark(210)) == [(1, 154, 210)]
+    assert [key for key, at_ms, _ in fired_by(heir.on_watermark(300)) if at_ms == 253] == [1, 2]
 
 
 def test_timers_without_on_timer() -> None:

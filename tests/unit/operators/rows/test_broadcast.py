@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,6 +91,51 @@ def test_the_state_is_shown_once_though_all_subtasks_have_it() -> None:
         state.subtask = f"apply[{index}]"
         shown += [value for rows in view.rows(state, None) for value in rows.values or ()]
     assert sorted(map(str, shown)) == ["{'key': 'a', 'value': [1]}", "{'key': 'b', 'value': [2]}"]
+
+
+class Kind(str, enum.Enum):
+    A = "a"
+
+
+UTC = datetime.timezone.utc
+NOON = datetime.datetime(2024, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("key", "equal"),
+    [("a", Kind.A), (NOON, NOON.astimezone(datetime.timezone(datetime.timedelta(hours=1))))],
+)
+def test_equal_keys_are_one_key_also_for_a_successor(key: Any, equal: Any) -> None:
+    def keeps(rule: Any, ctx: Any) -> None:
+        factors = ctx.broadcast_state("factors")
+        if rule.kind == "gone":
+            del factors[equal]
+        else:
+            factors[key if rule.kind == "first" else equal] = rule.factor
+
+    state = FakeState()
+    instance = created(state, on_broadcast=keeps)
+    for kind, found in (("first", [1]), ("second", [2]), ("gone", []), ("second", [2])):
+        list(instance.process_input(1, rules((kind, 1 if kind == "first" else 2))))
+        again = created(state)
+        again.restore(instance.snapshot(1))
+        assert [again._reading.broadcast_state("factors")[key] for _ in found] == found
+        assert len(again._reading.broadcast_state("factors")) == len(found)
+        instance = created(state, on_broadcast=keeps)
+        instance.restore(again.snapshot(2))
+
+
+def test_a_function_for_broadcast_rows_that_has_not_run_is_an_error() -> None:
+    def generator(rule: Any, ctx: Any) -> Iterator[Any]:
+        ctx.broadcast_state("factors")[rule.kind] = 1
+        yield rule
+
+    async def coroutine(rule: Any, ctx: Any) -> None:
+        ctx.broadcast_state("factors")[rule.kind] = 1
+
+    for function in (generator, coroutine):
+        with pytest.raises(UserFunctionError, match="gives no rows and awaits nothing"):
+            list(created(FakeState(), on_broadcast=function).process_input(1, rules(("a", 1))))
 
 
 def test_only_the_function_for_broadcast_rows_changes_the_state() -> None:

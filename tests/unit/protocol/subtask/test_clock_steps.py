@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flinkplus.protocol.determinants.determinants import KnownSteps, Span, decode_spans, merge
 from flinkplus.protocol.subtask.identity import Promotion
 from flinkplus.protocol.vocabulary.ids import ChannelId
+from flinkplus.protocol.vocabulary.messages import MessageKind
 from tests.examples import examples
 from tests.unit.protocol.subtask.test_replay import INPUTS, WORK, Folding, Ports, message
 
@@ -27,6 +28,7 @@ class Ticking(Ports):
         self.ticks: list[int] = []
 
     joins_steps = False
+    has_clock = True
 
     def push(self, messages: list[tuple[Any, Any]]) -> Iterator[None]:
         yield from super().push(messages)
@@ -68,10 +70,15 @@ class Wall:
         return self.ms
 
 
-def ticking(generation: int, wall: Wall, promotion: Promotion | None = None) -> Any:
-    made: Any = Folding.__new__(Folding)
+class TickingSteps(Folding):
+    def take_snapshot(self, checkpoint: int) -> None:
+        self.taken = [checkpoint]
+
+
+def ticking(generation: int, wall: Wall, promotion: Promotion | None = None, unaligned: bool = False) -> Any:
+    made: Any = TickingSteps.__new__(TickingSteps)
     made.wall = wall
-    made.__init__(generation, iter(wall), promotion, ports=Ticking)
+    made.__init__(generation, iter(wall), promotion, unaligned=unaligned, ports=Ticking)
     return made
 
 
@@ -118,6 +125,27 @@ def test_a_successor_has_the_same_steps(events: list[int], data: Any) -> None:
     assert repeated == ticks[: len(repeated)]
     assert not second.replay.active and not second.replay.unchecked
     assert second._work.waits_ms is None or second._work.waits_ms > later.ms
+
+
+def test_a_time_that_has_always_come_again_holds_up_no_input() -> None:
+    subtask = ticking(1, Wall())
+    for seq in range(4):
+        subtask.receive(message(INPUTS[0][0], seq, 1), None)
+    subtask.receive(message(INPUTS[1][0], 0, 1)._replace(kind=MessageKind.BARRIER, epoch=1), None)
+    for _ in range(12):
+        subtask._work.waits_ms = subtask.wall.ms
+        subtask.run()
+    assert not any(end.queue for end in subtask.inputs.channels.values())
+    assert len(subtask._work.ticks) >= 6
+
+
+def test_a_barrier_that_is_to_overtake_waits_for_no_time_of_day() -> None:
+    subtask = ticking(1, Wall(), unaligned=True)
+    subtask._work.waits_ms = subtask.wall.ms + 1_000_000
+    subtask.checkpoints.overtake(1)
+    subtask.receive(message(INPUTS[0][0], 0, 1)._replace(kind=MessageKind.BARRIER, epoch=1), None)
+    run(subtask)
+    assert subtask.taken == [1]
 
 
 def test_a_subtask_without_input_wakes_up_when_the_time_has_come() -> None:

@@ -60,6 +60,10 @@ class Ports:
     joins_steps = True
     nothing_to_read = False
     idle_at = None
+    holds_to_barrier = False
+
+    has_clock = False
+    holds_to_barrier = False
 
     @property
     def clock_at(self) -> float | None:

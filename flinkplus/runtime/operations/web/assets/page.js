@@ -2,7 +2,7 @@
 
 import { drawGraph, drawRate, element, list, say, table } from "./draw.js";
 
-const EVERY_MS = 500, WINDOW_S = 3, SPAN_S = 300, SHOWN = 20, PATIENCE_MS = 4000;
+const EVERY_MS = 500, WINDOW_S = 3, SPAN_S = 300, SHOWN = 20, PATIENCE_MS = 7000;
 const PHASES = ["detect", "fence", "promote", "restore", "replay"];
 const ENDED = ["finished", "failed", "cancelled", "stopped"];
 const $ = (id) => document.getElementById(id);

@@ -171,11 +171,12 @@ class StuckCommand:
 
 
 class FakeJob:
-    """A job that has a page. ``status``: what it reports; ``asked``: how often. ``hold``: it does not answer."""
+    """A job that has a page. ``status``: what it reports; ``asked``: how often. ``soon``: as of ``JobPage.start``."""
 
     def __init__(self, linger_s: float = 0.0, host: str = "127.0.0.1", tls: Certificates | None = None) -> None:
         self.status, self.asked, self.rescaled_to = a_status(), 0, [0]
         self.stuck: list[Later] = []
+        self.taken = False
         self.commands = Commands()
         self.commands.add(StatusCommand, lambda _request: self._report())
         self.commands.add(RescaleCommand, self._rescale)
@@ -188,7 +189,8 @@ class FakeJob:
         graph.add(Node("gone", "sink", DiscardSink("gone"), schema), source)
         credentials = replace(CREDENTIALS, tls=tls)
         self.page = JobPage(Site(host, 0), Options(ui_linger=linger_s), credentials, "driver.example")
-        self.page.start(graph.fuse(), self.commands, self._actions.put, ("StatusCommand", Status))
+        self.soon = self._actions.put
+        self.page.start(graph.fuse(), self.commands, self.soon, ("StatusCommand", Status))
         self.port = int(self.page.address.rstrip("/").rpartition(":")[2])
 
     def _report(self) -> Body:
@@ -202,7 +204,7 @@ class FakeJob:
         return {"number": 1}
 
     def _wait(self) -> Later:
-        self.stuck.append(Later())
+        self.stuck.append(Later(lambda later: later.give({"taken": True}) if self.taken else None))
         return self.stuck[-1]
 
     def _run(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from flinkplus.runtime.operations.commands import REQUEST_BYTES
-from flinkplus.runtime.operations.web import app, server
+from flinkplus.runtime.operations.web import app, requests, server
 from flinkplus.runtime.transport.auth.tls import made_for
 from tests.unit.runtime.operations.web.page_of_a_job import TOKEN, FakeJob, a_job, ask, command
 
@@ -127,6 +127,71 @@ def test_clients_that_send_nothing_do_not_keep_others_out(monkeypatch: pytest.Mo
         assert ask(job.port, "GET", "/api/status")[0] == 200
 
 
+@pytest.mark.long
+def test_connections_in_a_tls_handshake_are_few_and_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server, "MAX_CLIENTS", 8)
+    with a_job(host="0.0.0.0", tls=made_for("words")) as job, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", job.port))) for _ in range(20)]
+        for client in silent:
+            client.settimeout(5)
+            with contextlib.suppress(ConnectionError):
+                assert client.recv(1) == b""
+
+
+def test_connections_beyond_the_limit_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CLIENTS", 4)
+    with a_job() as job, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", job.port))) for _ in range(9)]
+        for client in clients[4:]:
+            client.settimeout(5)
+            with contextlib.suppress(ConnectionError):
+                assert client.recv(1) == b""
+        clients[0].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            clients[0].recv(1)
+        clients[1].close()
+        deadline = time.monotonic() + 5
+        status = 0
+        while status != 200 and time.monotonic() < deadline:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                status, _, _ = ask(job.port, "GET", "/api/status")
+        assert status == 200
+
+
+def test_a_request_that_was_given_up_is_not_carried_out(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "COMMAND_TIMEOUT_S", 0.05)
+    before, hangs = list(job.rescaled_to), threading.Event()
+    job.soon(lambda: assert_set(hangs))
+    try:
+        assert command(job.port, "rescale", {"parallelism": 7})[0] == 503
+    finally:
+        hangs.set()
+    monkeypatch.undo()
+    assert command(job.port, "rescale", {"parallelism": 6})[0] == 200
+    assert job.rescaled_to == [*before, 6]
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(10)
+
+
+def test_an_error_of_the_page_is_an_answer(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_status: object) -> bytes:
+        raise KeyError("private")
+
+    monkeypatch.setattr(app, "exposition", broken)
+    status, headers, body = ask(job.port, "GET", "/metrics")
+    assert status == 500 and "error" in json.loads(body) and b"private" not in body
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_no_response_leads_elsewhere(job: FakeJob) -> None:
+    for path in ("/api/status/", "/metrics/", "/api/commands/rescale/"):
+        status, headers, _ = ask(job.port, "GET", path, Host="evil.example")
+        assert status == 404 and "location" not in headers and headers["cache-control"] == "no-store"
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "BODY_TIMEOUT_S", 0.1)
     with a_job() as job, socket.create_connection(("127.0.0.1", job.port), timeout=5) as client:
@@ -162,6 +227,20 @@ def test_the_server_ends_with_the_job_although_clients_wait() -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", job.port), timeout=1)
     assert threads_of_pages() == before
+
+
+def test_a_command_that_the_end_has_carried_out_is_answered_so() -> None:
+    with a_job() as job:
+        found: list[tuple[int, object]] = []
+        client = threading.Thread(target=lambda: found.append(command(job.port, "stuck", {})))
+        client.start()
+        deadline = time.monotonic() + 5
+        while not job.stuck and time.monotonic() < deadline:
+            time.sleep(0.01)
+        job.taken = True
+        job.page.end(job.status)
+        client.join()
+        assert found == [(200, {"taken": True})]
 
 
 def test_a_page_that_lingers_shows_the_end() -> None:

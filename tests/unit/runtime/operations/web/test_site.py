@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import sys
+
 import pytest
 
 from flinkplus.config import Options, options_from
 from flinkplus.errors import ConfigurationError
 from flinkplus.runtime.operations.web import site
+from flinkplus.runtime.operations.web.page import JobPage
 from flinkplus.runtime.operations.web.site import Site, bound, site_of, url_of
+from flinkplus.runtime.transport.auth.credentials import Credentials
 
 
 @pytest.mark.parametrize(
@@ -52,6 +57,13 @@ def test_without_its_packages_a_page_is_refused(monkeypatch: pytest.MonkeyPatch)
         site_of(True, False)
 
 
+def test_packages_that_do_not_work_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "flinkplus.runtime.operations.web.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.h11_impl", None)
+    with pytest.raises(ConfigurationError, match=r"packages of the page .* do not work: .*uvicorn.*; pip install"):
+        JobPage.opened(Options(ui=True), Credentials(b"k" * 32), "driver")
+
+
 def test_a_port_in_use_and_an_unknown_host_are_refused() -> None:
     with bound(Site("127.0.0.1", 0)) as first:
         port = first.getsockname()[1]
@@ -61,3 +73,10 @@ def test_a_port_in_use_and_an_unknown_host_are_refused() -> None:
         assert url_of("::1", first, object()) == f"https://[::1]:{port}/"
     with pytest.raises(ConfigurationError, match=r"cannot be served at 'no-such-host\.invalid'"):
         bound(Site("no-such-host.invalid", 0))
+
+
+def test_a_localhost_that_others_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("0.0.0.0", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_given, **_more: found)
+    with pytest.raises(ConfigurationError, match=r"'localhost' is 0\.0\.0\.0 here, which other machines can reach"):
+        bound(Site("localhost", 0))

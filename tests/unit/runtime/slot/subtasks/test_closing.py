@@ -12,7 +12,8 @@ import pytest
 from flinkplus.operators.base.operator import OperatorContext
 from flinkplus.protocol.vocabulary.ids import CheckpointId
 from flinkplus.runtime.host.cleanup import clear_away
-from flinkplus.runtime.slot.subtasks.operator_tree import FusedNode, FusedOperators
+from flinkplus.runtime.slot.subtasks.fused_node import FusedNode
+from flinkplus.runtime.slot.subtasks.operator_tree import FusedOperators
 from flinkplus.runtime.slot.subtasks.snapshots import SubtaskSnapshots
 from flinkplus.runtime.slot.subtasks.subtask import Subtask
 

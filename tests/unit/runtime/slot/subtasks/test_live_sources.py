@@ -17,7 +17,7 @@ from flinkplus.protocol.determinants.determinants import IDLED, Choice, unpack
 from flinkplus.protocol.vocabulary.ids import CheckpointId, SubtaskId
 from flinkplus.runtime.coordinator.metrics.metrics import Figures
 from flinkplus.runtime.job.checks import check_sources
-from flinkplus.runtime.slot.subtasks.operator_tree import MAX_POSITIONS
+from flinkplus.runtime.slot.subtasks.fused_node import MAX_POSITIONS
 from flinkplus.runtime.slot.subtasks.operator_work import OperatorWork
 from flinkplus.runtime.slot.subtasks.pacing import Pacer
 from flinkplus.runtime.slot.subtasks.subtask import DIGEST, Subtask
