@@ -50,7 +50,7 @@ from flinkplus.protocol.program.description import StateDescription
 from flinkplus.state.objects import pack, unpack
 
 BUCKETS = 64
-Kept = dict[Any, tuple[int, bytes]]
+Kept = dict[Any, tuple[int, object]]
 """Key -> its page, and its value, packed."""
 _KEYS = (str, int, bytes, datetime.date)
 

@@ -64,9 +64,12 @@ def run(folder: Path, begin: Stop, stops: Sequence[Stop], seed: int) -> Output:
             for position in range(len(vertex.graph.exchanges)):
                 vertex.feed(as_rows(batch(rng, number), schema), position)
             vertex.now_ms += 40
+            vertex.tick()
             if number % 3 != 1:
                 vertex.advance(number * 40)
         vertex.advance(1 << 40)
+        vertex.now_ms += 1 << 40
+        vertex.tick()
         return Counter(
             tuple(sorted((name, repr(value)) for name, value in one.items() if not name.endswith("more")))
             for one in vertex.rows
