@@ -130,13 +130,13 @@ class StreamRows(StreamOutputs):
     ) -> Stream:
         """As ``map``, for a function that asks something outside (an HTTP service, a database) and waits for answers.
 
-        ``function(row)``, plain or ``async def``, is called for several rows at a time. Answers are stored before they
-        go on: a recovery repeats the answer, not the call. A call whose answer has not gone on may be made again, also
-        for a row that was asked for before.
+        ``function(row)``, plain or ``async def``, is called for several rows at a time. Answers are stored before
+        they are sent on: a recovery repeats the answer, not the call. A call whose answer has not been sent on may be
+        made again.
 
         ``timeout``: of one call (``None``: no limit). ``retries``: further calls after one that failed or took too
         long, the first after ``pause``, each of the others after twice as long as the one before.
-        ``in_order``: rows go on in the order in which they came; otherwise as their answers come.
+        ``in_order``: rows are sent on in the order in which they came; otherwise as their answers come.
         ``capacity``: calls at a time in each subtask. With as many rows waiting it takes no more.
         ``on_error``: what a row does whose last call failed.
         """

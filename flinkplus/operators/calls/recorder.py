@@ -191,8 +191,8 @@ class AnswerRecorder:
         if self._fails and errors:
             first = min(errors)
             raise user_error(self._operator, self._subtask, outcomes[first].row, errors[first])
-        told = {at: stable(errors[at]) for at in sorted(errors)}
-        return Answers(tuple(outcome.number for outcome in outcomes), pa.concat_batches(batches), told)
+        texts = {at: stable(errors[at]) for at in sorted(errors)}
+        return Answers(tuple(outcome.number for outcome in outcomes), pa.concat_batches(batches), texts)
 
     def _converted(
         self, outcomes: Sequence[Outcome], places: Sequence[int], errors: dict[int, str]

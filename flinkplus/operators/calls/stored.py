@@ -34,7 +34,7 @@ _FILE = re.compile(r"(\d{12})\.answers")
 class Answers:
     """Answers that a step takes together.
 
-    ``numbers``: of the rows, in the order in which they go on.
+    ``numbers``: of the rows, in the order in which they are sent on.
     ``errors``: place among these -> the error of the row.
     ``rows``: the answers of the others.
     """
@@ -45,8 +45,8 @@ class Answers:
 
     def to_bytes(self) -> bytes:
         """As a file's content."""
-        told = {"format": ANSWERS_FORMAT, "numbers": list(self.numbers), "errors": list(self.errors.items())}
-        batch = self.rows.replace_schema_metadata({_KEY: json.dumps(told).encode()})
+        header = {"format": ANSWERS_FORMAT, "numbers": list(self.numbers), "errors": list(self.errors.items())}
+        batch = self.rows.replace_schema_metadata({_KEY: json.dumps(header).encode()})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
@@ -62,13 +62,13 @@ class Answers:
             raise ValueError("it is torn or altered")
         with pa.ipc.open_stream(body) as reader:
             batch = reader.read_next_batch()
-        told: dict[str, Any] = json.loads(batch.schema.metadata[_KEY])
-        if told.get("format") != ANSWERS_FORMAT:
-            raise ValueError(f"it has format {told.get('format')!r}, known is {ANSWERS_FORMAT}")
+        header: dict[str, Any] = json.loads(batch.schema.metadata[_KEY])
+        if header.get("format") != ANSWERS_FORMAT:
+            raise ValueError(f"it has format {header.get('format')!r}, known is {ANSWERS_FORMAT}")
         rows = batch.replace_schema_metadata(schema.metadata)
         if not rows.schema.equals(schema):
             raise ValueError(f"it has the columns {rows.schema.names}, not {schema.names}, or of other types")
-        return cls(tuple(told["numbers"]), rows, {int(at): str(text) for at, text in told["errors"]})
+        return cls(tuple(header["numbers"]), rows, {int(at): str(text) for at, text in header["errors"]})
 
 
 def _digest(body: bytes) -> bytes:
