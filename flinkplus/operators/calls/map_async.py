@@ -6,7 +6,7 @@ Rules:
   asked for again from there, so a call may be made more than once for a row; one answer counts;
 - answers are stored before a step takes them (``stored``), if steps may be repeated. A choice is the distance from the
   number of the last answers taken to that of the next ones;
-- with ``in_order`` rows are sent on in the order in which they came, otherwise in the order of their answers, as stored;
+- with ``in_order`` rows are sent on in the order in which they came, otherwise in that of their answers, as stored;
 - at another parallelism, subtask *i* of *n* takes the waiting rows of all *j* with ``j % n == i``.
 """
 
