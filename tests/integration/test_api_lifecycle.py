@@ -239,6 +239,7 @@ print("running", flush=True)
             assert not (own / "out" / "_staging").exists()
 
 
+@pytest.mark.long
 def test_the_session_is_stopped_under_a_job(corpus: Path, tmp_path: Path) -> None:
     text = f"""{PROGRAM}
 import time
@@ -316,6 +317,7 @@ spark.stop()
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_local_cluster(corpus: Path, tmp_path: Path) -> None:

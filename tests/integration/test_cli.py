@@ -237,6 +237,7 @@ def test_java_absent_or_too_old(corpus: Path, tmp_path: Path, java: str) -> None
 # --- runs that fail
 
 
+@pytest.mark.long
 def test_a_job_that_fails(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"fine\nnot \xff fine\n")
     arguments = ["--encoding-errors", "strict", "--max-restarts", 1, "--json", tmp_path / "figures.json"]

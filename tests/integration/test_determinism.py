@@ -49,6 +49,7 @@ def drawn(ctx: ProcessContext) -> float:
     return ctx.random()
 
 
+@pytest.mark.long
 def test_the_clock_and_the_random_numbers_of_a_step_fail_over(spark: SparkSession, tmp_path: Path) -> None:
     begun = time.time()
     with Victim(spark, tmp_path, between=between(told(of_the_step, drawn)), dedup_error_rate=0.999999) as victim:

@@ -71,6 +71,7 @@ NOT_RUN = {
     "flinkplus checkpoints": "needs a checkpoint directory: tests/unit/cli/test_checkpoints.py",
     "flinkplus state": "needs a checkpoint directory: tests/unit/cli/test_state.py",
     "flinkplus savepoint": "needs a running job: tests/integration/test_savepoints.py",
+    "printf": "needs a running job: tests/integration/test_operations.py",
     "flinkplus ui": "needs a running job: tests/integration/test_operations.py",
     "curl ": "needs a running job: tests/integration/test_operations.py",
     "flinkplus status": "needs a running job: tests/integration/test_operations.py",

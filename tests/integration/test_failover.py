@@ -221,6 +221,7 @@ def test_two_heads_of_different_chains_at_once(spark: SparkSession, tmp_path: Pa
     assert_local(victim, victim.metrics["failovers"])
 
 
+@pytest.mark.long
 def test_all_members_of_a_chain_at_once(spark: SparkSession, tmp_path: Path) -> None:
     """Only a rollback is left; after it, failover is local again."""
     with Victim(spark, tmp_path, parallelism=4, replicas=2, placement="near") as victim:

@@ -219,6 +219,7 @@ def test_zookeeper_is_away(spark: SparkSession, tmp_path: Path, zookeeper: Embed
     assert_local(victim, 1)
 
 
+@pytest.mark.long
 def test_zookeeper_stays_away(
     spark: SparkSession, tmp_path: Path, zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +240,7 @@ def test_zookeeper_stays_away(
     assert_rolled_back(victim, "ZooKeeper")
 
 
+@pytest.mark.long
 def test_the_session_of_a_living_head_expires(
     spark: SparkSession, tmp_path: Path, zookeeper: EmbeddedZooKeeper
 ) -> None:

@@ -134,6 +134,7 @@ def test_what_holds_rows_back_recovers_by_rollback_at_most_once(
     assert "pairs may hold rows back" in caplog.text
 
 
+@pytest.mark.long
 def test_a_job_may_promise_more_when_it_is_resumed(spark: SparkSession, tmp_path: Path) -> None:
     """Its checkpoint is no aligned one: the channels begin where the producers stand."""
     out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"

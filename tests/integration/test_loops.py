@@ -43,6 +43,7 @@ def test_slots_are_killed_in_mid_loop(spark: SparkSession, tmp_path: Path, name:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_rollback_in_mid_loop(spark: SparkSession, tmp_path: Path) -> None:
     options = {"parallelism": 2, "checkpoint_interval": 0.15, "recovery": "rollback"}
     options |= {"work_dir": str(tmp_path), "faults": ("returned:pushing[1]#4",)}

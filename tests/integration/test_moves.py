@@ -72,6 +72,7 @@ def test_subtasks_are_moved_back_and_forth(spark: SparkSession, tmp_path: Path, 
     assert victim.metrics["fallbacks"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_spare_slots_come_and_go(
     spark: SparkSession, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,6 @@
 """The same processors, unchanged, in Spark's ``transformWithState`` with its RocksDB store and here: equal rows.
 
-Spark itself needs pandas and protobuf for this, which FlinkPlus does not (extra ``dev``).
+Spark itself needs pandas and protobuf for this, which FlinkPlus does not: ``pip install 'pandas<3' protobuf``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.stateful_processors import OUTPUT, Cache, Inventory, RunningCount, Se
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
-pytest.importorskip("pandas")
+pytest.importorskip("pandas", reason="Spark needs pandas: pip install 'pandas<3' protobuf")
 pytest.importorskip("google.protobuf")
 
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

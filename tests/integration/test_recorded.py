@@ -13,6 +13,7 @@ from tests.simulation.recorded import replay
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_a_real_run_can_be_repeated(spark: SparkSession, tmp_path: Path) -> None:
     record = tmp_path / "record"
     with Victim(spark, tmp_path, record_machines=str(record)) as victim:

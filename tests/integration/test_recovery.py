@@ -48,6 +48,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "faults", [pytest.param(pair, marks=pytest.mark.long if at else []) for at, pair in enumerate(in_pairs(POINTS))]
 )
@@ -75,6 +76,7 @@ def reached(job: JobHandle, at: float) -> bool:
     return job.done or (job.running_s or -1.0) >= at
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [(0, 1), pytest.param((2, 3), marks=pytest.mark.long)], ids=str)
 def test_kills_at_random_times(spark: SparkSession, corpus: Path, tmp_path: Path, seeds: tuple[int, ...]) -> None:
     chances = {seed: random.Random(seed) for seed in seeds}

@@ -64,6 +64,7 @@ def of_parallelism(parallelism: int, names: Collection[str]) -> bool:
     return found == {f"[{index}]": 2 for index in range(parallelism)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after", "point", "divided", "recovery"),
     [

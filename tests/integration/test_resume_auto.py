@@ -108,6 +108,7 @@ def test_it_begins_then_continues_then_leaves_the_finished_job_alone(supervised:
         supervised.run("x")
 
 
+@pytest.mark.long
 def test_the_first_run_died_before_its_first_checkpoint(supervised: Supervised) -> None:
     supervised.interval = 3600.0
     with supervised.run(rate=20_000.0, from_spark=True) as first:

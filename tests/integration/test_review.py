@@ -62,6 +62,7 @@ def test_broken_streams_between_living_slots(spark: SparkSession, corpus: Path, 
     assert sum(int(path.read_text()) for path in cuts.iterdir()) > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recovery", ["standby", pytest.param("rollback", marks=pytest.mark.long)])
 def test_a_malformed_frame_is_made_good_by_new_streams(
     spark: SparkSession, corpus: Path, tmp_path: Path, recovery: Any
@@ -92,6 +93,7 @@ def test_a_malformed_frame_is_made_good_by_new_streams(
     assert_exact(tmp_path / "out", expected_counts(corpus))
 
 
+@pytest.mark.long
 def test_a_drain_goes_on_after_a_resume(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint may hold a source that the drain has ended, beside one that it has not: both must end there."""
     hold, holding, directory = tmp_path / "hold", tmp_path / "holding", str(tmp_path / "checkpoints")

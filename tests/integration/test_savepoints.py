@@ -339,6 +339,7 @@ def test_storage_that_fails_half_way_leaves_the_job_running(
     assert flinkplus.checkpoints(tmp_path / "held", verify=True).intact
 
 
+@pytest.mark.long
 def test_only_one_job_goes_on_in_an_output_directory(words: Words, tmp_path: Path, corpus: Path) -> None:
     """Stopped with a savepoint, resumed from its checkpoints, and then overtaken by a job from the savepoint."""
     with words.start("state", "out") as job:

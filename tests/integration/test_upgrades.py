@@ -174,8 +174,8 @@ OTHERWISE: dict[str, Any] = {
 }
 LAST: dict[str, Any] = {"guarantee": "at-least-once", "recovery": "rollback"}
 PATHS = ("work_dir", "trace_output", "record_machines")
-NOT_HERE = {"max_parallelism", "zookeeper", "zookeeper_acl", "signing_key", "faults"}
-"""The first is refused; ensembles, keys and faults have tests of their own."""
+NOT_HERE = {"max_parallelism", "zookeeper", "zookeeper_acl", "signing_key", "faults", "ui", "ui_linger"}
+"""The first is refused; ensembles, keys, faults and the page have tests of their own."""
 
 
 @pytest.fixture
