@@ -117,6 +117,7 @@ def outputs_of(program: str) -> list[str]:
 
 
 LONGER = (
+    "docs/command-line.md, sh 2",
     "docs/sources.md, python 2",
     "docs/ui.md, python 1",
     "docs/tutorial.md, python 1",
@@ -218,7 +219,7 @@ def test_a_command_is_understood(
         assert why_not(command), f"{program} is neither known nor said to be not run"
 
 
-@pytest.mark.parametrize("block", [b for b in SHELL if not all(map(why_not, commands_of(b)))], ids=str)
+@pytest.mark.parametrize("block", [block_or_long(b) for b in SHELL if not all(map(why_not, commands_of(b)))], ids=str)
 def test_commands(
     spark: SparkSession,
     place: Path,

@@ -106,6 +106,7 @@ def distinct_word(i: int) -> str:
     return hashlib.sha256(str(i).encode()).hexdigest()
 
 
+@pytest.mark.long
 def test_a_slot_that_comes_back_keeps_the_files_that_are_right(spark: SparkSession, tmp_path: Path) -> None:
     """One file of the dead process is damaged: that one alone is sent again. Then all that slot is promoted."""
     options: dict[str, Any] = {"parallelism": 2, "checkpoint_interval": NO_CHECKPOINTS, "failback": "never"}

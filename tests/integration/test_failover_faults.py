@@ -78,6 +78,7 @@ def test_an_exception_in_a_source(spark: SparkSession, tmp_path: Path) -> None:
     assert victim.job.recoveries()[0]["subtasks"] == [f"numbers[{2_500 % 3}]"]
 
 
+@pytest.mark.long
 def test_a_slot_that_refuses_connections_is_given_up_and_no_subtask_of_the_others_fails(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_slot_that_refuses_connections_is_given_up_and_no_subtask_of_the_other
     assert "refuses connections" in victim.job.recoveries()[0]["reason"]
 
 
+@pytest.mark.long
 def test_an_input_that_fails_each_successor_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
     bad = tmp_path / "bad"  # the number of the row, once the job runs
 

@@ -24,6 +24,7 @@ def price(i: int) -> Decimal:
     return Decimal(i) / 4
 
 
+@pytest.mark.long
 def test_union_deduplicate_total_and_top(spark: SparkSession, tmp_path: Path) -> None:
     """Counted rows, each twice, and once again by their number; the sum of these so far; the most frequent words.
 

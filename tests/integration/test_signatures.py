@@ -15,6 +15,7 @@ from tests.typed import Command
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 
+@pytest.mark.long
 def test_a_job_is_resumed_with_its_key_or_with_trust(
     spark: SparkSession, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:

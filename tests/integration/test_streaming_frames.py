@@ -85,6 +85,7 @@ def rows_out(job: JobHandle, operator: str) -> int:
     return int(job.metrics()["operators"].get(operator, {}).get("rows_out", 0))
 
 
+@pytest.mark.long
 def test_slots_and_a_driver_die_while_a_query_runs(spark: SparkSession, tmp_path: Path) -> None:
     job_of = Job(spark, tmp_path)
     with Arrivals(job_of.write, 30) as arrivals:

@@ -66,6 +66,7 @@ def stored(directory: Path) -> int:
         return 0
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed(corpus: Path, tmp_path: Path) -> None:
     command = cli("supervise", "--prepare-after", "3", script(tmp_path, PROGRAM), corpus, 2)
     with program(command, tmp_path) as run:

@@ -189,6 +189,7 @@ def test_every_option_is_here() -> None:
     assert set(OTHERWISE) | set(LAST) | set(PATHS) | NOT_HERE == set(RunOptions.__annotations__)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("loggers_as_before")
 def test_refusals_a_dry_run_and_a_driver_that_dies_half_way(
     spark: SparkSession, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ def ensemble() -> Iterator[EmbeddedZooKeeper]:
         yield server
 
 
+@pytest.mark.long
 def test_a_failover_waits_for_zookeeper(
     spark: SparkSession, corpus: Path, tmp_path: Path, ensemble: EmbeddedZooKeeper
 ) -> None:
