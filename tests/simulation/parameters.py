@@ -194,7 +194,7 @@ class Parameters:
     parallelism may change (0: it does not). ``little_bytes``: of state files, that a slot may lack when the parallelism
     changes (``None``: as in the product). ``at_once``: rows are visible at once. ``live``: records of sources arrive
     while the job runs, in so many places of each reader (0: they are all there). ``idle_ms``: for how long a source may
-    have nothing to read before event time goes on without it (``None``: it waits). ``ticks_ms``: every other stage
+    have nothing to read before event time advances without it (``None``: it waits). ``ticks_ms``: every other stage
     holds rows back for so long, by the time of day (``None``: it does not).
     ``asking``: vertices whose rows wait for answers from outside, ``ask_capacity`` rows at a time, ``ask_in_order`` or
     not. ``to_barrier``: every other stage holds rows back until its subtask sends a barrier."""
@@ -405,7 +405,7 @@ def draw(
 
 
 def with_ticks(parameters: Parameters, rng: random.Random, share: float, beside_asking: bool) -> Parameters:
-    """A job whose subtasks hold rows back until the clock says that they go on, a ``share`` of all that can have such;
+    """A job whose subtasks hold rows back until the clock releases them, a ``share`` of all that can have such;
     with more faults. ``beside_asking``: also one with rows that wait for answers."""
     if rng.random() >= share or parameters.loops or parameters.watermarks or parameters.guarantee == "at-most-once":
         return parameters

@@ -224,7 +224,7 @@ class KafkaAtOnceKeeper(RecipeKeeper):
         if has_begun:
             self._check_kept()
         self._far.make(1)
-        if self._far.read(0).stored is None:  # so that a topic that is made again can be told from this one
+        if self._far.read(0).stored is None:  # so that one can see whether the topic was made again
             begin_recipe(self._far.partition(0, time.monotonic() + PATIENCE_S))
         if not goal.again and any(stored.state.step for stored in self._stored().values()):
             raise OutputTopicError(

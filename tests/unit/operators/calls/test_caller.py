@@ -151,7 +151,7 @@ class Mute(Exception):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "message"),
     [
         (asyncio.CancelledError(), "CancelledError"),
         (SystemExit(3), "SystemExit: 3"),
@@ -162,7 +162,7 @@ class Mute(Exception):
     ],
 )
 @pytest.mark.parametrize("is_async", [True, False])
-def test_whatever_a_function_raises_is_an_error_of_its_row(raised: BaseException, told: str, is_async: bool) -> None:
+def test_whatever_a_function_raises_is_an_error_of_its_row(raised: BaseException, message: str, is_async: bool) -> None:
     def plain(given: Any) -> int:
         if given.n == 0:
             raise raised
@@ -174,7 +174,7 @@ def test_whatever_a_function_raises_is_an_error_of_its_row(raised: BaseException
     with calling(coroutine if is_async else plain) as (caller, outcomes):
         caller.call([(n, row(n)) for n in range(2)])
         found = outcomes(2)
-    assert told in (found[0].error or "")
+    assert message in (found[0].error or "")
     assert found[1].value == 7
 
 

@@ -1,4 +1,4 @@
-"""The instance of ``map_async``: which rows go on when, what a snapshot has, and what a successor repeats."""
+"""The instance of ``map_async``: which rows are sent on when, what a snapshot has, and what a successor repeats."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Driven:
                 raise self.error
 
     def take(self, rows: int) -> list[int]:
-        """Take answers until so many rows have gone on; their numbers."""
+        """Take answers until so many rows are sent on; their numbers."""
         found: list[int] = []
         while len(found) < rows:
             self.until(lambda: self.instance.choose() is not None)
@@ -306,7 +306,7 @@ def test_subtasks_of_another_parallelism_share_the_rows_that_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"settings": CallSettings(None, 0, 0.0, 0)}, "capacity must be a whole number, at least 1, not 0"),
         ({"settings": CallSettings(None, -1, 0.0, 1)}, "retries must be a whole number, at least 0, not -1"),
@@ -314,7 +314,7 @@ def test_subtasks_of_another_parallelism_share_the_rows_that_wait() -> None:
         ({"fn": 3}, "3 is not a function"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told: str) -> None:
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     given = {"name": "ask", "fn": Outside(), "schema": "n long", "settings": CallSettings(1.0, 0, 0.0, 1), **settings}
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         MapAsync(**given).check()

@@ -158,7 +158,7 @@ def test_what_a_function_gets_is_its_own_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         (1.5, 1, "a key of broadcast state is a text"),
         (("a", True), 1, "a key of broadcast state is a text"),
@@ -166,11 +166,11 @@ def test_what_a_function_gets_is_its_own_copy() -> None:
         ("a", lambda: 0, "pickle"),
     ],
 )
-def test_what_cannot_be_kept_is_an_error_of_the_row(key: Any, value: Any, told: str) -> None:
+def test_what_cannot_be_kept_is_an_error_of_the_row(key: Any, value: Any, message: str) -> None:
     def keeps(rule: Any, ctx: Any) -> None:
         ctx.broadcast_state("s")[key] = value
 
-    with pytest.raises(UserFunctionError, match=told):
+    with pytest.raises(UserFunctionError, match=message):
         list(created(FakeState(), on_broadcast=keeps).process_input(1, rules(("a", 1))))
 
 
