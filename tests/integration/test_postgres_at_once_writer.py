@@ -16,8 +16,7 @@ from flinkplus.errors import (
     OutputTableError,
     OutputUnavailable,
 )
-from flinkplus.protocol.determinants.recipe import RecipeEntry, StoredOutput
-from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.protocol.determinants.recipe import StoredOutput
 from flinkplus.sinks.at_once import writer as at_once_writer
 from flinkplus.sinks.at_once.store import StepsUpdate
 from flinkplus.sinks.at_once.writer import AtOnceWriter
@@ -28,7 +27,7 @@ from flinkplus.sinks.postgres.run_keeper import application
 from flinkplus.sinks.postgres.sink import postgres_sink
 from tests.integration.conftest import wait_until
 from tests.postgres_server import PostgresServer
-from tests.unit.sinks.harness import SCHEMA, context, rows
+from tests.unit.sinks.harness import SCHEMA, context, entry, put, rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("empty_postgres")]
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'flinkplus[postgres]'")
@@ -91,16 +90,6 @@ def bench(postgres: PostgresServer) -> Iterator[Callable[..., Bench]]:
             writer.close()
         for keeper in one.keepers:
             keeper.close()
-
-
-def entry(number: int, checkpoint: int = 0) -> RecipeEntry:
-    return RecipeEntry(CheckpointId(checkpoint), b"recipe %d" % number)
-
-
-def put(writer: AtOnceWriter, step: int, *pairs: tuple[str, int], checkpoint: int = 0) -> None:
-    if pairs:
-        writer.write(rows(*pairs))
-    writer.cut(step, entry(step, checkpoint))
 
 
 def test_rows_come_with_their_recipe_and_a_successor_goes_on_behind_them(bench: Callable[..., Bench]) -> None:

@@ -107,8 +107,8 @@ class ShowsState(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectView(StateView):
-    """Objects of a state, as they are."""
+class NamedView(StateView):
+    """A view that reads one state. ``name``: of the stored state."""
 
     name: str
 
@@ -116,6 +116,11 @@ class ObjectView(StateView):
     @override
     def reads(self) -> tuple[str, ...]:
         return (self.name,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectView(NamedView):
+    """Objects of a state, as they are."""
 
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
@@ -124,10 +129,9 @@ class ObjectView(StateView):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumberView(StateView):
+class NumberView(NamedView):
     """Numbers of a state. ``output``: the column that shows them."""
 
-    name: str
     dtype: Dtype = "int64"
     output: str
 
@@ -135,11 +139,6 @@ class NumberView(StateView):
     @override
     def value_type(self) -> pa.DataType:
         return pa.struct([pa.field(self.output, pa.int64() if self.dtype == "int64" else pa.float64())])
-
-    @property
-    @override
-    def reads(self) -> tuple[str, ...]:
-        return (self.name,)
 
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:

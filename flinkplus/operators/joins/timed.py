@@ -21,24 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from flinkplus.errors import InvariantViolation
 from flinkplus.operators.base.operator import (
     Inherited,
     JsonValue,
-    KeyedOperator,
     OperatorContext,
-    OperatorInstance,
     common_watermark,
-    described_columns,
 )
-from flinkplus.operators.base.stored_state import ROW, ShownRows, StateView, StoredState, reading_context, struct_of
 from flinkplus.operators.event_time.event_time import TimeMetrics, event_times
 from flinkplus.operators.joins.bounds import Bounds, OwnTimes
 from flinkplus.operators.joins.paged import TIME, Integers
@@ -48,15 +43,14 @@ from flinkplus.operators.joins.sides import (
     LEAD,
     SIDES,
     How,
-    JoinSide,
     PairedRows,
     check_sides,
     stored_columns,
     without_null_keys,
 )
 from flinkplus.operators.joins.stored_rows import NUMBERS, StoredNumbers, StoredRows, state_schemas
+from flinkplus.operators.joins.two_sided import TwoSidedInstance, TwoSidedJoin
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, START_OF_TIME_MS
-from flinkplus.protocol.program.description import StateDescription
 
 SHELVES_IN_AN_INTERVAL = 4
 LEAST_SHELF_MS = 1_000
@@ -72,19 +66,12 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class KeyedJoin(KeyedOperator):
-    """``keys`` are those of the left; the first ``left_inputs`` inputs of the vertex are of the left side."""
+class KeyedJoin(TwoSidedJoin):
+    """The join of rows whose times are within ``bounds``."""
 
-    left: JoinSide
-    right: JoinSide
     bounds: Bounds
     left_inputs: int = 1
     how: How = "inner"
-    several_schemas = True
-
-    @property
-    def sides(self) -> tuple[JoinSide, JoinSide]:
-        return self.left, self.right
 
     @property
     def is_timed(self) -> bool:
@@ -127,54 +114,14 @@ class KeyedJoin(KeyedOperator):
                 found |= state_schemas(f"#{side} matched", NUMBERS)
         return found
 
+    @property
     @override
-    def described_state(self, schema: pa.Schema) -> StateDescription:
-        rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
-        keys = tuple(str(self.left.schema.field(key).type) for key in self.left.keys)
-        settings = {**self.bounds.settings, "how": self.how}
-        return StateDescription(keys=keys, settings=settings, rows=rows, form="pages")
+    def settings(self) -> dict[str, Any]:
+        return {**self.bounds.settings, "how": self.how}
 
     @override
-    def create(self, ctx: OperatorContext) -> OperatorInstance:
+    def create(self, ctx: OperatorContext) -> JoinInstance:
         return JoinInstance(self, ctx)
-
-    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
-        return [JoinView(self.name, side, join=self) for side in SIDES]
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoinView(StateView):
-    """The rows of one side (``state``) that are held; values have both sides, one of them null."""
-
-    kind: ClassVar[str] = ROW
-
-    join: KeyedJoin
-
-    @property
-    @override
-    def value_type(self) -> pa.DataType:
-        sides = zip(SIDES, self.join.sides, strict=True)
-        return pa.struct([pa.field(name, pa.struct(list(side.schema))) for name, side in sides])
-
-    @property
-    @override
-    def reads(self) -> tuple[str, ...]:
-        return tuple(self.operator + name for name in self.join.page_schemas(self.join.left.schema))
-
-    @override
-    def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
-        assert self.state is not None
-        instance = JoinInstance(self.join, reading_context(self.operator, stored, self.join.left.schema))
-        instance.restore(saved)
-        for keys, columns in instance.pending(SIDES.index(self.state)):
-            yield ShownRows(keys.to_pylist(), shown_sides(self.value_type, self.state, columns))
-
-
-def shown_sides(value_type: pa.DataType, side: str, columns: Sequence[pa.Array]) -> pa.StructArray:
-    """Rows of one side as values that have both sides."""
-    held = struct_of(columns, value_type.field(side).type)
-    sides = [held if name == side else pa.nulls(len(held), value_type.field(name).type) for name in SIDES]
-    return pa.StructArray.from_arrays(sides, fields=list(value_type))
 
 
 def shelf_end_ms(shelf: int) -> int:
@@ -330,10 +277,10 @@ class _Side:
         return rows
 
 
-class JoinInstance(OperatorInstance):
+class JoinInstance(TwoSidedInstance):
     def __init__(self, descriptor: KeyedJoin, ctx: OperatorContext) -> None:
+        super().__init__(ctx)
         self._descriptor = descriptor
-        self._ctx = ctx
         self._metrics = TimeMetrics(ctx) if descriptor.is_timed else None
         self._sides = _Side(descriptor, 0, ctx), _Side(descriptor, 1, ctx)
         self._output = PairedRows(descriptor.name, *descriptor.sides, descriptor.how)
@@ -347,10 +294,6 @@ class JoinInstance(OperatorInstance):
     @override
     def behind_ms(self) -> int:
         return self._behind_ms
-
-    @override
-    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        raise InvariantViolation(f"{self._ctx.subtask}: a batch that is of neither side")
 
     @override
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -401,6 +344,7 @@ class JoinInstance(OperatorInstance):
                         yield from self._padded(which, rows, ~side.matched(shelf, rows))
                 side.drop(shelf)
 
+    @override
     def pending(self, which: int) -> Iterator[tuple[pa.Array, Sequence[pa.Array]]]:
         """The keys and columns of the rows of one side that others may still match."""
         side = self._sides[which]

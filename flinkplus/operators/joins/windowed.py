@@ -16,24 +16,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from flinkplus.errors import ConfigurationError, InvariantViolation
+from flinkplus.errors import ConfigurationError
 from flinkplus.operators.base.operator import (
     Inherited,
     JsonValue,
-    KeyedOperator,
     OperatorContext,
-    OperatorInstance,
     common_watermark,
-    described_columns,
 )
-from flinkplus.operators.base.stored_state import ROW, ShownRows, StateView, StoredState, reading_context
 from flinkplus.operators.event_time.assigners import FixedWindows
 from flinkplus.operators.event_time.contents import END, START
 from flinkplus.operators.event_time.event_time import TimeMetrics, event_times
@@ -45,16 +41,14 @@ from flinkplus.operators.joins.sides import (
     LEAD,
     SIDES,
     How,
-    JoinSide,
     PairedRows,
     check_sides,
     stored_columns,
     without_null_keys,
 )
 from flinkplus.operators.joins.stored_rows import StoredRows, state_schemas
-from flinkplus.operators.joins.timed import shown_sides
+from flinkplus.operators.joins.two_sided import TwoSidedInstance, TwoSidedJoin
 from flinkplus.protocol.channels.watermarks import END_OF_TIME_MS, START_OF_TIME_MS
-from flinkplus.protocol.program.description import StateDescription
 
 Flags = npt.NDArray[np.bool_]
 _OWN = len(LEAD)
@@ -62,21 +56,14 @@ LOOKED_UP_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
-class WindowJoin(KeyedOperator):
-    """``keys`` are those of the left; the first ``left_inputs`` inputs of the vertex are of the left side."""
+class WindowJoin(TwoSidedJoin):
+    """The join of rows that are in one of the windows of ``assigner``."""
 
-    left: JoinSide
-    right: JoinSide
     assigner: FixedWindows
     left_inputs: int = 1
     how: How = "inner"
     hears_watermarks = True
-    several_schemas = True
     holds_rows = True
-
-    @property
-    def sides(self) -> tuple[JoinSide, JoinSide]:
-        return self.left, self.right
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` when the two sides cannot be joined so."""
@@ -109,48 +96,14 @@ class WindowJoin(KeyedOperator):
     def page_schemas(self, schema: pa.Schema) -> dict[str, pa.Schema]:
         return state_schemas("#left", self.kept(0)) | state_schemas("#right", self.kept(1))
 
+    @property
     @override
-    def described_state(self, schema: pa.Schema) -> StateDescription:
-        rows = {name: described_columns(kept) for name, kept in self.page_schemas(schema).items()}
-        keys = tuple(str(self.left.schema.field(key).type) for key in self.left.keys)
-        settings = {**self.assigner.settings, "how": self.how}
-        return StateDescription(keys=keys, settings=settings, rows=rows, form="pages")
+    def settings(self) -> dict[str, Any]:
+        return {**self.assigner.settings, "how": self.how}
 
     @override
-    def create(self, ctx: OperatorContext) -> OperatorInstance:
+    def create(self, ctx: OperatorContext) -> WindowJoinInstance:
         return WindowJoinInstance(self, ctx)
-
-    def state_views(self, schema: pa.Schema, states: Sequence[str]) -> Sequence[StateView]:
-        return [WindowJoinView(self.name, side, join=self) for side in SIDES]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowJoinView(StateView):
-    """The rows of one side (``state``) that are held; values have both sides, one of them null."""
-
-    kind: ClassVar[str] = ROW
-
-    join: WindowJoin
-
-    @property
-    @override
-    def value_type(self) -> pa.DataType:
-        sides = zip(SIDES, self.join.sides, strict=True)
-        return pa.struct([pa.field(name, pa.struct(list(side.schema))) for name, side in sides])
-
-    @property
-    @override
-    def reads(self) -> tuple[str, ...]:
-        return tuple(self.operator + name for name in self.join.page_schemas(self.join.left.schema))
-
-    @override
-    def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:
-        assert self.state is not None
-        instance = WindowJoinInstance(self.join, reading_context(self.operator, stored, self.join.left.schema))
-        instance.restore(saved)
-        for rows in instance.pending(SIDES.index(self.state)):
-            columns = rows.columns[_OWN:]
-            yield ShownRows(rows.column(1).to_pylist(), shown_sides(self.value_type, self.state, columns))
 
 
 class _Side:
@@ -203,10 +156,10 @@ class _Window:
     slices: tuple[list[int], list[int]]
 
 
-class WindowJoinInstance(OperatorInstance):
+class WindowJoinInstance(TwoSidedInstance):
     def __init__(self, descriptor: WindowJoin, ctx: OperatorContext) -> None:
+        super().__init__(ctx)
         self._descriptor = descriptor
-        self._ctx = ctx
         self._assigner = descriptor.assigner
         self._metrics = TimeMetrics(ctx)
         self._sides = _Side(descriptor, 0, ctx), _Side(descriptor, 1, ctx)
@@ -217,10 +170,6 @@ class WindowJoinInstance(OperatorInstance):
     @override
     def behind_ms(self) -> int:
         return self._assigner.behind_ms
-
-    @override
-    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        raise InvariantViolation(f"{self._ctx.subtask}: a batch that is of neither side")
 
     @override
     def process_input(self, position: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -320,13 +269,15 @@ class WindowJoinInstance(OperatorInstance):
             for name in self._bounds
         ]
 
-    def pending(self, which: int) -> Iterator[pa.RecordBatch]:
-        """The stored rows of one side that are in a window that has not ended."""
+    @override
+    def pending(self, which: int) -> Iterator[tuple[pa.Array, Sequence[pa.Array]]]:
+        """The keys and columns of the rows of one side that are in a window that has not ended."""
         side = self._sides[which]
         ended = self._last_ended(self._watermark_ms)
         for start in side.rows:
             if self._windows_of(start)[-1] > ended:
-                yield from side.rows.pieces(start)
+                for rows in side.rows.pieces(start):
+                    yield rows.column(1), rows.columns[_OWN:]
 
     @override
     def snapshot(self, checkpoint: int) -> JsonValue:

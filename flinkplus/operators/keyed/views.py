@@ -14,7 +14,7 @@ from typing_extensions import override
 from flinkplus.operators.base import decimals
 from flinkplus.operators.base.operator import Dtype
 from flinkplus.operators.base.row import RowConverter
-from flinkplus.operators.base.stored_state import TIMER, ShownRows, StateView, StoredState, struct_of
+from flinkplus.operators.base.stored_state import TIMER, NamedView, ShownRows, StateView, StoredState, struct_of
 from flinkplus.operators.base.values import is_counted, numbers_of
 from flinkplus.operators.keyed.functions.expiry import UNTIMED
 from flinkplus.operators.keyed.functions.kept import LIST_FORM, VALUE_FORM, WITH_TTL
@@ -134,19 +134,12 @@ class ReducedView(StateView):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionStateView(StateView):
+class FunctionStateView(NamedView):
     """What functions keep under the name ``name``: values, elements of lists, entries of maps, each as a row.
 
     An element is shown as ``{"at": its place, "value": ...}``, an entry as ``{"key": ..., "value": ...}``. Those that
     have expired stay until they are removed; the column of timers has when each does.
     """
-
-    name: str
-
-    @property
-    @override
-    def reads(self) -> tuple[str, ...]:
-        return (self.name,)
 
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:

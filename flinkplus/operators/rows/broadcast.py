@@ -44,7 +44,7 @@ from flinkplus.operators.base.operator import (
 )
 from flinkplus.operators.base.row import USER_EXCEPTIONS, rows_of, user_error
 from flinkplus.operators.base.schema import parse_schema
-from flinkplus.operators.base.stored_state import ShownRows, StateView, StoredState
+from flinkplus.operators.base.stored_state import NamedView, ShownRows, StateView, StoredState
 from flinkplus.operators.rows.rows import Collector
 from flinkplus.protocol.program.description import StateDescription
 from flinkplus.state.objects import pack, unpack
@@ -166,15 +166,8 @@ def _page(bucket: int) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BroadcastView(StateView):
-    """The keys and values of one state, of subtask 0: all others have the same. ``name``: of the stored state."""
-
-    name: str
-
-    @property
-    @override
-    def reads(self) -> tuple[str, ...]:
-        return (self.name,)
+class BroadcastView(NamedView):
+    """The keys and values of one state, of subtask 0: all others have the same."""
 
     @override
     def rows(self, stored: StoredState, saved: Any) -> Iterator[ShownRows]:

@@ -12,7 +12,10 @@ import pyarrow as pa
 
 from flinkplus.errors import OutputError
 from flinkplus.operators.base.operator import OperatorContext
+from flinkplus.protocol.determinants.recipe import RecipeEntry
 from flinkplus.protocol.snapshot.files import StagedFile
+from flinkplus.protocol.vocabulary.ids import CheckpointId
+from flinkplus.sinks.at_once.writer import AtOnceWriter
 from flinkplus.sinks.base import Sink, SinkCommitter, SinkWriter
 from flinkplus.sinks.file_names import job_tag
 from flinkplus.sinks.files import OutputFiles
@@ -168,3 +171,15 @@ def at_every_operation(
 
 def in_new_process(job: Job) -> Job:
     return Job(job.sink, job_id=job.sink.job_id, resume=True)
+
+
+def entry(number: int, checkpoint: int = 0) -> RecipeEntry:
+    """What a step of a sink adds to the recipe."""
+    return RecipeEntry(CheckpointId(checkpoint), b"recipe %d" % number)
+
+
+def put(writer: AtOnceWriter, step: int, *pairs: tuple[str, int], checkpoint: int = 0) -> None:
+    """A step of the sink of a writer, with rows of these words and numbers."""
+    if pairs:
+        writer.write(rows(*pairs))
+    writer.cut(step, entry(step, checkpoint))

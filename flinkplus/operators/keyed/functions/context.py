@@ -89,7 +89,7 @@ class FunctionStates:
                 f"{kept.form or 'value'}{_for(self._ttls_ms.get(name))}: give one of them another name"
             )
         elif isinstance(kept, Expiring) and ttl_ms is not None:  # restored: another time holds for what is put now
-            kept.life = kept.lifetime = Lifetime(ttl_ms, self.clock)
+            kept.lifetime = Lifetime(ttl_ms, self.clock)
         self._ttls_ms[name] = ttl_ms
         self._asked[kind, name, ttl] = kept
         return kept
@@ -133,7 +133,7 @@ class FunctionStates:
         if not expiring:
             return {}
         states = {
-            name: {"form": kept.form, "ttl_ms": kept.life.ttl_ms, **kept.queue.saved()}
+            name: {"form": kept.form, "ttl_ms": kept.lifetime.ttl_ms, **kept.queue.saved()}
             for name, kept in expiring.items()
             if isinstance(kept, NamedState)
         }

@@ -22,6 +22,7 @@ from typing_extensions import override
 from flinkplus.operators.base.keys import KeyCodes
 from flinkplus.operators.base.operator import EntryStateLike, Inherited, ObjectStateLike
 from flinkplus.operators.keyed.functions.expiry import Due, Lifetime, RemovalQueue
+from flinkplus.state.entries.table import owner_key
 from flinkplus.state.objects import pack, unpack
 
 VALUE_FORM, LIST_FORM, MAP_FORM = "value with ttl", "list", "map"
@@ -111,11 +112,13 @@ class ValueState(NamedState):
         self._state.put_many(keys, values)
 
 
-class Expiring(ABC):
-    """What the states whose values expire have in common."""
+class Expiring(NamedState):
+    """What the states whose values expire have in common. It stands before the kind of state among the bases."""
+
+    lifetime: Lifetime
 
     def __init__(self, lifetime: Lifetime, queue: RemovalQueue) -> None:
-        self.life = lifetime
+        self.lifetime = lifetime
         self.queue = queue
 
     @abstractmethod
@@ -130,7 +133,7 @@ class Expiring(ABC):
         """Remove what has expired: some ``budget`` values, and at least twice as many as were queued since the last
         time, so that the queue does not grow. Between two batches."""
         budget = max(budget, 2 * self.queue.added)
-        now_ms = self.life.clock.now()
+        now_ms = self.lifetime.clock.now()
         if now_ms is not None:
             for due in self.queue.take(now_ms, budget):
                 self.looked_at(due)
@@ -149,8 +152,8 @@ class Expiring(ABC):
         wanted = list(dict.fromkeys(name for _, name in due))
         records = dict(zip(wanted, state.get_many(wanted), strict=True))
         mine = {name: records[name] for at_ms, name in due if records[name] is not None and records[name][1] == at_ms}
-        gone = [name for name, record in mine.items() if self.life.is_over(record[0])]
-        return gone, {name: record for name, record in mine.items() if not self.life.is_over(record[0])}
+        gone = [name for name, record in mine.items() if self.lifetime.is_over(record[0])]
+        return gone, {name: record for name, record in mine.items() if not self.lifetime.is_over(record[0])}
 
     def _sift(self, due: Sequence[Due], state: ObjectStateLike) -> None:
         """``looked_at`` where each value is an object of ``state``."""
@@ -158,7 +161,7 @@ class Expiring(ABC):
         if gone:
             state.delete_many(gone)
         if rest:
-            again_ms = self.life.expiry()
+            again_ms = self.lifetime.expiry()
             state.put_many(list(rest), [(expiry, again_ms, value) for expiry, _, value in rest.values()])
             self.queue.add(list(rest), again_ms)
 
@@ -172,7 +175,7 @@ class Expiring(ABC):
         return times
 
 
-class ExpiringValue(ValueState, Expiring):
+class ExpiringValue(Expiring, ValueState):
     """A ``ValueState`` whose values expire after they were put."""
 
     form = VALUE_FORM
@@ -180,14 +183,13 @@ class ExpiringValue(ValueState, Expiring):
     def __init__(self, context: CurrentKey, state: ObjectStateLike, lifetime: Lifetime, queue: RemovalQueue) -> None:
         ValueState.__init__(self, context, state)
         Expiring.__init__(self, lifetime, queue)
-        self.lifetime = lifetime
         self._records: list[Any] = []
         self._expiries: dict[int, int] = {}
 
     @override
     def _read(self, keys: list[bytes]) -> list[Any]:
         self._records = self._state.get_many(keys)
-        over = self.life.is_over
+        over = self.lifetime.is_over
         self._expiries = {}
         return [None if record is None or over(record[0]) else record[2] for record in self._records]
 
@@ -197,14 +199,14 @@ class ExpiringValue(ValueState, Expiring):
         code = self._context.code
         record = self._records[code]
         expiry = self._expiries.get(code, None if record is None else record[0])
-        if expiry is None or self.life.is_over(expiry):  # time may have passed within the batch: timers fire
+        if expiry is None or self.lifetime.is_over(expiry):  # time may have passed within the batch: timers fire
             return default
         return super().get(default)
 
     @override
     def put(self, value: Any) -> None:
         super().put(value)
-        self._expiries[self._context.code] = self.life.expiry()
+        self._expiries[self._context.code] = self.lifetime.expiry()
 
     @override
     def _write(self, keys: list[bytes], values: list[Any], codes: Sequence[int]) -> None:
@@ -260,6 +262,21 @@ class KeptEntries(NamedState):
 
     def _is_over(self, record: Sequence[Any]) -> bool:
         return self.lifetime is not None and self.lifetime.is_over(record[0])
+
+
+class ExpiringEntries(Expiring, KeptEntries):
+    """What lists and maps have in common whose elements and entries expire, each by itself."""
+
+    def __init__(self, context: CurrentKey, state: EntryStateLike, lifetime: Lifetime, queue: RemovalQueue) -> None:
+        super(Expiring, self).__init__(context, state)  # that of the list or the map
+        Expiring.__init__(self, lifetime, queue)
+
+    def _made(self, value: Any) -> Any:
+        return self.lifetime.expiry(), pack(value)
+
+    @override
+    def key_of(self, name: bytes) -> bytes:
+        return owner_key(name)
 
 
 def _outside() -> RuntimeError:

@@ -11,9 +11,8 @@ from typing import Any
 from typing_extensions import override
 
 from flinkplus.operators.base.operator import EntryStateLike
-from flinkplus.operators.keyed.functions.expiry import Due, Lifetime, RemovalQueue
-from flinkplus.operators.keyed.functions.kept import LIST_FORM, WITH_TTL, CurrentKey, Expiring, KeptEntries
-from flinkplus.state.entries.table import owner_key
+from flinkplus.operators.keyed.functions.expiry import Due
+from flinkplus.operators.keyed.functions.kept import LIST_FORM, WITH_TTL, CurrentKey, ExpiringEntries, KeptEntries
 from flinkplus.state.objects import pack, unpack
 
 READ_ELEMENTS = 512
@@ -149,19 +148,10 @@ class ListState(KeptEntries):
         return change.first, end
 
 
-class ExpiringList(ListState, Expiring):
+class ExpiringList(ExpiringEntries, ListState):
     """A ``ListState`` whose elements expire after they were appended, each by itself."""
 
     form = LIST_FORM + WITH_TTL
-
-    def __init__(self, context: CurrentKey, state: EntryStateLike, lifetime: Lifetime, queue: RemovalQueue) -> None:
-        ListState.__init__(self, context, state)
-        Expiring.__init__(self, lifetime, queue)
-        self.lifetime = lifetime
-
-    @override
-    def _made(self, value: Any) -> Any:
-        return self.life.expiry(), pack(value)
 
     @override
     def _header(self, owner: bytes, change: _Change, end: int) -> tuple[int, ...]:
@@ -183,7 +173,7 @@ class ExpiringList(ListState, Expiring):
             if live == end:
                 self._state.delete_many([owner])
                 continue
-            again_ms = self.life.expiry()
+            again_ms = self.lifetime.expiry()
             self._state.put_many([owner], [(live, end, again_ms)])
             self.queue.add([owner], again_ms)
 
@@ -195,10 +185,6 @@ class ExpiringList(ListState, Expiring):
                 if not self._is_over(record):
                     return at
         return end
-
-    @override
-    def key_of(self, name: bytes) -> bytes:
-        return owner_key(name)
 
 
 def _unpacked(made: Sequence[Any]) -> tuple[Any, ...]:

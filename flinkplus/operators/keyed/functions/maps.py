@@ -8,10 +8,9 @@ from typing import Any
 from typing_extensions import override
 
 from flinkplus.operators.base.operator import EntryStateLike
-from flinkplus.operators.keyed.functions.expiry import Due, Lifetime, RemovalQueue
-from flinkplus.operators.keyed.functions.kept import MAP_FORM, WITH_TTL, CurrentKey, Expiring, KeptEntries
+from flinkplus.operators.keyed.functions.expiry import Due
+from flinkplus.operators.keyed.functions.kept import MAP_FORM, WITH_TTL, CurrentKey, ExpiringEntries, KeptEntries
 from flinkplus.operators.keyed.functions.map_keys import key_bytes, key_value
-from flinkplus.state.entries.table import owner_key
 from flinkplus.state.objects import pack, unpack
 
 _GONE = object()
@@ -131,23 +130,14 @@ class MapState(KeptEntries):
         self._state.put_many(names, [None if each is _GONE else (unpack(each),) for each in made])
 
 
-class ExpiringMap(MapState, Expiring):
+class ExpiringMap(ExpiringEntries, MapState):
     """A ``MapState`` whose entries expire after they were put, each by itself."""
 
     form = MAP_FORM + WITH_TTL
 
-    def __init__(self, context: CurrentKey, state: EntryStateLike, lifetime: Lifetime, queue: RemovalQueue) -> None:
-        MapState.__init__(self, context, state)
-        Expiring.__init__(self, lifetime, queue)
-        self.lifetime = lifetime
-
-    @override
-    def _made(self, value: Any) -> Any:
-        return self.life.expiry(), pack(value)
-
     @override
     def _value(self, made: Any) -> Any:
-        return _GONE if made is _GONE or self.life.is_over(made[0]) else unpack(made[1])
+        return _GONE if made is _GONE or self.lifetime.is_over(made[0]) else unpack(made[1])
 
     @override
     def _write(self, names: list[bytes], made: list[Any]) -> None:
@@ -162,7 +152,3 @@ class ExpiringMap(MapState, Expiring):
     @override
     def looked_at(self, due: Sequence[Due]) -> None:
         self._sift(due, self._state)
-
-    @override
-    def key_of(self, name: bytes) -> bytes:
-        return owner_key(name)

@@ -20,7 +20,7 @@ from flinkplus.sinks.kafka.at_once import KafkaAtOnceKeeper
 from flinkplus.sinks.kafka.recipe_records import ITSELF, RecipeScan, Shown, pieces
 from flinkplus.sinks.kafka.records import RecordForm, Staged, content_of
 from flinkplus.sinks.kafka.subtask import KafkaSubtask, begin_recipe
-from tests.unit.sinks.harness import SCHEMA, rows
+from tests.unit.sinks.harness import SCHEMA, entry, put, rows
 from tests.unit.sinks.kafka.recipe_model import ModelFarEnd, ModelPartition
 
 JOB, OTHER, TOPIC = "job-1", "job-2", "counts"
@@ -83,16 +83,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     yield made
     for writer in made.writers:
         writer.close()
-
-
-def entry(number: int, checkpoint: int = 0) -> RecipeEntry:
-    return RecipeEntry(CheckpointId(checkpoint), b"recipe %d" % number)
-
-
-def put(writer: AtOnceWriter, step: int, *pairs: tuple[str, int], checkpoint: int = 0) -> None:
-    if pairs:
-        writer.write(rows(*pairs))
-    writer.cut(step, entry(step, checkpoint))
 
 
 def value(word: str, count: int) -> bytes:
